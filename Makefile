@@ -1,0 +1,77 @@
+# `make demo` and `make test` each work as the first command in a fresh clone: they make .venv themselves.
+# All of it runs against the built and installed wheel, never against src.
+
+VENV := .venv
+VERSION :=
+PYTHON := $(VENV)/bin/python
+PIP := $(PYTHON) -m pip -qq --disable-pip-version-check
+# The folders are in it too, so that a deleted file is noticed.
+SOURCES := pyproject.toml README.md LICENSE $(shell find src ! -name __pycache__ ! -name '*.pyc')
+
+# An environment whose Python has gone is made anew.
+$(shell test -x $(PYTHON) || rm -rf $(VENV))
+
+MAKEFLAGS += --no-print-directory
+unexport PYTHONPATH
+.DELETE_ON_ERROR:
+.PHONY: help demo test bench lint types unit clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
+
+demo: $(VENV)/.core ## a story and three slow tools, each cancelled midway; offline
+	@$(PYTHON) examples/demo.py
+
+test: lint types ## linter, types and tests, on every Python from 3.11 to 3.13 that is here
+	@$(MAKE) unit
+	@done=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	for version in $$(scripts/pythons | cut -d ' ' -f 1); do \
+		test $$version = $$done || $(MAKE) unit VENV=.venv-$$version VERSION=$$version || exit 1; \
+	done
+
+bench: $(VENV)/.core ## every figure that the README quotes
+	@$(PYTHON) -m bench
+
+lint: $(VENV)/.dev ## ruff, the rules and the format
+	@echo "linting…"
+	@$(PYTHON) -m ruff check --quiet .
+	@$(PYTHON) -m ruff format --quiet --check .
+
+types: $(VENV)/.dev ## mypy, strict
+	@echo "checking types…"
+	@$(PYTHON) -m mypy
+
+# The tests on one Python; the first one also measures coverage, which has a gate in pyproject.toml.
+unit: $(VENV)/.core $(VENV)/.dev
+	@echo "testing on $$($(PYTHON) --version)…"
+	@$(PYTHON) -m pytest --quiet --numprocesses auto --maxprocesses 8 --dist worksteal $(if $(VERSION),,--cov)
+
+clean: ## remove all that make made
+	rm -rf .venv .venv-3.* build .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests examples bench -name __pycache__ -prune -exec rm -rf {} +
+
+# One virtual environment per Python: .venv for the first, .venv-3.12 and so on for the others.
+$(VENV)/.made:
+	@python=$$(scripts/pythons $(VERSION) | sed -n '1s/^[^ ]* //p'); test -n "$$python" || exit 1; \
+	echo "making $(VENV) with $$("$$python" --version)…"; \
+	rm -rf $(VENV); "$$python" -m venv $(VENV)
+	@touch $@
+
+# The stamp is as old as the build's beginning: what is edited meanwhile is built the next time.
+build/.wheel: $(SOURCES) | $(VENV)/.made
+	@echo "building the wheel…"
+	@rm -rf build; mkdir build; touch build/.begun
+	@$(PIP) wheel --no-deps --wheel-dir build .
+	@mv build/.begun $@
+
+# The first line brings the dependencies; the second replaces a wheel of the same version.
+$(VENV)/.core: build/.wheel $(VENV)/.made
+	@echo "installing it into $(VENV)…"
+	@$(PIP) install build/*.whl
+	@$(PIP) install --force-reinstall --no-deps build/*.whl
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.made | $(VENV)/.core
+	@echo "installing the tools into $(VENV)…"
+	@$(PIP) install "$$(echo build/*.whl)[dev]"
+	@touch $@

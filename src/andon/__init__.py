@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Andon: a runtime for AI agents whose runs can always be cancelled, leaving everything sound.
+
+A map of the package. Imports point one way, from the bottom of this list to its top.
+
+    errors      the error tree
+    messages    provider-neutral messages and blocks, usage
+    core/       runs and their cancelling: signal, step, run, journal, session, cord, receipt, runtime
+    models/     one protocol (base); the scripted model for offline work
+    tools/      async functions, and sync functions in threads of our own
+    store/      the in-memory store (the seam is core/store)
+    sync        the blocking facade
+    agent/      the definition (agent), THE loop (loop), settling (settle), hooks
+    testing/    what you need to test your own agents: the cancel-everywhere explorer, history validators
+    run/        two re-exports for programs written for the AgentOS family
+
+Start with `agent/loop.py`: how an agent runs, and where a cancel lands.
+"""
+
+from andon.agent.agent import Agent
+from andon.core.events import Event, RunEvent
+from andon.core.receipt import Deny, Interrupt, Receipt, RunResult, ToolReceipt
+from andon.core.run import Run
+from andon.core.runtime import Runtime
+from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus, StopReason, ToolOutcome
+from andon.messages import Message, Usage
+from andon.tools.base import ToolContext
+from andon.tools.function import tool
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Agent",
+    "CancelCause",
+    "CancelMode",
+    "CancelOutcome",
+    "Deny",
+    "Event",
+    "Interrupt",
+    "Message",
+    "Receipt",
+    "Run",
+    "RunEvent",
+    "RunResult",
+    "RunStatus",
+    "Runtime",
+    "StopReason",
+    "ToolContext",
+    "ToolOutcome",
+    "ToolReceipt",
+    "Usage",
+    "tool",
+]

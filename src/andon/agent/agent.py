@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent: a definition that can be run, any number of times, from any thread or event loop.
+
+It holds no state of a run. What it does hold is the cord: whoever has the agent can stop all that it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypedDict, Unpack, overload
+
+from andon.agent.hooks import Hooks
+from andon.agent.loop import Loop, Plan
+from andon.agent.retry import Retry
+from andon.core.cord import Cord
+from andon.core.limits import Limits
+from andon.core.receipt import CancelRequest, RunResult
+from andon.core.run import Run
+from andon.core.runtime import Runtime
+from andon.core.session import OnBusy, Session
+from andon.core.states import CancelMode, CancelOutcome
+from andon.core.store import SessionKey
+from andon.core.stream import EventStream
+from andon.errors import ConfigurationError, EmptyPromptError, NoModelError
+from andon.messages import Message
+from andon.models.base import Model
+from andon.store.memory import MemoryStore
+from andon.sync import BlockingStream, check_blocking, run_blocking
+from andon.tools.base import Tool
+from andon.tools.function import as_tool
+
+
+class RunOptions(TypedDict, total=False):
+    """What every way to run an agent takes besides the prompt."""
+
+    session_id: str | None
+    """The conversation to go on with; without it, the agent's own."""
+    user_id: str | None
+    """Whose conversation it is: two users' sessions never meet."""
+    run_id: str | None
+    """The run's id, if you want to choose it."""
+    timeout: float | None
+    """Seconds after which the run is cancelled with cause `deadline`; waiting in a queue counts."""
+    max_turns: int | None
+    """How many times the model is asked at the most."""
+    metadata: dict[str, Any] | None
+    """Yours; kept with the run."""
+    cancel_on: asyncio.Event | threading.Event | None
+    """Cancel the run when this is set: an asyncio.Event of the same loop, or a threading.Event."""
+    on_busy: OnBusy
+    """What to do if another run holds the session: `reject` (the default), `queue`, or `cancel` that run."""
+
+
+class Agent:
+    """A model, its instructions and its tools.
+
+    >>> agent = Agent(name="Storyteller", model=ScriptedModel.story())
+    >>> result = agent.run("Tell me about the sea.", timeout=2)
+    >>> result.stop_reason
+    'cancelled'
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Model | None = None,
+        *,
+        id: str | None = None,
+        description: str | None = None,
+        instructions: str | None = None,
+        tools: Sequence[Tool | Callable[..., Any]] = (),
+        hooks: Sequence[object] = (),
+        runtime: Runtime | None = None,
+        parallel_tools: bool = True,
+        retry: Retry | None = None,
+    ) -> None:
+        self.name, self.model, self.description, self.instructions = name, model, description, instructions
+        self.id = id or _slug(name)
+        self.tools = [as_tool(tool) for tool in tools]
+        names = [tool.name for tool in self.tools]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigurationError(f"two tools are named {', '.join(twice)}: rename one with @tool(name=...)")
+        for tool in self.tools:
+            _ = tool.parameters  # built here and now: the schema library takes a while to load, and no run should wait
+        self.hooks = list(hooks)
+        self._hooks = Hooks(hooks)
+        self.runtime = runtime or Runtime()
+        self.runtime.store = self.runtime.store or MemoryStore()
+        self.parallel_tools = parallel_tools
+        self.retry = retry or Retry()
+        self.session_id = _fresh_id()
+        """The agent's own conversation, which runs without a `session_id` go on with."""
+        self._session: Session | None = None
+        self._cord = Cord()
+
+    def __repr__(self) -> str:
+        return f"<Agent {self.id}>"
+
+    @property
+    def messages(self) -> list[Message]:
+        """The agent's own conversation."""
+        return self._own_session().messages
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    @overload
+    def run(self, prompt: str, *, stream: Literal[False] = False, **options: Unpack[RunOptions]) -> RunResult: ...
+
+    @overload
+    def run(self, prompt: str, *, stream: Literal[True], **options: Unpack[RunOptions]) -> BlockingStream: ...
+
+    def run(self, prompt: str, *, stream: bool = False, **options: Unpack[RunOptions]) -> RunResult | BlockingStream:
+        """Run to the end and return the result; with `stream=True`, return an iterator over the events."""
+        check_blocking("`async for event in agent.stream_async(...)`" if stream else "`await agent.invoke_async(...)`")
+        run = self.start(prompt, **options)
+        return BlockingStream(run) if stream else run_blocking(run)
+
+    async def invoke_async(self, prompt: str, **options: Unpack[RunOptions]) -> RunResult:
+        """Run to the end and return the result. A cancelled or failed run returns too: see its `status`."""
+        run = self.start(prompt, **options)
+        run.begin()
+        await run.attend()
+        return run.make_result()
+
+    def stream_async(self, prompt: str, **options: Unpack[RunOptions]) -> EventStream:
+        """Run, and read the events as they come. Leaving early cancels the run."""
+        return EventStream(self.start(prompt, **options))
+
+    def start(self, prompt: str, **options: Unpack[RunOptions]) -> Run:
+        """Make the handle of a run, which begins at `async with agent.start(...) as run`."""
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise EmptyPromptError("the prompt is empty: give the agent some text to answer")
+        plan = self._plan()
+        session = self._find_session(options.get("session_id"), options.get("user_id"))
+        max_turns, on_busy = options.get("max_turns"), options.get("on_busy", "reject")
+        if max_turns is not None and max_turns < 1:
+            raise ConfigurationError(f"max_turns is {max_turns}; a run takes at least one turn")
+        if on_busy not in ("reject", "queue", "cancel"):
+            raise ConfigurationError(f'on_busy is {on_busy!r}; use "reject", "queue" or "cancel"')
+        run = Run(
+            self.runtime,
+            self._cord,
+            session,
+            options.get("run_id") or _fresh_id(),
+            on_busy=on_busy,
+            limits=Limits(options.get("timeout"), options.get("cancel_on")),
+            metadata=options.get("metadata") or {},
+        )
+        run.employ(Loop(plan, run, prompt, max_turns))
+        return run
+
+    def _plan(self) -> Plan:
+        if self.model is None:
+            raise NoModelError(f"agent {self.name!r} has no model: give it one with Agent(name=..., model=...)")
+        assert self.runtime.store is not None
+        tools = {tool.name: tool for tool in self.tools}
+        return Plan(
+            self.model, self.instructions, tools, self._hooks, self.parallel_tools, self.retry, self.runtime.store
+        )
+
+    def _find_session(self, session_id: str | None, user_id: str | None) -> Session:
+        if session_id is None and user_id is None:
+            return self._own_session()
+        return self.runtime.session(SessionKey(self.id, user_id, session_id or self.session_id))
+
+    def _own_session(self) -> Session:
+        if self._session is None:
+            self._session = self.runtime.session(SessionKey(self.id, None, self.session_id))
+        return self._session
+
+    # -- cancelling ---------------------------------------------------------------------------------------------------
+
+    def cancel(
+        self,
+        reason: str | None = None,
+        by: str | None = None,
+        mode: CancelMode | str = CancelMode.now,
+        grace: float | None = None,
+    ) -> CancelOutcome:
+        """Cancel every run of this agent in flight. Never waits; safe from anywhere, a signal handler too.
+
+        With nothing in flight, the next run that begins within `arm_seconds` is cancelled before it sends anything.
+        """
+        return self._cord.pull(CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace), self._arm_seconds)
+
+    def cancel_run(
+        self,
+        run_id: str,
+        reason: str | None = None,
+        by: str | None = None,
+        mode: CancelMode | str = CancelMode.now,
+        grace: float | None = None,
+    ) -> CancelOutcome:
+        """Cancel exactly this run, of any agent on this runtime. Never waits; safe from anywhere."""
+        return self.runtime.cancel_run(run_id, CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace))
+
+    @property
+    def _arm_seconds(self) -> float:
+        return self.runtime.bounds.arm_seconds
+
+
+def _fresh_id() -> str:
+    # What uuid4 would give, without its import, which looks up the platform.
+    return os.urandom(16).hex()
+
+
+def _slug(name: str) -> str:
+    """`StorytellerAgent` and `Storyteller Agent` both become `storyteller-agent`."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name)
+    slug = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+    if not slug:
+        raise ConfigurationError(f"the name {name!r} has no letters to make an id of: pass id=")
+    return slug

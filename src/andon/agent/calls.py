@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of one tool call, from the model's wish to what became of it.
+
+It is honest at every moment: whoever looks finds what is true right now, and what the model may be told of it.
+"""
+
+from __future__ import annotations
+
+from andon.core.events import ToolView
+from andon.core.receipt import ToolReceipt
+from andon.core.run import Run
+from andon.core.scope import CallScope
+from andon.core.states import ToolOutcome
+from andon.errors import ToolError
+from andon.messages import ToolCall, ToolResult
+
+NOT_STARTED = "This call was cancelled before it started."
+CUT = "This call was cancelled while it was running. Its outcome is unknown."
+ABANDONED = "This call was cancelled while it was running, and may still be running. Its outcome is unknown."
+
+
+class CallRecord:
+    """What is known of one tool call."""
+
+    __slots__ = ("_abandoned", "_result", "_started", "call", "problem", "scope")
+
+    def __init__(self, run: Run, call: ToolCall, problem: ToolError | None = None) -> None:
+        self.call = call
+        self.problem = problem
+        """What is wrong with the call as the model sent it."""
+        self.scope = CallScope(run, call.id, call.name)
+        self._started = self._abandoned = False
+        self._result: ToolResult | None = None
+
+    def start(self) -> None:
+        self._started = True
+
+    def finish(self, text: str) -> None:
+        self._result = ToolResult(self.call.id, self.call.name, text)
+
+    def fail(self, text: str) -> None:
+        self._result = ToolResult(self.call.id, self.call.name, text, "error")
+
+    def abandon(self) -> None:
+        self._abandoned = True
+
+    @property
+    def outcome(self) -> ToolOutcome:
+        if self._result is not None:
+            return ToolOutcome.completed
+        if not self._started:
+            return ToolOutcome.not_started
+        return ToolOutcome.abandoned if self._abandoned or self.scope.thread_running else ToolOutcome.cut
+
+    @property
+    def result(self) -> ToolResult:
+        """The real result, or the truth about why there is none."""
+        if self._result is not None:
+            return self._result
+        truth = {ToolOutcome.not_started: NOT_STARTED, ToolOutcome.cut: CUT, ToolOutcome.abandoned: ABANDONED}
+        return ToolResult(self.call.id, self.call.name, truth[self.outcome], "error")
+
+    def receipt(self) -> ToolReceipt:
+        return ToolReceipt(self.call.id, self.call.name, self.outcome)
+
+    def view(self) -> ToolView:
+        return ToolView(self.call.id, self.call.name, self.call.arguments)
+
+    def ended_view(self) -> ToolView:
+        return ToolView(self.call.id, self.call.name, self.call.arguments, self.result.content, self.outcome)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks: objects that are told what a run does, and may refuse a tool call.
+
+A hook has some of the methods `before_model`, `after_model`, `before_tool`, `after_tool`, `message_added`, `run_ended`,
+sync or async, each with one parameter: what happened. Sync ones are called on the run's loop and must not block it;
+async ones are steps of the run: bounded, and cut by a cancel. One that fails or hangs is logged and reported in
+`result.warnings`, and the run goes on; only a failed `before_tool` refuses its call, because a guard that broke
+must not let anything through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from andon.core.receipt import RunResult
+from andon.core.run import Run
+from andon.core.states import CancelMode
+from andon.core.step import StepTimeoutError
+from andon.errors import HookDefinitionError, describe
+from andon.messages import Message, ToolCall, ToolResult, Usage
+from andon.models.base import ModelRequest
+
+
+class Happening(Struct, kw_only=True):
+    """What every hook is told."""
+
+    run_id: str
+    session_id: str
+    agent_id: str
+    user_id: str | None
+
+
+class BeforeModel(Happening):
+    """A model call is about to be sent."""
+
+    request: ModelRequest
+
+
+class AfterModel(Happening):
+    """A model call has ended."""
+
+    message: Message
+    usage: Usage
+
+
+class BeforeTool(Happening):
+    """A tool is about to run. `cancel("why")` refuses this one call; the model is told why."""
+
+    call: ToolCall
+    refusal: str | None = None
+
+    def cancel(self, message: str) -> None:
+        self.refusal = message or "refused"
+
+
+class AfterTool(Happening):
+    """A tool call has ended, with its result or with an error."""
+
+    call: ToolCall
+    result: ToolResult
+
+
+class MessageAdded(Happening):
+    """The conversation has one message more."""
+
+    message: Message
+
+
+class RunEnded(Happening):
+    """The run is over: settled, stored, and told to its readers."""
+
+    result: RunResult
+
+
+POINTS: dict[type[Happening], str] = {
+    BeforeModel: "before_model",
+    AfterModel: "after_model",
+    BeforeTool: "before_tool",
+    AfterTool: "after_tool",
+    MessageAdded: "message_added",
+    RunEnded: "run_ended",
+}
+
+
+class Hooks:
+    """The hooks of one agent, sorted by what they want to hear."""
+
+    def __init__(self, hooks: Sequence[object]) -> None:
+        self._methods: dict[type[Happening], list[tuple[str, Callable[[Any], Any]]]] = {}
+        for hook in hooks:
+            found = {kind: getattr(hook, point) for kind, point in POINTS.items() if hasattr(hook, point)}
+            if not found:
+                raise HookDefinitionError(
+                    f"{hook!r} is no hook: it has none of the methods {', '.join(POINTS.values())}"
+                )
+            for kind, method in found.items():
+                self._methods.setdefault(kind, []).append((f"hook {type(hook).__name__}.{POINTS[kind]}", method))
+
+    def wants(self, kind: type[Happening]) -> bool:
+        return kind in self._methods
+
+    async def tell(self, run: Run, happening: Happening, cut_by: CancelMode | None) -> None:
+        """Tell all who want to know, one after the other."""
+        for name, method in self._methods[type(happening)]:
+            problem = await _call(run, name, method, happening, cut_by)
+            if problem is not None:
+                run.warn(problem)
+                if isinstance(happening, BeforeTool) and happening.refusal is None:
+                    happening.refusal = f"{problem}, so the call was refused"
+
+
+async def _call(
+    run: Run, name: str, method: Callable[[Any], Any], happening: Happening, cut_by: CancelMode | None
+) -> str | None:
+    """Call one hook, and say what went wrong with it."""
+    seconds = run.bounds.hook_seconds
+    try:
+        if inspect.iscoroutinefunction(method):
+            await run.step(functools.partial(method, happening), name=name, cut_by=cut_by, timeout=seconds)
+        else:
+            method(happening)
+    except StepTimeoutError:
+        return f"{name} took longer than {seconds:g} s"
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a step never lets the host's cancellation out
+        return f"{name} failed: {describe(error)}"
+    return None

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""THE loop: model turn → tools → model turn → … until the model asks for no more tools.
+
+A cancel lands in one of two places. Whatever waits is a step of the run (`run.step`), and is cut by the modes that it
+names; and before anything new begins there is a gate (`run.gate`). Both raise Cut, which nothing here catches for
+good: it unwinds to the run, which has `settle` make the best of what was seen so far. So between two lines without
+an `await` nothing can come, and after any line with one, the fields below say all that is true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from andon.agent import settle
+from andon.agent.calls import CallRecord
+from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, Happening, Hooks, MessageAdded, RunEnded
+from andon.agent.retry import Retry
+from andon.agent.turn import Turn
+from andon.core.events import RunEvent
+from andon.core.run import Run
+from andon.core.signal import Failed, Fate
+from andon.core.states import CancelMode, Phase, StopReason, ToolOutcome
+from andon.core.step import Cut
+from andon.core.store import Store
+from andon.core.work import Settlement
+from andon.errors import ToolBlockedError, UnknownToolError, describe
+from andon.messages import Block, Message, ToolCall, Usage, assistant, user
+from andon.models.base import Model, ModelRequest, ToolSpec
+from andon.tools.base import Tool, ToolContext
+
+
+class Plan(Struct, frozen=True):
+    """What an agent brings to each of its runs."""
+
+    model: Model
+    instructions: str | None
+    tools: Mapping[str, Tool]
+    hooks: Hooks
+    parallel_tools: bool
+    retry: Retry
+    store: Store
+
+
+class Loop:
+    """One run of an agent, and all that it has seen."""
+
+    __slots__ = (
+        "_announced",
+        "_max_turns",
+        "_plan",
+        "_run",
+        "_spent",
+        "_text",
+        "calls",
+        "messages",
+        "open_calls",
+        "turn",
+    )
+
+    def __init__(self, plan: Plan, run: Run, prompt: str, max_turns: int | None) -> None:
+        self._plan, self._run, self._max_turns = plan, run, max_turns
+        self.messages: list[Message] = [user(prompt)]
+        """What the run has added to the conversation."""
+        self.turn: Turn | None = None
+        """The model call that has not ended yet."""
+        self.open_calls: list[CallRecord] = []
+        """The calls that have no message of results yet."""
+        self.calls: list[CallRecord] = []
+        """Every call so far."""
+        self._spent = Usage()
+        self._text = ""
+        self._announced = 0
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    async def perform(self) -> StopReason:
+        await self._open_session()
+        for number in itertools.count(1):
+            await self._model_turn()
+            if not self.open_calls:
+                break
+            await self._use_tools()
+            if number == self._max_turns:
+                return StopReason.max_turns
+        return StopReason.end_turn
+
+    async def _open_session(self) -> None:
+        session, store = self._run.session, self._plan.store
+        self._run.phase = Phase.loading
+        base = await self._run.step(lambda: store.load(session.key), name="the store", cut_by=CancelMode.after_turn)
+        session.open(base, self.messages)
+        await self._announce()
+
+    async def _model_turn(self) -> None:
+        """Ask the model, and take what it answers."""
+        self._run.gate(CancelMode.after_turn)
+        request = self._request()
+        await self._tell(BeforeModel, request=request)
+        for attempt in itertools.count(1):
+            turn = self.turn = Turn(self._run, request)
+            self._run.phase = Phase.waiting
+            try:
+                await self._run.step(
+                    functools.partial(turn.play, self._plan.model),
+                    name="the model",
+                    cut_by=CancelMode.after_tools,
+                    on_cut=turn.shut,
+                )
+                break
+            except Exception as error:
+                delay = None if turn.shown else self._plan.retry.delay(error, attempt)
+                if delay is None:
+                    raise
+                self._spent += turn.spent_failed()
+                self.turn = None
+                await self._back_off(delay)
+        await self._take(turn)
+
+    async def _use_tools(self) -> None:
+        """Run the calls of a turn, and answer each of them."""
+        self._run.phase = Phase.tools
+        records = self.open_calls
+        if self._plan.parallel_tools and len(records) > 1:
+            await self._run.together([functools.partial(self._call, record) for record in records], "a tool call")
+        else:
+            for record in records:
+                await self._call(record)
+        self.messages.append(Message("tool", [record.result for record in records]))
+        self.open_calls = []
+        await self._announce()
+
+    # -- one model call -----------------------------------------------------------------------------------------------
+
+    def _request(self) -> ModelRequest:
+        specs = [ToolSpec(tool.name, tool.description, tool.parameters) for tool in self._plan.tools.values()]
+        return ModelRequest(self._run.session.messages, self._plan.instructions, specs)
+
+    async def _back_off(self, seconds: float) -> None:
+        self._run.phase = Phase.backoff
+        await self._run.step(lambda: asyncio.sleep(seconds), name="back-off", cut_by=CancelMode.after_turn)
+
+    async def _take(self, turn: Turn) -> None:
+        """From here on, the turn is what it has left: a message, tokens, calls."""
+        blocks = settle.answer(turn.blocks(cut=False))
+        usage = turn.spent()
+        self.turn = None
+        self.messages.append(assistant(*blocks))
+        self.open_calls = self._records(turn, blocks)
+        self.calls += self.open_calls
+        self._text += turn.content()
+        self._spent += usage
+        await self._tell(AfterModel, message=self.messages[-1], usage=usage)
+        await self._announce()
+
+    def _records(self, turn: Turn, blocks: Sequence[Block]) -> list[CallRecord]:
+        return [CallRecord(self._run, block, turn.problem(block.id)) for block in blocks if isinstance(block, ToolCall)]
+
+    # -- one tool call ------------------------------------------------------------------------------------------------
+
+    async def _call(self, record: CallRecord) -> None:
+        """Run one call to its end, whichever that is; a cancel leaves the record as it is."""
+        try:
+            record.finish(await self._invoke(record))
+            self._run.journal.add(RunEvent.tool_call_completed, tool=record.ended_view())
+        except Cut as cut:
+            if cut.abandoned:
+                record.abandon()
+            raise
+        except Exception as error:  # noqa: BLE001 - the boundary: the model is told
+            record.fail(describe(error))
+            self._run.journal.add(RunEvent.tool_call_error, tool=record.ended_view())
+        await self._tell(AfterTool, call=record.call, result=record.result)
+
+    async def _invoke(self, record: CallRecord) -> str:
+        call = record.call
+        if record.problem is not None:
+            raise record.problem
+        tool = self._plan.tools.get(call.name)
+        if tool is None:
+            known = ", ".join(self._plan.tools) or "none"
+            raise UnknownToolError(f"there is no tool {call.name!r}; there are: {known}")
+        bound = tool.bind(call.arguments)
+        verdict = await self._tell(BeforeTool, call=call)
+        if isinstance(verdict, BeforeTool) and verdict.refusal is not None:
+            raise ToolBlockedError(verdict.refusal)
+        self._run.gate(CancelMode.after_tools)
+        record.start()
+        self._run.journal.add(RunEvent.tool_call_started, tool=record.view())
+        return await self._run.step(
+            lambda: tool.invoke(bound, self._context(record)),
+            name=f"tool {call.name} ({call.id})",
+            cut_by=CancelMode.now,
+            on_cut=record.scope.fire,
+        )
+
+    def _context(self, record: CallRecord) -> ToolContext:
+        run = self._run
+        return ToolContext(
+            record.scope,
+            run_id=run.run_id,
+            session_id=run.session_id,
+            user_id=run.user_id,
+            deadline=run.limits.deadline,
+        )
+
+    # -- its end ------------------------------------------------------------------------------------------------------
+
+    def settle(self, fate: Fate) -> Settlement:
+        blocks, open_calls, calls, text, spent = [], self.open_calls, self.calls, self._text, self._spent
+        if (turn := self.turn) is not None:
+            blocks = turn.blocks(cut=True)
+            open_calls = self._records(turn, blocks)
+            calls = [*calls, *open_calls]
+            text += turn.content()
+            spent += turn.spent_failed() if isinstance(fate, Failed) else turn.spent_cut()
+        return Settlement(
+            settle.settle(self.messages, blocks, [record.result for record in open_calls], fate),
+            text,
+            spent,
+            [record.receipt() for record in calls],
+            [record.ended_view() for record in calls if record.outcome is not ToolOutcome.completed],
+        )
+
+    async def farewell(self) -> None:
+        """What only the end decided is announced after it; then the end itself."""
+        self.messages = self._run.settlement.messages
+        await self._announce(cut_by=None)
+        await self._tell(RunEnded, cut_by=None, result=self._run.make_result())
+
+    # -- hooks --------------------------------------------------------------------------------------------------------
+
+    async def _announce(self, cut_by: CancelMode | None = CancelMode.now) -> None:
+        """Tell of the messages that are new since the last time."""
+        while self._announced < len(self.messages):
+            self._announced += 1
+            await self._tell(MessageAdded, cut_by=cut_by, message=self.messages[self._announced - 1])
+
+    async def _tell(
+        self, kind: type[Happening], cut_by: CancelMode | None = CancelMode.now, **facts: Any
+    ) -> Happening | None:
+        if not self._plan.hooks.wants(kind):
+            return None
+        run, phase = self._run, self._run.phase
+        happening = kind(
+            run_id=run.run_id, session_id=run.session_id, agent_id=run.agent_id, user_id=run.user_id, **facts
+        )
+        if phase not in (Phase.tools, Phase.ending):
+            run.phase = Phase.hook
+        await self._plan.hooks.tell(run, happening, cut_by)
+        run.phase = phase
+        return happening

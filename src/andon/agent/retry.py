@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When to try a model call again, and how long to wait first."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from andon.errors import ModelError
+
+
+class Retry(Struct, frozen=True, gc=False):
+    """Exponential back-off with jitter. Only for errors that say so, and only before anything was shown."""
+
+    attempts: int = 3
+    """How often a call is tried in all; 1 switches retries off."""
+    base_seconds: float = 0.5
+    cap_seconds: float = 20.0
+
+    def delay(self, error: Exception, attempt: int) -> float | None:
+        """How long to wait after the `attempt`-th failure; None to give up."""
+        if not isinstance(error, ModelError) or not error.retryable or attempt >= self.attempts:
+            return None
+        if error.retry_after is not None:
+            return error.retry_after
+        import random  # here, because it loads hashlib and more, and most runs never need it
+
+        longest: float = min(self.cap_seconds, self.base_seconds * 2 ** (attempt - 1))
+        return longest * random.uniform(0.5, 1.0)

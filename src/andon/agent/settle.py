@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settling: what a run has seen, brought into a form that every provider accepts on the very next call.
+
+Pure and synchronous, so nothing can come between. Partial text is kept, with the results that tools had given; every
+complete tool call gets a result that tells the truth; and the conversation ends with the assistant's words, the last
+of which are the marker of the cause. So roles alternate, whoever the provider is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from andon.core.receipt import CancelRequest
+from andon.core.signal import Completed, Fate
+from andon.core.states import CancelCause
+from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, assistant
+
+MARKERS = {
+    CancelCause.user: "Cancelled by user",
+    CancelCause.caller: "Cancelled by the caller",
+    CancelCause.disconnect: "Cancelled: the client left",
+    CancelCause.deadline: "Cancelled: out of time",
+    CancelCause.budget: "Cancelled: out of budget",
+    CancelCause.superseded: "Cancelled: superseded by a newer request",
+    CancelCause.parent: "Cancelled with its parent",
+    CancelCause.shutdown: "Cancelled: the server was shut down",
+    CancelCause.lost: "Cancelled: the worker was lost",
+}
+FAILED = "Stopped by an error"
+OUT_OF_TURNS = "Stopped: out of turns"
+NO_ANSWER = "(no answer)"
+
+
+def settle(
+    messages: Sequence[Message], open_blocks: Sequence[Block], open_results: Sequence[ToolResult], fate: Fate
+) -> list[Message]:
+    """A run's messages in their final form.
+
+    `messages` are those that were complete; `open_blocks` what there is of an answer that was cut; `open_results` the
+    results, real or not, of the calls that have no message of results yet.
+    """
+    settled = list(messages)
+    if open_blocks:
+        settled.append(assistant(*open_blocks))
+    if open_results:
+        settled.append(Message("tool", list(open_results)))
+    marker = _marker(fate, settled[-1])
+    if marker is not None:
+        if settled[-1].role == "assistant":
+            settled[-1] = assistant(*filter(_may_stay, settled[-1].content), Text(marker))
+        else:
+            settled.append(assistant(Text(marker)))
+    return settled
+
+
+def answer(blocks: list[Block]) -> list[Block]:
+    """A finished turn: providers refuse an answer of nothing, or of reasoning alone."""
+    if any(isinstance(block, Text | ToolCall) for block in blocks):
+        return blocks
+    return [*blocks, Text(NO_ANSWER)]
+
+
+def _may_stay(block: Block) -> bool:
+    return not isinstance(block, Reasoning) or block.signature is not None
+
+
+def _marker(fate: Fate, last: Message) -> str | None:
+    if isinstance(fate, CancelRequest):
+        return MARKERS[fate.cause]
+    if not isinstance(fate, Completed):
+        return FAILED
+    return None if last.role == "assistant" else OUT_OF_TURNS

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One model call, as far as it has come: the sink that the model pushes to.
+
+Every piece is shown to the readers at once and kept here, so that a cut finds all that was received. What may stay in
+a conversation differs: a finished turn is kept whole; of a cut one, what the model had completed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from andon.core.events import RunEvent
+from andon.core.run import Run
+from andon.core.states import Phase
+from andon.errors import BadArgumentsError, ToolError, UnknownToolError
+from andon.messages import UNKNOWN_USAGE, Block, Reasoning, Text, ToolCall, Usage, estimate_tokens
+from andon.models.base import Model, ModelRequest
+
+_WORD = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NO_WORD = re.compile(r"[^a-zA-Z0-9_-]")
+NO_NAME = "invalid_name"
+
+
+class _Reasoning:
+    __slots__ = ("pieces", "signature")
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.signature: str | None = None
+
+
+class _Call:
+    __slots__ = ("done", "id", "name", "pieces", "whole")
+
+    def __init__(self, call_id: str) -> None:
+        self.id, self.name = call_id, ""
+        self.pieces: list[str] = []
+        self.whole: dict[str, Any] | None = None
+        self.done = False
+
+    def arguments(self) -> dict[str, Any] | None:
+        """The arguments, if they are all there and are an object."""
+        if self.whole is not None:
+            return self.whole
+        text = "".join(self.pieces)
+        try:
+            value = msgspec.json.decode(text) if text.strip() else {}
+        except msgspec.DecodeError:
+            return None
+        return value if isinstance(value, dict) else None
+
+    def complete(self) -> bool:
+        # Nothing can follow the brace that closes an object, so arguments that parse are all there.
+        return self.done or (bool(self.pieces) and self.arguments() is not None)
+
+
+class Turn:
+    """The sink of one model call."""
+
+    __slots__ = ("_parts", "_run", "_shut", "_text", "_usage", "_write", "request", "sent", "shown")
+
+    def __init__(self, run: Run, request: ModelRequest) -> None:
+        self._run, self.request = run, request
+        self._write: Callable[[str], None] | None = None
+        self._parts: list[list[str] | _Reasoning | _Call] = []
+        self._text: list[str] | None = None
+        self._usage: Usage | None = None
+        self._shut = False
+        self.sent = self.shown = False
+
+    async def play(self, model: Model) -> None:
+        self.sent = True
+        await model.stream(self.request, self)
+
+    def shut(self) -> None:
+        """After a cut nothing more is shown, whatever the model goes on to say."""
+        self._shut = True
+
+    # -- what the model calls -----------------------------------------------------------------------------------------
+
+    def text(self, text: str) -> None:
+        if self._shut or not text:
+            return
+        pieces, write = self._text, self._write
+        if pieces is None or write is None:
+            pieces, write = self._begin_text()
+        pieces.append(text)
+        write(text)
+
+    def reasoning(self, text: str, signature: str | None = None) -> None:
+        if self._shut:
+            return
+        part = self._parts[-1] if self._parts else None
+        if not isinstance(part, _Reasoning) or part.signature is not None:
+            part = _Reasoning()
+            self._show(part)
+            self._text = None
+        part.signature = signature
+        if text:
+            part.pieces.append(text)
+            self._run.journal.add(RunEvent.reasoning, text)
+
+    def tool_call(
+        self, call_id: str, name: str = "", arguments: str | dict[str, Any] = "", *, done: bool = False
+    ) -> None:
+        if self._shut:
+            return
+        if not _WORD.fullmatch(call_id):
+            call_id = _NO_WORD.sub("_", call_id)[:64] or "call"
+        call = next((part for part in self._parts if isinstance(part, _Call) and part.id == call_id), None)
+        if call is None:
+            call = _Call(call_id)
+            self._show(call)
+            self._text = None
+        call.name = name or call.name
+        if isinstance(arguments, dict):
+            call.whole, done = arguments, True
+        elif arguments:
+            call.pieces.append(arguments)
+        call.done = call.done or done
+
+    def usage(
+        self,
+        usage: Usage | None = None,
+        *,
+        input_tokens: int | None = None,
+        output_tokens: int | None = None,
+        cached_tokens: int | None = None,
+        reasoning_tokens: int | None = None,
+    ) -> None:
+        self._usage = usage or Usage(input_tokens, output_tokens, cached_tokens, reasoning_tokens)
+
+    def _begin_text(self) -> tuple[list[str], Callable[[str], None]]:
+        pieces = self._text = []
+        write = self._write = self._run.journal.pen(RunEvent.run_content)
+        self._show(pieces)
+        return pieces, write
+
+    def _show(self, part: list[str] | _Reasoning | _Call) -> None:
+        self.shown = True
+        self._run.phase = Phase.streaming
+        self._parts.append(part)
+
+    # -- what is left of it -------------------------------------------------------------------------------------------
+
+    def content(self) -> str:
+        """All the text that was shown."""
+        return "".join(piece for part in self._parts if isinstance(part, list) for piece in part)
+
+    def blocks(self, *, cut: bool) -> list[Block]:
+        """The turn as blocks of a message; of a cut turn only what the model had completed."""
+        blocks: list[Block] = []
+        for part in self._parts:
+            if isinstance(part, list):
+                text = "".join(part)
+                if text.strip():  # blank text is refused by some providers
+                    blocks.append(Text(text))
+            elif isinstance(part, _Reasoning):
+                if not cut or part.signature is not None:
+                    blocks.append(Reasoning("".join(part.pieces), part.signature))
+            elif not cut or part.complete():
+                # Providers refuse a name that is no word, even in a call that was refused for it.
+                name = part.name if _WORD.fullmatch(part.name) else NO_NAME
+                blocks.append(ToolCall(part.id, name, part.arguments() or {}))
+        return blocks
+
+    def problem(self, call_id: str) -> ToolError | None:
+        """What is wrong with a call as the model sent it."""
+        call = next(part for part in self._parts if isinstance(part, _Call) and part.id == call_id)
+        if not _WORD.fullmatch(call.name):
+            return UnknownToolError(f"there is no tool {call.name!r}")
+        if call.arguments() is None:
+            return BadArgumentsError(f"the arguments must be an object of JSON; got {''.join(call.pieces)[:200]!r}")
+        return None
+
+    def spent(self) -> Usage:
+        """What the provider said of a call that it finished; unknown is not zero."""
+        return self._usage or UNKNOWN_USAGE
+
+    def spent_failed(self) -> Usage:
+        """Of a call that failed: nothing, if the provider refused it before it showed anything."""
+        return self.spent_cut() if self.shown else self._usage or Usage()
+
+    def spent_cut(self) -> Usage:
+        """Of a call that was cut: what the provider said, and an estimate for what it had no chance to say."""
+        if not self.sent:
+            return Usage()
+        said = self._usage or UNKNOWN_USAGE
+        shown = [piece for part in self._parts for piece in (part if isinstance(part, list) else part.pieces)]
+        return Usage(
+            estimate_tokens(_sent_text(self.request)) if said.input_tokens is None else said.input_tokens,
+            max(said.output_tokens or 0, estimate_tokens(shown)),
+            said.cached_tokens,
+            said.reasoning_tokens,
+            estimated=True,
+        )
+
+
+def _sent_text(request: ModelRequest) -> list[str]:
+    pieces = [request.instructions or ""]
+    for message in request.messages:
+        for block in message.content:
+            if isinstance(block, ToolCall):
+                pieces.append(block.name + msgspec.json.encode(block.arguments).decode())
+            elif isinstance(block, Text | Reasoning):
+                pieces.append(block.text)
+            else:
+                pieces.append(block.content)
+    return pieces

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cord of one agent: what `agent.cancel()` pulls.
+
+It stops every run of the agent in flight. Pulled when none is, it stays armed for a moment, so that a cancel that raced
+ahead of its run is not lost. To close the gap between the two, a pull arms first and then looks for runs, and a run
+registers first and then looks at the arm. Like the signal it has no lock: each dictionary is touched in single steps.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from andon.core.states import CancelOutcome
+
+if TYPE_CHECKING:
+    from andon.core.life import Life
+    from andon.core.receipt import CancelRequest
+
+
+class Arm(Struct, frozen=True, gc=False):
+    """A cancel that waits for a run to begin."""
+
+    request: CancelRequest
+    at: float
+
+
+class Cord:
+    """Every run of one agent in flight, and the cancel that came before the next one."""
+
+    __slots__ = ("_arms", "_ended_at", "live")
+
+    def __init__(self) -> None:
+        self.live: dict[str, Life] = {}
+        self._ended_at: float | None = None
+        self._arms: dict[int, Arm] = {}
+
+    def pull(self, request: CancelRequest, arm_seconds: float) -> CancelOutcome:
+        arm = Arm(request, time.monotonic())
+        earlier = self._arms.copy()
+        self._arms[id(arm)] = arm
+        for key in earlier:  # arming again refreshes
+            self._arms.pop(key, None)
+        outcomes = {run.ask(request) for run in self.live.copy().values()}
+        for outcome in (CancelOutcome.requested, CancelOutcome.already_requested, CancelOutcome.already_finished):
+            if outcome in outcomes:
+                self._arms.pop(id(arm), None)
+                return outcome
+        if self._is_valid(arm, arm_seconds):
+            return CancelOutcome.armed
+        self._arms.pop(id(arm), None)
+        return CancelOutcome.unknown if self._ended_at is None else CancelOutcome.already_finished
+
+    def add(self, run: Life, arm_seconds: float) -> None:
+        """Register a run; it is cancelled here and now if the cord was pulled just before."""
+        self.live[run.run_id] = run
+        for key, arm in self._arms.copy().items():
+            if self._is_valid(arm, arm_seconds) and self._arms.pop(key, None) is not None:
+                run.ask(arm.request)
+
+    def remove(self, run: Life) -> None:
+        self._ended_at = time.monotonic()
+        self.live.pop(run.run_id, None)
+
+    def _is_valid(self, arm: Arm, arm_seconds: float) -> bool:
+        """Fresh, and no run had ended just before it: such a cancel was meant for that run, not for the next one."""
+        if time.monotonic() - arm.at >= arm_seconds:
+            return False
+        return self._ended_at is None or arm.at - self._ended_at > arm_seconds

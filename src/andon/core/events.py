@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run tells its readers, one frozen struct per event.
+
+Every run's events are numbered from 1 without gaps, begin with `run_started`, and end with exactly one terminal event.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from andon.core.receipt import Receipt
+from andon.core.states import RunStatus, ToolOutcome
+from andon.messages import Usage
+
+
+class RunEvent(StrEnum):
+    """The kinds of event; the values are the names on the wire."""
+
+    run_started = "RunStarted"
+    run_content = "RunContent"
+    reasoning = "ReasoningContentDelta"
+    tool_call_started = "ToolCallStarted"
+    tool_call_completed = "ToolCallCompleted"
+    tool_call_error = "ToolCallError"
+    tool_call_cancelled = "ToolCallCancelled"
+    run_paused = "RunPaused"
+    run_continued = "RunContinued"
+    cancel_requested = "CancelRequested"
+    run_completed = "RunCompleted"
+    run_cancelled = "RunCancelled"
+    run_error = "RunError"
+
+    @property
+    def terminal(self) -> bool:
+        return self in _TERMINAL
+
+
+_TERMINAL = frozenset({RunEvent.run_completed, RunEvent.run_cancelled, RunEvent.run_error})
+
+TERMINAL_EVENT = {
+    RunStatus.completed: RunEvent.run_completed,
+    RunStatus.cancelled: RunEvent.run_cancelled,
+    RunStatus.error: RunEvent.run_error,
+}
+
+
+class ToolView(Struct, frozen=True, gc=False, omit_defaults=True):
+    """A tool call, as events show it."""
+
+    call_id: str
+    name: str
+    arguments: dict[str, Any]
+    result: str | None = None
+    outcome: ToolOutcome | None = None
+
+
+class Event(Struct, frozen=True, gc=False, omit_defaults=True):
+    """One thing that happened in a run.
+
+    `content` is the text of content events, and all of it on terminal ones; `tool` is set on tool events; `status`,
+    `usage` and, after a cancel, `receipt` on terminal ones.
+    """
+
+    event: RunEvent
+    run_id: str
+    session_id: str
+    agent_id: str
+    seq: int
+    created_at: float
+    content: str = ""
+    tool: ToolView | None = None
+    status: RunStatus | None = None
+    usage: Usage | None = None
+    receipt: Receipt | None = None
+    reason: str | None = None
+    error: str | None = None

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The append-only record of a run's events, and the wake-ups of whoever reads it.
+
+One writer (the run's loop), any number of readers, on any loop or thread, from any sequence number. Readers register
+and *then* look again; the writer appends and *then* wakes: no wake-up is lost, and no lock is needed. A woken reader
+takes all there is, so a burst of events costs one wake-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from andon.core.events import Event, RunEvent
+
+Entry = tuple[asyncio.AbstractEventLoop | None, Callable[[], None]]
+
+
+class Waiters:
+    """Wakes whoever waits, each where it waits: a task on its own loop, or a blocked thread."""
+
+    __slots__ = ("wakes",)
+
+    def __init__(self) -> None:
+        # A list, not a deque: an idle run must stay small. Its append and pop are atomic.
+        self.wakes: list[Entry] = []
+
+    def wake(self) -> None:
+        """Wake all that registered before this call. Safe from any thread."""
+        here = asyncio._get_running_loop()
+        while self.wakes:
+            try:
+                loop, wake = self.wakes.pop()
+            except IndexError:  # another thread took the last one
+                return
+            if loop is None or loop is here:
+                wake()
+            else:
+                with contextlib.suppress(RuntimeError):  # that loop was closed, and its readers with it
+                    loop.call_soon_threadsafe(wake)
+
+    async def wait(self, ready: Callable[[], bool]) -> None:
+        """Return when `ready` holds. A cancelled wait leaves nothing behind."""
+        loop = asyncio.get_running_loop()
+        while not ready():
+            future = loop.create_future()
+            entry = (loop, functools.partial(_resolve, future))
+            self.wakes.append(entry)
+            if ready():
+                return
+            try:
+                await future
+            except asyncio.CancelledError:
+                self._forget(entry)
+                raise
+
+    def wait_blocking(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
+        """The same for a thread; False if `timeout` passed first. An interrupt (Ctrl-C) gets through."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not ready():
+            event = threading.Event()
+            entry = (None, event.set)
+            self.wakes.append(entry)
+            if ready():
+                return True
+            if not event.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                self._forget(entry)
+                return ready()
+        return True
+
+    def _forget(self, entry: Entry) -> None:
+        with contextlib.suppress(ValueError):  # woken at the same moment
+            self.wakes.remove(entry)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Journal:
+    """A run's events. Closed by its terminal event; what comes later is refused."""
+
+    __slots__ = ("_agent_id", "_run_id", "_session_id", "closed", "events", "waiters")
+
+    def __init__(self, run_id: str, session_id: str, agent_id: str) -> None:
+        self._run_id, self._session_id, self._agent_id = run_id, session_id, agent_id
+        self.events: list[Event] = []
+        self.waiters = Waiters()
+        self.closed = False
+
+    def pen(self, kind: RunEvent) -> Callable[[str], None]:
+        """A function that appends one content event and wakes the readers.
+
+        This is the hot path, once per token, so all that it needs is looked up once, here.
+        """
+        run_id, session_id, agent_id, now = self._run_id, self._session_id, self._agent_id, time.time
+        events, wakes, wake = self.events, self.waiters.wakes, self.waiters.wake
+        append = events.append
+
+        def write(content: str) -> None:
+            append(Event(kind, run_id, session_id, agent_id, len(events) + 1, now(), content))
+            if wakes:
+                wake()
+
+        return write
+
+    def add(self, kind: RunEvent, content: str = "", **facts: Any) -> None:
+        """Append one event and wake the readers; after the terminal one, nothing."""
+        if self.closed:
+            return
+        seq = len(self.events) + 1
+        self.events.append(
+            Event(kind, self._run_id, self._session_id, self._agent_id, seq, time.time(), content, **facts)
+        )
+        self.waiters.wake()
+
+    def close(self, kind: RunEvent, content: str, **facts: Any) -> None:
+        """Append the terminal event."""
+        self.add(kind, content, **facts)
+        self.closed = True
+        self.waiters.wake()
+
+
+class Reader:
+    """Reads a journal from a sequence number on, and ends after its terminal event.
+
+    An object, not a generator: nothing is held open across a `yield`, so a reader may leave at any moment.
+    """
+
+    __slots__ = ("_events", "_journal", "_next")
+
+    def __init__(self, journal: Journal, after: int = 0) -> None:
+        self._journal = journal
+        self._events = journal.events
+        self._next = after
+
+    def __aiter__(self) -> Reader:
+        return self
+
+    async def __anext__(self) -> Event:
+        at = self._next
+        try:
+            event = self._events[at]
+        except IndexError:
+            return await self._more()
+        self._next = at + 1
+        return event
+
+    async def _more(self) -> Event:
+        """Wait for what comes next."""
+        await self._journal.waiters.wait(self._ready)
+        if self._next >= len(self._events):
+            raise StopAsyncIteration
+        self._next += 1
+        return self._events[self._next - 1]
+
+    def next_blocking(self) -> Event | None:
+        """The next event, or None after the last one."""
+        if self._next >= len(self._events):
+            self._journal.waiters.wait_blocking(self._ready)
+            if self._next >= len(self._events):
+                return None
+        self._next += 1
+        return self._events[self._next - 1]
+
+    def _ready(self) -> bool:
+        return self._next < len(self._events) or self._journal.closed

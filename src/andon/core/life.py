@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a run: one task, one signal, one journal, and one way to end.
+
+The run owns its task; whoever reads or waits owns nothing. Its work is done in steps (`core/step.py`), so a cancel
+finds it wherever it waits; and every way out leads through `_finish`, which settles, stores, frees the session and only
+then writes the one terminal event. If the run's task dies before that, its done-callback hands the run to the portal,
+which does the same.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import contextvars
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from andon.core.events import TERMINAL_EVENT, RunEvent
+from andon.core.journal import Journal
+from andon.core.limits import Limits
+from andon.core.portal import portal
+from andon.core.receipt import CancelRequest, Receipt, RunResult
+from andon.core.signal import CancelSignal, Completed, Failed, stop_reason_of
+from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, check_step
+from andon.core.step import Cut, Stepper
+from andon.core.store import RunRecord
+from andon.errors import HandleUsedError, describe
+from andon.messages import Message, Usage
+
+if TYPE_CHECKING:
+    from andon.core.cord import Cord
+    from andon.core.run import Run
+    from andon.core.runtime import Runtime
+    from andon.core.session import OnBusy, Place, Session
+    from andon.core.work import Settlement, Work
+
+log = logging.getLogger("andon")
+
+spectator: contextvars.ContextVar[Callable[[Run], None] | None] = contextvars.ContextVar("spectator", default=None)
+"""Is told of every run that begins in its context (the explorer watches this way)."""
+
+
+class Life(Stepper):
+    """A run from its beginning to its end; `core/run.py` makes a handle of it."""
+
+    _work: Work
+
+    __slots__ = (
+        "__weakref__",
+        "_conversation",
+        "_cord",
+        "_cut_phase",
+        "_ended",
+        "_host_cancelled",
+        "_on_busy",
+        "_place",
+        "_receipt",
+        "_record",
+        "_settled",
+        "_settlement",
+        "_stage",
+        "_task",
+        "_work",
+        "created_at",
+        "journal",
+        "limits",
+        "metadata",
+        "phase",
+        "run_id",
+        "runtime",
+        "session",
+    )
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        cord: Cord,
+        session: Session,
+        run_id: str,
+        *,
+        on_busy: OnBusy,
+        limits: Limits,
+        metadata: dict[str, Any],
+    ) -> None:
+        super().__init__(CancelSignal(), runtime.bounds)
+        self.runtime, self._cord, self.session, self.run_id = runtime, cord, session, run_id
+        self._on_busy, self.limits, self.metadata = on_busy, limits, metadata
+        self.journal = Journal(run_id, session.key.session_id, session.key.agent_id)
+        self.phase = Phase.pending
+        self.created_at = time.time()
+        self._stage = RunStatus.pending
+        self._task: asyncio.Task[None] | None = None
+        self._place: Place | None = None
+        self._settlement: Settlement | None = None
+        self._record: RunRecord | None = None
+        self._conversation: list[Message] = []
+        self._receipt: Receipt | None = None
+        self._cut_phase: Phase | None = None
+        self._ended = self._settled = self._host_cancelled = False
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def session_id(self) -> str:
+        return self.session.key.session_id
+
+    @property
+    def agent_id(self) -> str:
+        return self.session.key.agent_id
+
+    @property
+    def user_id(self) -> str | None:
+        return self.session.key.user_id
+
+    @property
+    def status(self) -> RunStatus:
+        """Where the run is. `cancelling` is not stored anywhere: it follows from the fate."""
+        if not self._ended and self.signal.request is not None:
+            return RunStatus.cancelling
+        return self._stage
+
+    @property
+    def is_cancelling(self) -> bool:
+        return self.status is RunStatus.cancelling
+
+    def __repr__(self) -> str:
+        return f"<Run {self.run_id} of {self.agent_id}: {self.status.name}>"
+
+    # -- cancelling it ------------------------------------------------------------------------------------------------
+
+    def cancel_for(self, cause: CancelCause, reason: str | None = None) -> CancelOutcome:
+        return self.ask(CancelRequest.make(cause, reason))
+
+    def ask(self, request: CancelRequest) -> CancelOutcome:
+        if self._ended:
+            return CancelOutcome.already_finished
+        if self._is_lost():
+            request = msgspec.structs.replace(request, cause=CancelCause.lost)
+        outcome = self.signal.cancel(request)
+        self.end_if_lost()
+        return outcome
+
+    def host_cancelled(self) -> None:
+        """The task that does the run's work was cancelled, by whoever owns its loop: the same end, passed on after."""
+        self._host_cancelled = True
+        self.cancel_for(CancelCause.caller)
+
+    # -- its life -----------------------------------------------------------------------------------------------------
+
+    def employ(self, work: Work) -> None:
+        """Say what the run does."""
+        self._work = work
+
+    def begin(self) -> None:
+        """Take a place in the session, register, and start the task; or raise, and nothing was recorded."""
+        if self._task is not None:
+            raise HandleUsedError(f"run {self.run_id!r} has begun already; start another one")
+        self.loop = asyncio.get_running_loop()
+        self.runtime.register(self)
+        try:
+            self._place = self.session.enter(self, self._on_busy)
+        except BaseException:
+            self.runtime.forget(self)
+            raise
+        if self._on_busy == "cancel":
+            self.session.supersede(self._place)
+        self.journal.add(RunEvent.run_started)
+        self.signal.bind(self.loop, self._deliver)
+        self._cord.add(self, self.bounds.arm_seconds)
+        self.limits.begin(self)
+        self._task = self.loop.create_task(self._main(), name=f"andon run {self.run_id}")
+        self._task.add_done_callback(self._task_done)
+        if (watcher := spectator.get()) is not None:
+            watcher(cast("Run", self))
+
+    async def _main(self) -> None:
+        place = self._place
+        assert place is not None
+        try:
+            if not place.granted:
+                self.phase = Phase.queued
+                await self.step(lambda: self.session.turn(place), name="queue", cut_by=CancelMode.after_turn)
+            self.gate(CancelMode.after_turn)
+            self._move(RunStatus.running)
+            self.signal.claim(Completed(await self._work.perform()))
+        except Cut:
+            pass
+        except Exception as error:  # noqa: BLE001 - the boundary: a failed run returns its error
+            self.signal.claim(Failed(error))
+        await self._finish()
+        if self._host_cancelled:
+            raise asyncio.CancelledError
+
+    def _move(self, to: RunStatus) -> None:
+        check_step(self.status, to)
+        self._stage = to
+
+    def _deliver(self, request: CancelRequest) -> None:
+        """A cancel arrives, on the run's loop."""
+        if self.phase is Phase.ending:
+            return
+        if self._cut_phase is None:
+            self._cut_phase = self.phase
+            self.journal.add(RunEvent.cancel_requested, reason=request.reason)
+        if request.grace is not None and request.mode is not CancelMode.now:
+            self.limits.escalate(self, request)
+        self.cut_steps()
+
+    # -- its end ------------------------------------------------------------------------------------------------------
+
+    async def _finish(self) -> None:
+        """The one way to end."""
+        work, fate = self._work, self.signal.fate
+        assert fate is not None
+        if isinstance(fate, CancelRequest):
+            self._deliver(fate)  # if it was decided so late that it has not arrived yet
+        self.phase = Phase.ending
+        await self.limits.end()
+        settlement = self._settlement = work.settle(fate)
+        status = RunStatus.completed
+        if isinstance(fate, CancelRequest):
+            status = RunStatus.cancelled
+            self._receipt = self._make_receipt()
+            for call in settlement.cancelled:
+                self.journal.add(RunEvent.tool_call_cancelled, tool=call)
+        elif isinstance(fate, Failed):
+            status = RunStatus.error
+            log.warning("run %s failed: %s", self.run_id, describe(fate.error))
+        await self._put_away(status)
+        self._move(status)
+        self._ended = True
+        self._retire(
+            settlement.content,
+            status,
+            usage=settlement.usage,
+            receipt=self._receipt,
+            reason=self._receipt.reason if self._receipt else None,
+            error=describe(fate.error) if isinstance(fate, Failed) else None,
+        )
+        await work.farewell()
+        del self._work  # it knows the run: let go, so that both are freed without the garbage collector
+
+    def _retire(self, content: str, status: RunStatus, **facts: object) -> None:
+        """Be found among the ended, and say so."""
+        self.runtime.unregister(self)
+        self._cord.remove(self)
+        self.journal.close(TERMINAL_EVENT[status], content, status=status, **facts)
+        self._waiters.wake()
+
+    async def _put_away(self, status: RunStatus) -> None:
+        """Store the end, and pass the session on."""
+        place, self._place = self._place, None
+        if place is None:  # done before, by a task that was stopped right after
+            return
+        self._record = self._make_record(status)
+        if self.session.bequeath(place, self._write):  # still in the queue: whoever is ahead will write it
+            self._conversation = self.settlement.messages
+            return
+        await self._write(self)
+        self._conversation = self.session.base
+        while (heir := self.session.leave(place)) is not None and heir.bequest is not None:
+            place = heir
+            await heir.bequest(self)
+
+    async def _write(self, by: Life) -> None:
+        """Add what the run leaves to its session, here and in the store. Done by itself, or by whoever was ahead."""
+        session, store = self.session, self.runtime.store
+        assert store is not None
+        assert self._record is not None
+        session.close(self.settlement.messages)
+        pending = None
+        try:
+            pending = store.save(self._record, self.settlement.messages)
+        except Exception as error:  # noqa: BLE001 - the boundary to a store that isn't ours
+            by.warn(f"the store failed: {describe(error)}")
+        if pending is not None:
+            await by.bounded(lambda: pending, "the store", self.bounds.settle_seconds)
+        if not session.loaded:  # it ended before it had read what came before
+            base = await by.bounded(lambda: store.load(session.key), "the store", self.bounds.settle_seconds)
+            if base is not None:
+                session.open(base, [])
+
+    def _make_record(self, status: RunStatus) -> RunRecord:
+        fate = self.signal.fate
+        return RunRecord(
+            self.run_id,
+            self.session.key,
+            status,
+            self.created_at,
+            self.metadata,
+            stop_reason_of(fate),
+            self.settlement.content,
+            self.settlement.usage,
+            self._receipt,
+            describe(fate.error) if isinstance(fate, Failed) else None,
+        )
+
+    def _make_receipt(self) -> Receipt:
+        request = self.signal.request
+        assert request is not None
+        tools, usage = (self._settlement.tools, self._settlement.usage) if self._settlement else ([], Usage())
+        mode, phase = self.signal.mode or request.mode, self._cut_phase or self.phase
+        return Receipt.of(request, mode, phase, tools, usage, self.leftovers)
+
+    @property
+    def settlement(self) -> Settlement:
+        assert self._settlement is not None
+        return self._settlement
+
+    def make_result(self) -> RunResult:
+        fate = self.signal.fate
+        return RunResult(
+            self.run_id,
+            self.session_id,
+            self.agent_id,
+            self.status,
+            stop_reason_of(fate),
+            self._conversation[-1],
+            self.settlement.content,
+            list(self._conversation),
+            self.settlement.usage,
+            [],
+            self._receipt,
+            fate.error if isinstance(fate, Failed) else None,
+            list(self.warnings),
+            self.metadata,
+        )
+
+    # -- without its loop ---------------------------------------------------------------------------------------------
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("%r: its task broke", self, exc_info=error)
+        if self._ended:
+            self._settle()
+        else:  # cancelled before its first step, or stopped with its loop
+            self.host_cancelled()
+            self._hand_over()
+
+    def _settle(self) -> None:
+        self._settled = True
+        self._waiters.wake()
+
+    def _is_lost(self) -> bool:
+        return self._task is not None and not self._ended and self.loop.is_closed()
+
+    def end_if_lost(self) -> None:
+        """If the run's loop was closed under it, have the portal end it."""
+        if self._is_lost() and self.signal.adopt():
+            self.signal.cancel(CancelRequest.make(CancelCause.lost))
+            # A raw thread: the portal takes locks, and this may be a signal handler that interrupted their holder.
+            _thread.start_new_thread(self._hand_over, ())
+
+    def _hand_over(self) -> None:
+        portal.submit(self._end_elsewhere)
+
+    async def _end_elsewhere(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.limits.abandon()
+        self.lose_steps()
+        try:
+            await self._finish()
+        except Exception:
+            # A defect of ours. Even then nobody may wait for ever, and the session must not stay locked.
+            log.critical("%r: could not be ended properly", self, exc_info=True)
+            self._ended, self._stage = True, RunStatus.error
+            self._retire("", RunStatus.error, error="could not be ended properly")
+        self._settle()

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run leaves in its caller's hands: the request that cancelled it, the receipt, the result.
+
+All are frozen. A receipt says what was true when the run ended; `cancel_and_wait` gives a copy with later leftovers.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from msgspec import Struct
+
+from andon.core.states import CancelCause, CancelMode, Phase, RunStatus, StopReason, ToolOutcome
+from andon.messages import Message, Usage
+
+
+class CancelRequest(Struct, frozen=True, gc=False):
+    """One call to cancel, as it was asked."""
+
+    cause: CancelCause
+    reason: str | None
+    by: str | None
+    mode: CancelMode
+    grace: float | None
+    requested_at: float
+
+    @classmethod
+    def make(
+        cls,
+        cause: CancelCause = CancelCause.user,
+        reason: str | None = None,
+        by: str | None = None,
+        mode: CancelMode | str = CancelMode.now,
+        grace: float | None = None,
+    ) -> CancelRequest:
+        """Check what a caller asked for. Raises only for a mode or a grace that means nothing."""
+        try:
+            mode = CancelMode(mode)
+        except ValueError:
+            raise ValueError(f"mode is {mode!r}; use one of {', '.join(m.value for m in CancelMode)}") from None
+        if grace is not None and not grace >= 0:
+            raise ValueError(f"grace is {grace!r}; it is a number of seconds, 0 or more")
+        return cls(cause, reason, by, mode, grace, time.time())
+
+
+class ToolReceipt(Struct, frozen=True, gc=False):
+    """What became of one tool call."""
+
+    call_id: str
+    name: str
+    outcome: ToolOutcome
+
+
+class Receipt(Struct, frozen=True, gc=False):
+    """What a cancel found and cut, with its timings."""
+
+    cause: CancelCause
+    reason: str | None
+    by: str | None
+    mode: CancelMode
+    requested_at: float
+    stopped_at: float
+    latency: float
+    phase: Phase
+    tools: list[ToolReceipt]
+    usage: Usage
+    leftovers: list[str]
+
+    @classmethod
+    def of(
+        cls,
+        request: CancelRequest,
+        mode: CancelMode,
+        phase: Phase,
+        tools: list[ToolReceipt],
+        usage: Usage,
+        leftovers: list[str],
+    ) -> Receipt:
+        """Write it, now. The clock may have been set back since the request; a latency is never negative."""
+        now = time.time()
+        latency = max(0.0, now - request.requested_at)
+        return cls(
+            request.cause,
+            request.reason,
+            request.by,
+            mode,
+            request.requested_at,
+            now,
+            latency,
+            phase,
+            tools,
+            usage,
+            leftovers,
+        )
+
+
+class Interrupt(Struct, frozen=True, gc=False):
+    """A question to a person, for which a run waits."""
+
+    id: str
+    name: str
+    payload: Any = None
+    call_id: str | None = None
+
+
+class Deny(Struct, frozen=True, gc=False):
+    """An answer to an interrupt that refuses, and says why."""
+
+    reason: str = ""
+
+
+class RunResult(Struct, frozen=True, gc=False):
+    """How a run ended. A cancelled or failed run returns one too; see `status` and `stop_reason`."""
+
+    run_id: str
+    session_id: str
+    agent_id: str
+    status: RunStatus
+    stop_reason: StopReason
+    message: Message
+    """The conversation's last message."""
+    content: str
+    """The text that was streamed."""
+    messages: list[Message]
+    """The whole conversation, as the next run of the session will find it."""
+    usage: Usage
+    interrupts: list[Interrupt]
+    receipt: Receipt | None
+    """What the cancel found, if the run was cancelled."""
+    error: Exception | None
+    """What went wrong, if the run failed."""
+    warnings: list[str]
+    """What went wrong beside the run's work: hooks that failed or hung, a store that didn't answer."""
+    metadata: dict[str, Any]

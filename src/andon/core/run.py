@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handle of a run: read it, wait for it, cancel it. From any thread or loop; whoever holds it owns nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+import msgspec
+
+from andon.core.journal import Reader
+from andon.core.life import Life, spectator
+from andon.core.receipt import CancelRequest, Receipt, RunResult
+from andon.core.states import CancelCause, CancelMode, CancelOutcome
+from andon.errors import HandleUsedError
+
+__all__ = ["Run", "spectator"]
+
+
+class Run(Life):
+    """One invocation of an agent, and the handle to it.
+
+    >>> async with agent.start("Hello") as run:
+    ...     async for event in run:
+    ...         ...
+    ...     result = await run.result()
+
+    Leaving the `async for` never cancels; leaving the `async with` cancels a run that is still going, and waits for it.
+    """
+
+    __slots__ = ()
+
+    # -- waiting for it -----------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Reader:
+        return Reader(self.journal)
+
+    def events(self, after: int = 0) -> Reader:
+        """Read the events from a sequence number on, as often as you like. Leaving never cancels."""
+        return Reader(self.journal, after)
+
+    async def result(self) -> RunResult:
+        """How the run ended. Waits for that; a cancelled or failed run has a result too."""
+        if self._task is None:
+            raise HandleUsedError("this run has not begun: enter it with `async with agent.start(...) as run`")
+        await self._waiters.wait(lambda: self._ended)
+        return self.make_result()
+
+    async def __aenter__(self) -> Run:
+        self.begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._ended:
+            self.cancel_for(CancelCause.caller)
+        await self.attend()
+
+    async def attend(self) -> None:
+        """Wait until the run is settled. The host's cancellation ends the run first, and then goes its own way."""
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            while not self._settled:
+                try:
+                    await self._waiters.wait(lambda: self._settled)
+                except asyncio.CancelledError as error:
+                    cancelled = cancelled or error
+                    self.cancel_for(CancelCause.caller)
+            if cancelled is not None:
+                raise cancelled  # the very one: its owner may know it by its message
+        finally:
+            del cancelled
+
+    def attend_blocking(self, timeout: float | None = None) -> bool:
+        """The same for a thread; False if `timeout` passed first."""
+        return self._waiters.wait_blocking(lambda: self._settled, timeout)
+
+    def _is_gone(self) -> bool:
+        return (self._settled or self._task is None) and not self._leftovers
+
+    # -- cancelling it ------------------------------------------------------------------------------------------------
+
+    def cancel(
+        self,
+        reason: str | None = None,
+        by: str | None = None,
+        mode: CancelMode | str = CancelMode.now,
+        grace: float | None = None,
+    ) -> CancelOutcome:
+        """Ask the run to go no further. Never waits; safe from any thread, loop, tool, hook or signal handler."""
+        return self.ask(CancelRequest.make(CancelCause.user, reason, by, mode, grace))
+
+    async def cancel_and_wait(
+        self,
+        timeout: float | None = 5.0,
+        *,
+        reason: str | None = None,
+        by: str | None = None,
+        mode: CancelMode | str = CancelMode.now,
+        grace: float | None = None,
+    ) -> Receipt | None:
+        """Cancel, and wait until all of the run is gone, or name in the receipt what is left after `timeout` seconds.
+
+        A run that had ended without a cancel has no receipt.
+        """
+        self.cancel(reason, by, mode, grace)
+        try:
+            async with asyncio.timeout(timeout):
+                await self._waiters.wait(self._is_gone)
+        except TimeoutError:
+            pass
+        if self.signal.request is None:
+            return None
+        receipt = self._receipt or self._make_receipt()
+        return msgspec.structs.replace(receipt, leftovers=[*(step.name for step in self._steps), *self.leftovers])

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runtime starts, finds and cancels runs, and holds the bounds that they keep.
+
+Looking up and cancelling take no lock. A run that ends is entered among the ended ones before it leaves the live ones,
+so that there is no moment at which it is unknown.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, cast
+from weakref import WeakValueDictionary
+
+from msgspec import Struct
+
+from andon.core.receipt import CancelRequest
+from andon.core.session import Session
+from andon.core.states import CancelMode, CancelOutcome, RunStatus
+from andon.errors import ConfigurationError, RunIdTakenError
+
+if TYPE_CHECKING:
+    from andon.core.life import Life
+    from andon.core.run import Run
+    from andon.core.store import SessionKey, Store
+
+ENDED_KEPT = 10_000
+
+
+class Bounds(Struct, frozen=True, gc=False):
+    """How long anything may take after a cancel. All are settable on `Runtime(...)`."""
+
+    arm_seconds: float = 5.0
+    """How long `agent.cancel()` with nothing in flight waits for the next run; 0 switches that off."""
+    cut_seconds: float = 1.0
+    """After this, a task that was cancelled is cancelled again."""
+    abandon_seconds: float = 2.0
+    """After this, it is abandoned and named."""
+    hook_seconds: float = 5.0
+    """What an async hook may take."""
+    settle_seconds: float = 2.0
+    """What the store may take at a run's end."""
+    abandoned_threads: int = 64
+    """With more than these still running, sync tools get an error result."""
+
+
+class Runtime:
+    """Starts, finds and cancels runs.
+
+    Agents that share a runtime share its store, its ids and its sessions; an agent without one makes its own.
+
+    >>> runtime = Runtime(arm_seconds=0, cut_seconds=0.5)
+    """
+
+    def __init__(self, store: Store | None = None, **bounds: float) -> None:
+        unknown = set(bounds) - set(Bounds.__struct_fields__)
+        if unknown:
+            known = ", ".join(Bounds.__struct_fields__)
+            raise ConfigurationError(f"Runtime has no bound {', '.join(sorted(unknown))}; it has {known}")
+        for name, value in bounds.items():
+            if not value >= 0:
+                raise ConfigurationError(f"{name} is {value!r}; it must be 0 or more")
+        self.bounds = Bounds(**bounds)  # type: ignore[arg-type]
+        self.store = store
+        """Where sessions and runs are kept; the first agent puts a memory store here if there is none."""
+        self.abandoned: dict[object, str] = {}
+        """Threads of cut tools that are still running, by name."""
+        self._runs: dict[str, Life] = {}
+        self._ended: dict[str, RunStatus] = {}
+        self._ended_order: deque[str] = deque()
+        self._sessions: WeakValueDictionary[SessionKey, Session] = WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def run(self, run_id: str) -> Run | None:
+        """The run with this id, if it has not ended yet."""
+        return cast("Run | None", self._runs.get(run_id))  # there is no other kind of life
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every run that has not ended yet."""
+        return cast("list[Run]", list(self._runs.copy().values()))
+
+    def cancel_run(self, run_id: str, request: CancelRequest) -> CancelOutcome:
+        run = self._runs.get(run_id)
+        if run is not None:
+            return run.ask(request)
+        return CancelOutcome.already_finished if run_id in self._ended else CancelOutcome.unknown
+
+    async def cancel(
+        self,
+        *,
+        run_id: str | None = None,
+        session_id: str | None = None,
+        user_id: str | None = None,
+        agent_id: str | None = None,
+        all: bool = False,
+        reason: str | None = None,
+        by: str | None = None,
+        mode: CancelMode | str = CancelMode.now,
+        grace: float | None = None,
+    ) -> dict[str, CancelOutcome]:
+        """Cancel every run that fits all that is given, and say for each what that achieved.
+
+        A `run_id` that is not known gives an empty answer. To mean everything, say `all=True`.
+        """
+        if not all and run_id is None and session_id is None and user_id is None and agent_id is None:
+            raise ValueError("say which runs: run_id=, session_id=, user_id=, agent_id=, or all=True")
+        request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace)
+        outcomes = {
+            run.run_id: run.ask(request)
+            for run in self.runs
+            if (run_id is None or run.run_id == run_id)
+            and (session_id is None or run.session_id == session_id)
+            and (user_id is None or run.user_id == user_id)
+            and (agent_id is None or run.agent_id == agent_id)
+        }
+        if run_id is not None and run_id not in outcomes and run_id in self._ended:
+            outcomes[run_id] = CancelOutcome.already_finished
+        return outcomes
+
+    def session(self, key: SessionKey) -> Session:
+        """The session of this key. It lives as long as someone holds it; the conversation lives in the store."""
+        with self._lock:
+            session = self._sessions.get(key)
+            if session is None:
+                session = self._sessions[key] = Session(key)
+            return session
+
+    def register(self, run: Life) -> None:
+        if run.run_id in self._ended or self._runs.setdefault(run.run_id, run) is not run:
+            raise RunIdTakenError(f"run id {run.run_id!r} is taken by another run; leave run_id out to get a fresh one")
+
+    def forget(self, run: Life) -> None:
+        """Take back a registration: the run did not start."""
+        self._runs.pop(run.run_id, None)
+
+    def unregister(self, run: Life) -> None:
+        self._ended[run.run_id] = run.status
+        self._ended_order.append(run.run_id)
+        self._runs.pop(run.run_id, None)
+        if len(self._ended_order) > ENDED_KEPT:
+            self._ended.pop(self._ended_order.popleft(), None)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one tool call may know of its run's cancel: a flag, callbacks, and a place to name a thread that lives on.
+
+Tools never hold the signal itself. Callbacks register and then look at the flag, and a cancel sets the flag and then
+calls them, so none is missed and none is called twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from andon.core.life import Life
+
+log = logging.getLogger("andon")
+
+
+class CallScope:
+    """The cancel of one tool call."""
+
+    __slots__ = ("_callbacks", "_run", "call_id", "cancelled", "name", "thread_running")
+
+    def __init__(self, run: Life, call_id: str, name: str) -> None:
+        self._run, self.call_id, self.name = run, call_id, name
+        self.cancelled = False
+        self.thread_running = False
+        self._callbacks: dict[object, Callable[[], object]] = {}
+
+    def fire(self) -> None:
+        """Tell the tool. Called on the run's loop."""
+        self.cancelled = True
+        if self.thread_running:
+            self._leave_behind()
+        for key in list(self._callbacks):
+            self._call(key)
+
+    def on_cancel(self, callback: Callable[[], object]) -> Callable[[], object]:
+        """Have `callback` called on a cancel, at once if that has happened. Returns what takes it back."""
+        key = object()
+        self._callbacks[key] = callback
+        if self.cancelled:
+            try:
+                self._run.loop.call_soon_threadsafe(self._call, key)
+            except RuntimeError:  # the loop is closed: better here than never
+                self._call(key)
+        return functools.partial(self._callbacks.pop, key, None)
+
+    def _call(self, key: object) -> None:
+        callback = self._callbacks.pop(key, None)
+        if callback is None:
+            return
+        try:
+            callback()
+        except Exception:  # a callback's failure must not stop the cancel
+            log.exception("an on_cancel callback of %s (%s) failed", self.name, self.call_id)
+
+    # -- the thread of a sync tool ----------------------------------------------------------------------------------
+
+    def crowded(self) -> int:
+        """How many abandoned threads are running, if they are too many for another one; else 0."""
+        abandoned = len(self._run.runtime.abandoned)
+        return abandoned if abandoned >= self._run.bounds.abandoned_threads else 0
+
+    def thread_began(self) -> None:
+        self.thread_running = True
+
+    def thread_ended(self) -> None:
+        """Called by the thread itself, as the last thing that it does."""
+        self.thread_running = False
+        if self.cancelled:
+            self._run.runtime.abandoned.pop(self, None)
+            self._run.picked_up(self)
+
+    def _leave_behind(self) -> None:
+        name = f"thread of {self.name} ({self.call_id})"
+        self._run.runtime.abandoned[self] = name
+        self._run.leave_behind(self, name)
+        if not self.thread_running:  # it ended just now, and may have looked before it was named
+            self.thread_ended()

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session is a line: one run at a time talks in it, the others wait their turn, first come, first served.
+
+The lock guards the line's order only. Nothing waits while it is held, and a cancel never takes it. A run that was
+cancelled while it waited ends at once; its message and marker keep their place in the line, and whoever leaves the
+line before them writes them down.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Literal
+
+from andon.core.journal import Waiters
+from andon.core.states import CancelCause
+from andon.errors import SessionBusyError
+
+if TYPE_CHECKING:
+    from andon.core.life import Life
+    from andon.core.store import SessionKey
+    from andon.messages import Message
+
+OnBusy = Literal["reject", "queue", "cancel"]
+
+
+class Place:
+    """A run's place in its session's line."""
+
+    __slots__ = ("bequest", "granted", "run", "waiters")
+
+    def __init__(self, run: Life) -> None:
+        self.run = run
+        self.granted = False
+        self.waiters: Waiters | None = None
+        self.bequest: Callable[[Life], Awaitable[None]] | None = None
+        """What a run that ended in the line left to be written when its turn comes."""
+
+
+class Session:
+    """One conversation, and the line of runs that want to go on with it."""
+
+    __slots__ = ("__weakref__", "_lock", "_places", "base", "key", "loaded", "tail")
+
+    def __init__(self, key: SessionKey) -> None:
+        self.key = key
+        self.base: list[Message] = []
+        """The conversation before the run that holds the session."""
+        self.tail: list[Message] = []
+        """What that run has added so far."""
+        self.loaded = False
+        self._lock = threading.Lock()
+        self._places: list[Place] = []
+
+    @property
+    def messages(self) -> list[Message]:
+        return [*self.base, *self.tail]
+
+    def enter(self, run: Life, on_busy: OnBusy) -> Place:
+        """Take a place in the line, or raise if the session is busy and `on_busy` says so."""
+        place = Place(run)
+        with self._lock:
+            ahead = [other.run for other in self._places]
+            for other in ahead:
+                other.end_if_lost()
+            stuck = next((other for other in ahead if not other.loop.is_running() and not other.loop.is_closed()), None)
+            if stuck is not None:
+                raise SessionBusyError(
+                    f"session {self.key.session_id!r} is held by run {stuck.run_id!r}, whose event loop is not "
+                    f"running, so it can't end: run that loop, or close it and try again.",
+                    run_id=stuck.run_id,
+                )
+            holder = next((other for other in ahead if not other.is_cancelling), None)
+            if holder is not None and on_busy == "reject":
+                raise SessionBusyError(
+                    f"session {self.key.session_id!r} is busy: run {holder.run_id!r} is {holder.status.name} in it. "
+                    f'Wait for it, cancel it, use another session, or pass on_busy="queue" or on_busy="cancel".',
+                    run_id=holder.run_id,
+                )
+            place.granted = not ahead
+            if ahead:
+                place.waiters = Waiters()
+            self._places.append(place)
+        return place
+
+    def supersede(self, place: Place) -> None:
+        """Cancel every run that is ahead in the line."""
+        with self._lock:
+            ahead = self._places[: self._places.index(place)]
+        for other in ahead:
+            other.run.cancel_for(CancelCause.superseded, f"run {place.run.run_id} takes over")
+
+    async def turn(self, place: Place) -> None:
+        """Wait until all that were ahead have left."""
+        if place.waiters is not None:
+            await place.waiters.wait(lambda: place.granted)
+
+    def bequeath(self, place: Place, write: Callable[[Life], Awaitable[None]]) -> bool:
+        """Leave the writing to whoever is ahead. False if nobody is: then it is the run's own to do."""
+        with self._lock:
+            if place.granted:
+                return False
+            place.bequest = write
+            return True
+
+    def open(self, base: list[Message], tail: list[Message]) -> None:
+        """The holder begins: the conversation as the store has it, and the list to which the holder adds."""
+        self.base, self.tail, self.loaded = base, tail, True
+
+    def close(self, messages: list[Message]) -> None:
+        """Put what the holder leaves in place of what it had so far."""
+        self.base = [*self.base, *messages]
+        self.tail = []
+
+    def leave(self, place: Place) -> Place | None:
+        """Give the session to the next in line, and return its place: if that has a bequest, the writing is yours."""
+        with self._lock:
+            self._places.remove(place)
+            if not self._places:
+                return None
+            heir = self._places[0]
+            heir.granted = True
+        if heir.waiters is not None:
+            heir.waiters.wake()
+        heir.run.end_if_lost()
+        return heir

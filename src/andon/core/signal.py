@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's fate: one atomic slot that cancel, completion and failure race for. The first one wins.
+
+There is no lock, because a signal handler may interrupt the very call that would hold it: `cancel` does nothing but a
+`setdefault`, which the interpreter does in one step, and `call_soon_threadsafe`. Everything else happens later, on
+the run's own loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, cast
+
+from msgspec import Struct
+
+from andon.core.receipt import CancelRequest
+from andon.core.states import CancelMode, CancelOutcome, StopReason
+
+Deliver = Callable[[CancelRequest], None]
+
+
+class Completed(Struct, frozen=True, gc=False):
+    """The run came to its own end."""
+
+    stop_reason: StopReason
+
+
+class Failed(Struct, frozen=True):
+    """The run broke."""
+
+    error: Exception
+
+
+Fate = CancelRequest | Completed | Failed
+
+
+def stop_reason_of(fate: Fate | None) -> StopReason:
+    if isinstance(fate, Completed):
+        return fate.stop_reason
+    return StopReason.error if isinstance(fate, Failed) else StopReason.cancelled
+
+
+class CancelSignal:
+    """Decides how a run ends, and wakes it when that is by a cancel."""
+
+    __slots__ = ("_deliver", "_loop", "_slot")
+
+    def __init__(self) -> None:
+        self._slot: dict[str, Any] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._deliver: Deliver | None = None
+
+    @property
+    def fate(self) -> Fate | None:
+        return cast("Fate | None", self._slot.get("fate"))
+
+    @property
+    def request(self) -> CancelRequest | None:
+        """The cancel that won, if one did."""
+        fate = self._slot.get("fate")
+        return fate if isinstance(fate, CancelRequest) else None
+
+    @property
+    def mode(self) -> CancelMode | None:
+        """The strongest mode that was asked for so far, None without a cancel."""
+        request = self.request
+        if request is None:
+            return None
+        for mode in (CancelMode.now, CancelMode.after_tools):
+            if mode.value in self._slot:
+                return mode if mode.rank > request.mode.rank else request.mode
+        return request.mode
+
+    @property
+    def rank(self) -> int:
+        """How much is to be stopped: 0 without a cancel, else the rank of its mode."""
+        mode = self.mode
+        return 0 if mode is None else mode.rank
+
+    def claim(self, end: Completed | Failed) -> Fate:
+        """Try to end the run otherwise than by a cancel; returns what it really ends by."""
+        return cast(Fate, self._slot.setdefault("fate", end))
+
+    def cancel(self, request: CancelRequest) -> CancelOutcome:
+        """Ask. Safe from any thread, loop or signal handler; never waits, never raises."""
+        winner = self._slot.setdefault("fate", request)
+        if winner is request:
+            self._notify(request)
+            return CancelOutcome.requested
+        if not isinstance(winner, CancelRequest):
+            return CancelOutcome.already_finished
+        if request.mode.rank > self.rank:  # a stronger mode escalates
+            self._slot.setdefault(request.mode.value, request)
+            self._notify(request)
+        elif request.grace is not None:  # so does a bound, when its time comes
+            self._notify(request)
+        return CancelOutcome.already_requested
+
+    def bind(self, loop: asyncio.AbstractEventLoop, deliver: Deliver) -> None:
+        """Say where the run lives: `deliver` is called there, on the loop, for every cancel that changes something."""
+        self._deliver, self._loop = deliver, loop
+        # Registered; now look: a cancel that came before saw no loop to wake.
+        if (request := self.request) is not None:
+            loop.call_soon(deliver, request)
+
+    def adopt(self) -> bool:
+        """True for the first caller only: who may end the run in place of its own task."""
+        token = object()
+        return self._slot.setdefault("adopted", token) is token
+
+    def _notify(self, request: CancelRequest) -> None:
+        loop, deliver = self._loop, self._deliver
+        if loop is not None and deliver is not None:
+            with contextlib.suppress(RuntimeError):  # closed: whoever asked finds the run lost
+                loop.call_soon_threadsafe(deliver, request)

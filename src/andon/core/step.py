@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step: one piece of work of a run, in a task of its own, that a cancel can cut.
+
+Whatever may wait for long (a model call, a tool, an async hook, a back-off, a queue) is a step. It is cancelled once,
+so that its `except` and `finally` may await and finish; again when it has not ended after `cut_seconds`; and abandoned,
+and named, after `abandon_seconds`. The run never waits for it any longer than that, whatever it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from andon.core.journal import Waiters
+from andon.errors import describe
+
+if TYPE_CHECKING:
+    from andon.core.runtime import Bounds
+    from andon.core.signal import CancelSignal
+    from andon.core.states import CancelMode
+
+T = TypeVar("T")
+log = logging.getLogger("andon")
+
+
+class Cut(BaseException):
+    """Unwinds the loop of a run that was cancelled, to where it is settled. Never leaves the package."""
+
+    def __init__(self, abandoned: bool = False) -> None:
+        self.abandoned = abandoned
+        """The step that was cut did not stop, and may still be running."""
+
+
+class StepTimeoutError(Exception):
+    """The step took longer than it may, and was cut alone. Not a TimeoutError: those may be the work's own."""
+
+
+class StrayError(Exception):
+    """The work raised what is not an Exception, a CancelledError or SystemExit say, on its own account: its failure."""
+
+
+class Step(Generic[T]):
+    """One task of a run, from its start to its end or its abandonment."""
+
+    __slots__ = (
+        "_error",
+        "_make",
+        "_run",
+        "_task",
+        "_timer",
+        "_value",
+        "_waiter",
+        "abandoned",
+        "cut_by",
+        "finished",
+        "name",
+        "on_cut",
+        "timed_out",
+        "was_cut",
+    )
+
+    def __init__(
+        self,
+        run: Stepper,
+        make: Callable[[], Awaitable[T]],
+        name: str,
+        cut_by: CancelMode | None = None,
+        on_cut: Callable[[], None] | None = None,
+    ) -> None:
+        self._run, self._make, self.name, self.cut_by, self.on_cut = run, make, name, cut_by, on_cut
+        self._value: T
+        self._error: BaseException | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.finished = self.was_cut = self.timed_out = self.abandoned = False
+        self._task = run.loop.create_task(self._perform(), name=name)
+        self._task.add_done_callback(self._on_done)
+
+    async def _perform(self) -> None:
+        # The coroutine is made here, so that a step cancelled before it began leaves nothing "never awaited".
+        try:
+            self._value = await self._make()
+        except asyncio.CancelledError:
+            # Kept as a fact, not as an exception: its traceback would tie this object to itself.
+            if not self.was_cut:
+                self._error = StrayError("CancelledError, though nobody cancelled it")
+        except (Cut, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the boundary: whoever awaits the step gets it
+            self._error = error if isinstance(error, Exception) else StrayError(repr(error))
+        # Not left to the done-callback, which would cost the waiting run one more turn of the loop.
+        self._finish()
+
+    async def wait(self) -> None:
+        """Outlast the step. The host's cancellation of this very task becomes a cancel of the run."""
+        while not self.finished:
+            # A future per wait: a cancellation of the awaiting task cancels that one alone.
+            self._waiter = self._run.loop.create_future()
+            try:
+                await self._waiter
+            except asyncio.CancelledError:
+                self._run.host_cancelled()
+        self._waiter = None
+
+    def outcome(self) -> T:
+        """What the work returned or raised; Cut if the run was cancelled under it."""
+        error, self._error = self._error, None
+        if self.was_cut:
+            if error is not None:
+                log.debug("%s failed while it was cut: %r", self.name, error)
+            if self.timed_out and (self.cut_by is None or self._run.signal.rank < self.cut_by.rank):
+                raise StepTimeoutError(self.name)
+            raise Cut(self.abandoned)
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
+        return self._value
+
+    def expire(self) -> None:
+        """Cut this step alone, because its own time is up."""
+        if not self.finished and not self.was_cut:
+            self.timed_out = True
+            self.cut()
+
+    def cut(self) -> None:
+        if self.finished or self.was_cut or self._task.done():
+            return
+        self.was_cut = True
+        if self.on_cut is not None:
+            self.on_cut()
+        self._task.cancel()
+        self._timer = self._run.loop.call_later(self._run.bounds.cut_seconds, self._cut_again)
+
+    def _cut_again(self) -> None:
+        self._task.cancel()
+        bounds = self._run.bounds
+        self._timer = self._run.loop.call_later(max(0.0, bounds.abandon_seconds - bounds.cut_seconds), self._abandon)
+
+    def _abandon(self) -> None:
+        self.abandoned = True
+        log.warning("%s was cancelled and did not stop; abandoned", self.name)
+        self._run.leave_behind(self, self.name)
+        self._finish()
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        if self.abandoned:
+            log.info("%s, abandoned earlier, has ended; its result is dropped", self.name)
+            self._error = None
+            self._run.picked_up(self)
+        elif task.cancelled():  # before its first step
+            if not self.was_cut:
+                self._error = StrayError("CancelledError from outside, before it began")
+            self._finish()
+        elif (error := task.exception()) is not None:  # Cut, or a KeyboardInterrupt that stops the loop
+            self._error = error
+            self._finish()
+
+    def _finish(self) -> None:
+        self.finished = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Stepper:
+    """Whoever works in steps: does them, cuts them, and remembers what it had to leave behind."""
+
+    __slots__ = ("_leftovers", "_steps", "_waiters", "bounds", "loop", "signal", "warnings")
+
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self, signal: CancelSignal, bounds: Bounds) -> None:
+        self.signal, self.bounds = signal, bounds
+        self.warnings: list[str] = []
+        self._steps: list[Step[Any]] = []
+        self._leftovers: dict[object, str] = {}
+        self._waiters = Waiters()
+
+    def host_cancelled(self) -> None:
+        """The task that waits for a step was cancelled by someone else."""
+        raise NotImplementedError
+
+    @property
+    def leftovers(self) -> list[str]:
+        """What was left behind and is not gone yet, by name. Empty is the normal case."""
+        return list(self._leftovers.copy().values())
+
+    async def step(
+        self,
+        make: Callable[[], Awaitable[T]],
+        *,
+        name: str,
+        cut_by: CancelMode | None,
+        timeout: float | None = None,
+        on_cut: Callable[[], None] | None = None,
+    ) -> T:
+        """Do one piece of work in a task of its own, and wait for it.
+
+        `cut_by` is the weakest mode that cuts it, None for work that only its `timeout` may cut. Raises Cut if the run
+        was cancelled so, before or under it, and StepTimeoutError if its own time was up.
+        """
+        if cut_by is not None:
+            self.gate(cut_by)
+        step: Step[T] = Step(self, make, name, cut_by, on_cut)
+        self._steps.append(step)
+        timer = None if timeout is None else self.loop.call_later(timeout, step.expire)
+        try:
+            await step.wait()
+        finally:
+            self._steps.remove(step)
+            if timer is not None:
+                timer.cancel()
+        return step.outcome()
+
+    async def bounded(self, make: Callable[[], Awaitable[T]], name: str, seconds: float) -> T | None:
+        """Do something that no cancel cuts, but its time does; report what goes wrong."""
+        try:
+            return await self.step(make, name=name, cut_by=None, timeout=seconds)
+        except StepTimeoutError:
+            self.warn(f"{name} took longer than {seconds:g} s and was cut")
+        except Exception as error:  # noqa: BLE001 - the boundary: beside the run's work, so reported and survived
+            self.warn(f"{name} failed: {describe(error)}")
+        return None
+
+    async def together(self, makes: Iterable[Callable[[], Awaitable[None]]], name: str) -> None:
+        """Do several things at once, each of which is made of steps and ends with them."""
+        steps: list[Step[None]] = [Step(self, make, name) for make in makes]
+        for step in steps:
+            await step.wait()
+        for step in steps:
+            step.outcome()
+
+    def gate(self, mode: CancelMode) -> None:
+        """Go no further if a cancel of this mode, or a stronger one, was asked for."""
+        if self.signal.rank >= mode.rank:
+            raise Cut
+
+    def cut_steps(self) -> None:
+        """Cut whatever the cancel's mode says."""
+        rank = self.signal.rank
+        for step in self._steps.copy():
+            if step.cut_by is not None and step.cut_by.rank <= rank:
+                step.cut()
+
+    def lose_steps(self) -> None:
+        """The steps died with their loop; their tools' threads may live on, and are told."""
+        steps, self._steps = self._steps, []
+        for step in steps:
+            if step.on_cut is not None:
+                step.on_cut()
+
+    def leave_behind(self, key: object, name: str) -> None:
+        self._leftovers[key] = name
+
+    def picked_up(self, key: object) -> None:
+        """Something that was left behind is gone. Safe from any thread."""
+        self._leftovers.pop(key, None)
+        self._waiters.wake()
+
+    def warn(self, message: str) -> None:
+        """Report what went wrong beside the work: in the log, and in the result."""
+        log.warning("%r: %s", self, message)
+        self.warnings.append(message)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam to storage: where conversations and the records of runs are kept.
+
+A session's conversation is the messages of its runs, in the order in which the runs took their turn. `save` replaces
+what one run added, so it may be called again and again as the run goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from msgspec import Struct
+
+from andon.core.receipt import Receipt
+from andon.core.states import RunStatus, StopReason
+from andon.messages import Message, Usage
+
+
+class SessionKey(NamedTuple):
+    """What makes a session: two users' `s1` never meet."""
+
+    agent_id: str
+    user_id: str | None
+    session_id: str
+
+
+class RunRecord(Struct, frozen=True, gc=False):
+    """What is kept of a run."""
+
+    run_id: str
+    session: SessionKey
+    status: RunStatus
+    created_at: float
+    metadata: dict[str, Any]
+    stop_reason: StopReason | None = None
+    content: str = ""
+    usage: Usage | None = None
+    receipt: Receipt | None = None
+    error: str | None = None
+
+
+class Store(Protocol):
+    """Keeps sessions and runs. Every method may be cancelled, and must then have done all of its work or none."""
+
+    async def load(self, session: SessionKey) -> list[Message]:
+        """The conversation so far; a session that is not there is empty."""
+        ...
+
+    def save(self, record: RunRecord, messages: Sequence[Message]) -> Awaitable[None] | None:
+        """Keep a run's record, and the messages that it added to its session, in place of what it saved before.
+
+        Returns None if that is done, or what to await until it is. So a store that need not wait costs no task.
+        """
+        ...
+
+    async def find(self, run_id: str) -> RunRecord | None:
+        """The record of a run, if there is one."""
+        ...

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stream of a run that its reader started, and owns: leaving it cancels the run.
+
+An iterator object, not a generator: it begins the run at the first `next`, holds nothing open in between, and may be
+dropped at any moment, from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+from andon.core.events import Event
+from andon.core.journal import Reader
+from andon.core.states import CancelCause
+
+if TYPE_CHECKING:
+    from andon.core.run import Run
+
+
+class EventStream(Reader):
+    """A run's events, as they come.
+
+    Read it to its end, or leave: `aclose()` cancels the run and waits until it is settled; dropping the last reference
+    cancels it too. Cancelling a waiting `anext` cancels the run as well.
+    """
+
+    __slots__ = ("_state", "run")
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run.journal)
+        self.run = run
+        self._state = "new"
+
+    def __aiter__(self) -> EventStream:
+        return self
+
+    async def _more(self) -> Event:
+        if self._state == "new":
+            self._state = "closed"  # unless it begins
+            self.run.begin()
+            self._state = "begun"
+        if self._state == "closed":
+            raise StopAsyncIteration
+        try:
+            return await super()._more()
+        except StopAsyncIteration:
+            await self.aclose()
+            raise
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Leave. Returns when the run is settled."""
+        begun, self._state, self._events = self._state == "begun", "closed", []
+        if begun:
+            self.run.cancel_for(CancelCause.caller)
+            await self.run.attend()
+
+    def __del__(self) -> None:
+        # Only a signal: this may be any thread, and no place to wait.
+        if self._state == "begun" and not sys.is_finalizing():
+            self.run.cancel_for(CancelCause.caller)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run does, seen from the run: work to perform, to settle, and to say goodbye to.
+
+The agent's loop is the one real implementation; the core knows no more of it than this.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from andon.core.events import ToolView
+from andon.core.receipt import ToolReceipt
+from andon.core.signal import Fate
+from andon.core.states import StopReason
+from andon.messages import Message, Usage
+
+
+class Settlement(Struct, frozen=True, gc=False):
+    """What a run leaves, in its final and valid form."""
+
+    messages: list[Message]
+    """What the run added to its session."""
+    content: str
+    usage: Usage
+    tools: list[ToolReceipt]
+    cancelled: list[ToolView]
+    """The calls that the end of the run cancelled."""
+
+
+class Work(Protocol):
+    """What a run does."""
+
+    async def perform(self) -> StopReason:
+        """Do the work. Everything that may wait is a step of the run."""
+        ...
+
+    def settle(self, fate: Fate) -> Settlement:
+        """Bring what was seen so far into its final form. Pure: no waiting, no side effects."""
+        ...
+
+    async def farewell(self) -> None:
+        """Tell the hooks, after the terminal event."""
+        ...

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error that Andon raises, in one tree.
+
+AndonError
+├── ConfigurationError       an agent, tool or runtime that can't work as it is written
+│   ├── NoModelError         the agent has no model
+│   ├── ToolDefinitionError  a function that can't be a tool
+│   └── HookDefinitionError  an object that has none of the hooks' methods
+├── StartError               what keeps a run from starting; nothing was recorded
+│   ├── EmptyPromptError     there is nothing to send
+│   ├── RunIdTakenError      the run id belongs to another run
+│   ├── SessionBusyError     another run holds the session
+│   ├── HandleUsedError      a handle begins its run once
+│   └── InsideEventLoopError a blocking call inside a running event loop
+├── ModelError               the model failed; says whether trying again may help
+├── ToolError                a tool call failed before or around the tool's own code
+│   ├── UnknownToolError     the model named a tool that is not there
+│   ├── BadArgumentsError    the arguments are not JSON, or don't fit the tool
+│   ├── BadResultError       the tool's result can't be turned into text
+│   ├── ToolBlockedError     a hook refused this call
+│   └── ThreadsExhaustedError too many abandoned threads are still running
+└── IllegalTransitionError   a step that the state table does not have
+
+ToolCancelled (a BaseException, so that `except Exception` in a tool can't swallow it)
+
+A cancelled run raises none of these: it returns its result.
+"""
+
+from __future__ import annotations
+
+
+class AndonError(Exception):
+    """The base of everything that Andon raises."""
+
+
+class ConfigurationError(AndonError):
+    """An agent, tool or runtime that can't work as it is written."""
+
+
+class NoModelError(ConfigurationError, ValueError):
+    """The agent has no model."""
+
+
+class ToolDefinitionError(ConfigurationError, TypeError):
+    """A function that can't be a tool."""
+
+
+class HookDefinitionError(ConfigurationError, TypeError):
+    """An object that has none of the hooks' methods."""
+
+
+class StartError(AndonError):
+    """What keeps a run from starting. Nothing was recorded."""
+
+
+class EmptyPromptError(StartError, ValueError):
+    """There is nothing to send."""
+
+
+class RunIdTakenError(StartError, ValueError):
+    """The run id belongs to another run."""
+
+
+class SessionBusyError(StartError, RuntimeError):
+    """Another run holds the session."""
+
+    def __init__(self, message: str, *, run_id: str) -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        """The run that holds the session."""
+
+
+class HandleUsedError(StartError, RuntimeError):
+    """A handle begins its run once."""
+
+
+class InsideEventLoopError(StartError, RuntimeError):
+    """A blocking call inside a running event loop."""
+
+
+class ModelError(AndonError):
+    """The model failed.
+
+    `retryable` says whether the same request may succeed if it is sent again, and `retry_after` how many seconds
+    the provider asked to wait first.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = False, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+        self.retry_after = retry_after
+
+
+class ToolError(AndonError):
+    """A tool call failed before or around the tool's own code."""
+
+
+class UnknownToolError(ToolError):
+    """The model named a tool that is not there."""
+
+
+class BadArgumentsError(ToolError):
+    """The arguments are not JSON, or don't fit the tool."""
+
+
+class BadResultError(ToolError):
+    """The tool's result can't be turned into text."""
+
+
+class ToolBlockedError(ToolError):
+    """A hook refused this call."""
+
+
+class ThreadsExhaustedError(ToolError):
+    """Too many abandoned threads are still running."""
+
+
+class IllegalTransitionError(AndonError):
+    """A step that the state table does not have."""
+
+
+class ToolCancelled(BaseException):
+    """Raised by `ctx.check_cancelled()` in a tool whose run was cancelled. Not an Exception, on purpose."""
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line: its kind, and what it says."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Provider-neutral messages, their blocks, and token usage.
+
+All of them are frozen: a conversation is shared between runs, readers and the store, so nobody may change a message
+that another one holds.
+
+Roles: `user` (a prompt), `assistant` (text, reasoning, tool calls) and `tool` (the results of one turn's calls).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal
+
+from msgspec import Struct
+
+Role = Literal["user", "assistant", "tool"]
+
+
+class Text(Struct, frozen=True, gc=False, tag_field="type", tag="text"):
+    """Words, of a person or of the model."""
+
+    type: ClassVar[str] = "text"
+    text: str
+
+
+class Reasoning(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type", tag="reasoning"):
+    """What the model thought aloud. `signature` is the provider's seal: without it a block may not be sent back."""
+
+    type: ClassVar[str] = "reasoning"
+    text: str
+    signature: str | None = None
+
+
+class ToolCall(Struct, frozen=True, gc=False, tag_field="type", tag="tool_call"):
+    """The model asks for a tool. Only complete calls become part of a conversation."""
+
+    type: ClassVar[str] = "tool_call"
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+class ToolResult(Struct, frozen=True, gc=False, tag_field="type", tag="tool_result"):
+    """The answer to one tool call: its real result, or, with status `error`, the truth about why there is none."""
+
+    type: ClassVar[str] = "tool_result"
+    call_id: str
+    name: str
+    content: str
+    status: Literal["ok", "error"] = "ok"
+
+
+Block = Text | Reasoning | ToolCall | ToolResult
+
+
+class Message(Struct, frozen=True, gc=False):
+    """One message of a conversation: a role, and a list of blocks."""
+
+    role: Role
+    content: list[Block]
+
+    @property
+    def text(self) -> str:
+        """The text blocks, joined."""
+        return "".join(block.text for block in self.content if isinstance(block, Text))
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        return [block for block in self.content if isinstance(block, ToolCall)]
+
+    @property
+    def tool_results(self) -> list[ToolResult]:
+        return [block for block in self.content if isinstance(block, ToolResult)]
+
+
+def user(text: str) -> Message:
+    return Message("user", [Text(text)])
+
+
+def assistant(*blocks: Block) -> Message:
+    return Message("assistant", list(blocks))
+
+
+class Usage(Struct, frozen=True, gc=False):
+    """Tokens spent. `None` is unknown, which is not zero; `estimated` marks numbers that the provider didn't give."""
+
+    input_tokens: int | None = 0
+    output_tokens: int | None = 0
+    cached_tokens: int | None = 0
+    reasoning_tokens: int | None = 0
+    estimated: bool = False
+
+    @property
+    def total_tokens(self) -> int | None:
+        return _sum(self.input_tokens, self.output_tokens)
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            _sum(self.input_tokens, other.input_tokens),
+            _sum(self.output_tokens, other.output_tokens),
+            _sum(self.cached_tokens, other.cached_tokens),
+            _sum(self.reasoning_tokens, other.reasoning_tokens),
+            self.estimated or other.estimated,
+        )
+
+
+UNKNOWN_USAGE = Usage(None, None, None, None)
+
+CHARACTERS_PER_TOKEN = 4
+
+
+def estimate_tokens(pieces: Iterable[str]) -> int:
+    """A rough count, for what a provider had no chance to report: four characters a token, rounded up."""
+    return -(-sum(map(len, pieces)) // CHARACTERS_PER_TOKEN)
+
+
+def _sum(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The protocol of models: they are given a request and a sink, and push what they receive.
+
+There is no generator to close, and what was received before a cut is already in the sink. A cut reaches the model as
+one `CancelledError` where it waits; it closes what it opened and lets the error through.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from andon.messages import Message, Usage
+
+
+class ToolSpec(Struct, frozen=True, gc=False):
+    """A tool, as a model sees it."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """A JSON schema of an object."""
+
+
+class ModelRequest(Struct, frozen=True, gc=False):
+    """What a model is asked."""
+
+    messages: list[Message]
+    instructions: str | None
+    tools: list[ToolSpec]
+
+
+class Sink(Protocol):
+    """Where a model puts what it receives, one plain call each.
+
+    Calls after a cut are ignored, except `usage`: what the provider says about the cost is always welcome.
+    """
+
+    def text(self, text: str) -> None:
+        """A piece of the answer."""
+        ...
+
+    def reasoning(self, text: str, signature: str | None = None) -> None:
+        """A piece of the model's reasoning; a signature completes the block."""
+        ...
+
+    def tool_call(
+        self, call_id: str, name: str = "", arguments: str | dict[str, Any] = "", *, done: bool = False
+    ) -> None:
+        """A tool call, whole (with a dict, or `done`) or in pieces of JSON text that share the call's id."""
+        ...
+
+    def usage(
+        self,
+        usage: Usage | None = None,
+        *,
+        input_tokens: int | None = None,
+        output_tokens: int | None = None,
+        cached_tokens: int | None = None,
+        reasoning_tokens: int | None = None,
+    ) -> None:
+        """What the call has cost so far; each report replaces the one before."""
+        ...
+
+
+class Model(Protocol):
+    """A language model."""
+
+    @property
+    def id(self) -> str:
+        """The model's name, as its provider calls it."""
+        ...
+
+    async def stream(self, request: ModelRequest, sink: Sink) -> None:
+        """Answer the request by pushing to the sink, and return when the answer is complete.
+
+        Raises `ModelError`, with `retryable=True` for what may work when it is tried again.
+        """
+        ...

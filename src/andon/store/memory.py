@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store that forgets with its process: sessions and runs in two dictionaries.
+
+Nothing in it waits, so each call is done in one step, whatever cancels it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from itertools import chain
+
+from andon.core.store import RunRecord, SessionKey
+from andon.messages import Message
+
+RECORDS_KEPT = 10_000
+
+
+class MemoryStore:
+    """Conversations live as long as the store; of ended runs the records of the last 10,000 are kept."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # runs of one agent may live on several threads; nothing waits under it
+        self._sessions: dict[SessionKey, dict[str, list[Message]]] = {}
+        self._records: dict[str, RunRecord] = {}
+
+    async def load(self, session: SessionKey) -> list[Message]:
+        with self._lock:
+            return list(chain.from_iterable(self._sessions.get(session, {}).values()))
+
+    def save(self, record: RunRecord, messages: Sequence[Message]) -> None:
+        with self._lock:
+            self._sessions.setdefault(record.session, {})[record.run_id] = list(messages)
+            self._records[record.run_id] = record
+            if len(self._records) > RECORDS_KEPT:
+                self._drop_oldest_ended()
+
+    async def find(self, run_id: str) -> RunRecord | None:
+        with self._lock:
+            return self._records.get(run_id)
+
+    def _drop_oldest_ended(self) -> None:
+        oldest = next((key for key, record in self._records.items() if record.status.final), None)
+        if oldest is not None:
+            del self._records[oldest]

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The blocking facade: the same runs, on the portal's loop, waited for by an ordinary thread.
+
+Nothing here is a second way to run or to cancel. What a cancelled task is to the async calls, an interrupt (Ctrl-C) is
+here: the run is ended first, with cause `caller`, and then the interrupt goes its own way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+from andon.core.events import Event
+from andon.core.journal import Reader
+from andon.core.portal import portal
+from andon.core.receipt import RunResult
+from andon.core.run import Run
+from andon.core.states import CancelCause
+from andon.errors import ConfigurationError, InsideEventLoopError
+
+T = TypeVar("T")
+
+INTERRUPTED_SECONDS = 10.0
+"""How long an interrupted call waits for its run to end, at the most. A second interrupt gets through at once."""
+
+
+def check_blocking(instead: str) -> None:
+    """Refuse to block a running event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise InsideEventLoopError(f"agent.run blocks, and would stop the event loop that is running here; use {instead}")
+
+
+def run_blocking(run: Run) -> RunResult:
+    """Do a run to its end."""
+    _begin(run)
+    _outlast(run, run.attend_blocking)
+    return run.make_result()
+
+
+class BlockingStream:
+    """A run's events, as they come, for a thread.
+
+    It begins at the first `next`. Read it to its end, or leave: `close()` cancels the run and waits until it is
+    settled; dropping the last reference cancels it too.
+    """
+
+    __slots__ = ("_reader", "_state", "run")
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._reader = Reader(run.journal)
+        self._state = "new"
+
+    def __iter__(self) -> BlockingStream:
+        return self
+
+    def __next__(self) -> Event:
+        if self._state == "new":
+            self._state = "closed"  # unless it begins
+            _begin(self.run)
+            self._state = "begun"
+        event = _outlast(self.run, self._reader.next_blocking) if self._state == "begun" else None
+        if event is None:
+            self.close()
+            raise StopIteration
+        return event
+
+    def close(self) -> None:
+        """Leave. Returns when the run is settled."""
+        begun, self._state = self._state == "begun", "closed"
+        if begun:
+            self.run.cancel_for(CancelCause.caller)
+            _outlast(self.run, self.run.attend_blocking)
+
+    def __del__(self) -> None:
+        # Only a signal: this may be any thread, and no place to wait.
+        if self._state == "begun" and not sys.is_finalizing():
+            self.run.cancel_for(CancelCause.caller)
+
+
+def _begin(run: Run) -> None:
+    if isinstance(run.limits.cancel_on, asyncio.Event):
+        raise ConfigurationError(
+            "cancel_on is an asyncio.Event, which a blocking call can't watch: use threading.Event"
+        )
+
+    async def begin() -> None:
+        run.begin()
+
+    _outlast(run, portal.submit(begin).result)
+
+
+def _outlast(run: Run, wait: Callable[[], T]) -> T:
+    """Wait; if that is interrupted, end the run first."""
+    try:
+        return wait()
+    except Exception:
+        raise
+    except BaseException:
+        run.cancel_for(CancelCause.caller)
+        run.attend_blocking(INTERRUPTED_SECONDS)
+        raise

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions as tools: async ones are awaited, sync ones run in a daemon thread of their own.
+
+What must stay true: a function that can't be a tool is refused where it is defined, and not in the middle of a run;
+the function stays callable as it was; and whatever it returns becomes text or a clear error, never a crash of the run.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence, Set, ValuesView
+from numbers import Integral, Real
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+
+import msgspec
+
+from andon.errors import BadResultError, ToolDefinitionError
+from andon.tools.base import Tool, ToolContext
+from andon.tools.schema import Parameters, find_origin, parse_docstring
+from andon.tools.thread import call_in_thread
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+NO_OUTPUT = "(no output)"
+"""What the model is told when there is nothing to tell: providers refuse empty text."""
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_BYTES = (bytes, bytearray, memoryview)
+_TOOL_ATTRIBUTES = ("name", "description", "bind", "invoke", "parameters")
+
+
+class FunctionTool(Generic[P, R]):
+    """A function that an agent can use. Made by `tool`; calling it calls the function, as it always did."""
+
+    __name__: str
+    __wrapped__: Callable[P, R]
+
+    def __init__(self, function: Callable[P, R], *, name: str | None = None, description: str | None = None) -> None:
+        _refuse_what_is_no_function(function)
+        functools.update_wrapper(self, function, ("__module__", "__name__", "__qualname__", "__doc__"), ())
+        self.name = _checked_name(function, name)
+        self.__name__ = getattr(function, "__name__", self.name)
+        self._parameters = Parameters(function, self.name)
+        self.description = parse_docstring(inspect.getdoc(find_origin(function)))[0]
+        if description is not None:
+            self.description = description
+        self._function: Callable[..., Any] = function
+        self._is_async = _either(inspect.iscoroutinefunction, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.__wrapped__(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<tool {self.name}>"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The JSON schema of the arguments: an object."""
+        return self._parameters.schema
+
+    def bind(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Check the model's arguments and turn them into Python values. Raises `BadArgumentsError`."""
+        return self._parameters.bind(arguments)
+
+    async def invoke(self, bound: dict[str, Any], ctx: ToolContext) -> str:
+        """Call the function and return its result as text. A sync one is called in a thread."""
+        arguments = bound if self._parameters.context is None else {**bound, self._parameters.context: ctx}
+        if self._is_async:
+            return to_text(self.name, await self._function(**arguments))
+        # The result becomes text in the thread as well: that may take a while, and only then is it known to be good.
+        return await call_in_thread(functools.partial(self._call, arguments), self.name, ctx._scope)
+
+    def _call(self, arguments: dict[str, Any]) -> str:
+        return to_text(self.name, self._function(**arguments))
+
+
+@overload
+def tool(
+    function: Callable[P, R], /, *, name: str | None = None, description: str | None = None
+) -> FunctionTool[P, R]: ...
+
+
+@overload
+def tool(
+    *, name: str | None = None, description: str | None = None
+) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
+
+
+def tool(function: Any = None, /, *, name: str | None = None, description: str | None = None) -> Any:
+    """Make a function a tool. Its name, its docstring and its annotations are what the model is shown of it.
+
+    >>> @tool
+    ... async def search(query: str, limit: int = 10) -> list[str]:
+    ...     '''Search the archive.
+    ...
+    ...     Args:
+    ...         query: What to look for.
+    ...         limit: How many hits to return.
+    ...     '''
+
+    A parameter annotated `ToolContext` is given the call's context and is not shown to the model. A sync function runs
+    in a thread; let it look at `ctx.cancelled`, or a cancel has to leave it behind. Return text, or anything that can
+    be written as JSON. `@tool(name="…", description="…")` says something else than the function does.
+    """
+    if function is None:
+        return functools.partial(FunctionTool, name=name, description=description)
+    return FunctionTool(function, name=name, description=description)
+
+
+def as_tool(obj: object) -> Tool:
+    """What an agent was given, as a tool: tools as they are, functions wrapped."""
+    if isinstance(obj, FunctionTool):  # before its attributes are asked for: its schema can wait
+        return obj
+    if not isinstance(obj, type) and all(hasattr(obj, attribute) for attribute in _TOOL_ATTRIBUTES):
+        return cast(Tool, obj)
+    return FunctionTool(cast("Callable[..., Any]", obj))
+
+
+def to_text(tool_name: str, result: object) -> str:
+    """A tool's result as the model reads it."""
+    kind = type(result).__name__
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()  # or Python warns that it was never awaited
+        raise BadResultError(
+            f"tool {tool_name} returned a {kind}, which nobody awaits: write the tool as an async function that awaits"
+            " it and returns its result"
+        )
+    try:
+        text = "" if result is None else _write(result)
+    except Exception as error:
+        raise BadResultError(
+            f"tool {tool_name} returned a {kind} that can't be made into text ({error}); a tool may return a str, None,"
+            " or what JSON can express: numbers, lists, dicts, dataclasses, enums, dates, pydantic models"
+        ) from error
+    return text if text.strip() else NO_OUTPUT
+
+
+def _write(value: object) -> str:
+    plain = value if isinstance(value, str) else msgspec.to_builtins(value, builtin_types=_BYTES, enc_hook=_to_plain)
+    if isinstance(plain, str):  # also a date, a path, a str enum: as they are, without JSON's quotes
+        text = str.__str__(plain)
+        return text if text.isascii() else text.encode("utf-8", "replace").decode()  # half a character can't be sent
+    if _holds_bytes(plain):  # msgspec would write base64, of which a model can make nothing
+        raise TypeError("bytes are not text: decode them, or save them and return where they are")
+    return msgspec.json.encode(plain).decode()
+
+
+def _to_plain(value: object) -> object:
+    """What msgspec doesn't know, one level at a time. No other iterables: a data frame's would be its columns."""
+    from pydantic import BaseModel
+
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, os.PathLike):
+        return str(value)
+    if isinstance(value, Integral):  # numbers of numpy, for one
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Set | Sequence | ValuesView):
+        return list(value)
+    raise TypeError(f"a {type(value).__name__} can't be written as JSON")
+
+
+def _holds_bytes(plain: object) -> bool:
+    if isinstance(plain, dict):
+        return any(map(_holds_bytes, plain)) or any(map(_holds_bytes, plain.values()))
+    if isinstance(plain, list | tuple):
+        return any(map(_holds_bytes, plain))
+    return isinstance(plain, _BYTES)
+
+
+def _refuse_what_is_no_function(obj: object) -> None:
+    kind = type(obj).__name__
+    if isinstance(obj, FunctionTool):
+        raise ToolDefinitionError(f"{obj.name} is a tool already; to make another of its function, use .__wrapped__")
+    if isinstance(obj, type):
+        raise ToolDefinitionError(f"{obj.__name__} is a class; give a function, or a method of an instance of it")
+    if not callable(obj):
+        raise ToolDefinitionError(
+            f"a {kind} can't be a tool; give a function, or an object with {', '.join(_TOOL_ATTRIBUTES)}."
+            ' A decorator\'s options have names: @tool(name="...", description="...")'
+        )
+    if _either(inspect.isasyncgenfunction, obj) or _either(inspect.isgeneratorfunction, obj):
+        raise ToolDefinitionError(
+            f"{getattr(obj, '__name__', kind)} is a generator function, and a tool has one result; collect what it"
+            " yields and return that"
+        )
+
+
+def _either(test: Callable[[Any], bool], function: object) -> bool:
+    """Whether it is so of a function, or of the method that calls an object."""
+    return test(function) or test(type(function).__call__)
+
+
+def _checked_name(function: object, given: str | None) -> str:
+    name = getattr(function, "__name__", None) if given is None else given
+    if not isinstance(name, str):
+        raise ToolDefinitionError(f'a {type(function).__name__} has no name of its own; use tool(..., name="...")')
+    if not _NAME.fullmatch(name):
+        raise ToolDefinitionError(
+            f"{name!r} can't be a tool's name: providers take 1 to 64 letters (a-z), digits, _ and -;"
+            ' give another one with tool(..., name="...")'
+        )
+    return name

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a function's signature and docstring tell the model, and how the model's arguments become the function's.
+
+What must stay true: what the signature alone shows to be wrong is refused when the tool is defined; types may be
+defined later than the function, so one that is not known yet is looked up again when it is needed; and pydantic is not
+imported before that.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+from andon.errors import BadArgumentsError, ToolDefinitionError
+from andon.tools.base import ToolContext
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+PROBLEMS_SHOWN = 10
+"""How many of its mistakes the model is told of at once."""
+
+_HIDDEN_SECTION = re.compile(r"(?:(?P<arguments>Args|Arguments|Parameters)|Returns?|Yields|Raises):\s*")
+_ARGUMENT = re.compile(r"(\w+)\s*(?:\(.*?\))?:\s*(.*)")
+_CONTEXT_NAME = re.compile(r"""['"]?([\w.]+\.)?ToolContext['"]?(\s*\|\s*None)?""")
+
+
+class Parameters:
+    """The parameters of a tool's function: what the model is shown of them, and what checks its arguments."""
+
+    def __init__(self, function: Callable[..., Any], tool_name: str) -> None:
+        self._tool, self._origin = tool_name, find_origin(function)
+        parameters = _read_signature(function, tool_name)
+        written = {name: parameter.annotation for name, parameter in parameters.items()}
+        # Tried now, while the frame that holds a function's local types is still there.
+        self._hints, _ = _resolve(written, self._origin)
+        contexts = [name for name in written if _is_context(self._hints.get(name, written[name]))]
+        if len(contexts) > 1:
+            raise ToolDefinitionError(
+                f"tool {tool_name} has {len(contexts)} ToolContext parameters ({', '.join(contexts)}); keep one"
+            )
+        self.context = contexts[0] if contexts else None
+        """The parameter that takes the ToolContext; the model never sees it."""
+        self._shown = {name: parameter for name, parameter in parameters.items() if name != self.context}
+
+    @functools.cached_property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of the arguments."""
+        from pydantic.json_schema import GenerateJsonSchema
+
+        class Generator(GenerateJsonSchema):
+            # A default that JSON doesn't have is left out of the schema; that is no reason for a warning.
+            ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 - pydantic's own
+
+            def field_title_should_be_set(self, schema: Any) -> bool:
+                return False  # it would say every name twice, at the cost of tokens
+
+        model = self._model
+        try:
+            schema = model.model_json_schema(schema_generator=Generator)
+        except Exception as error:
+            raise self._unsupported(error) from error
+        schema.pop("title", None)
+        documented = parse_docstring(inspect.getdoc(self._origin))[1]
+        for name, parameter in schema["properties"].items():
+            if name in documented:
+                parameter.setdefault("description", documented[name])
+        return schema
+
+    def bind(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The keyword arguments for the function: checked, and as real Python values."""
+        from pydantic import ValidationError
+        from pydantic.fields import FieldInfo
+
+        model = self._model
+        try:
+            checked = model.model_validate(arguments)
+        except ValidationError as error:
+            raise BadArgumentsError(self._explain(error)) from error
+        except Exception as error:  # out of a validator of the user's own
+            raise BadArgumentsError(
+                f"the arguments of {self._tool} could not be checked: {type(error).__name__}: {error}"
+            ) from error
+        # What was not given is left to the function, whose own default it is, unless pydantic alone can tell it.
+        return {
+            name: getattr(checked, field)
+            for field, name, parameter in self._fields()
+            if field in checked.model_fields_set or isinstance(parameter.default, FieldInfo)
+        }
+
+    @functools.cached_property
+    def _model(self) -> type[BaseModel]:
+        from pydantic import ConfigDict, Field, create_model
+
+        unknown = {name: parameter.annotation for name, parameter in self._shown.items() if name not in self._hints}
+        late, errors = _resolve(unknown, self._origin)
+        for name, error in errors.items():
+            raise ToolDefinitionError(
+                f"tool {self._tool}: the annotation of {name} can't be resolved ({error}); import or define its type"
+                " where the function is defined, and not only under TYPE_CHECKING"
+            ) from error
+        hints = {**self._hints, **late}
+        fields: dict[str, Any] = {
+            # The parameter's name is an alias, because pydantic's fields can't be called everything that parameters
+            # can: `_x`, `json`, `model_config`.
+            field: (
+                Annotated[hints[name], Field(alias=name, validation_alias=name)],
+                ... if parameter.default is parameter.empty else parameter.default,
+            )
+            for field, name, parameter in self._fields()
+        }
+        try:
+            model: type[BaseModel] = create_model(self._tool, __config__=ConfigDict(extra="forbid"), **fields)
+        except Exception as error:
+            raise self._unsupported(error) from error
+        return model
+
+    def _fields(self) -> Iterable[tuple[str, str, inspect.Parameter]]:
+        return ((f"p{index}", name, parameter) for index, (name, parameter) in enumerate(self._shown.items()))
+
+    def _unsupported(self, error: Exception) -> ToolDefinitionError:
+        reason = str(error).strip().partition("\n")[0]
+        return ToolDefinitionError(
+            f"tool {self._tool}: its parameters have no JSON schema ({reason}); use types that JSON can express: str,"
+            " int, float, bool, list, dict, enums, dataclasses, pydantic models"
+        )
+
+    def _explain(self, error: Any) -> str:
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        lines = [f"the arguments don't fit {self._tool}:"]
+        for problem in problems[:PROBLEMS_SHOWN]:
+            where = ".".join(map(str, problem["loc"])) or "arguments"
+            message = problem["msg"]
+            if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
+                message = f"no such argument; there are: {', '.join(self._shown) or 'none'}"
+            lines.append(f"- {where}: {message}")
+        if len(problems) > PROBLEMS_SHOWN:
+            lines.append(f"- and {len(problems) - PROBLEMS_SHOWN} more")
+        return "\n".join(lines)
+
+
+def find_origin(function: Any) -> Any:
+    """The function in whose module and body the annotations were written, below partials, methods and wrappers."""
+    while not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif inspect.ismethod(function):
+            function = function.__func__
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif inspect.isfunction(call := type(function).__call__):
+            function = call  # an object that can be called
+        else:
+            break  # a builtin
+    return function
+
+
+def parse_docstring(text: str | None) -> tuple[str, dict[str, str]]:
+    """A Google-style docstring as the description for the model, and that of each argument."""
+    shown: list[str] = []
+    arguments: dict[str, str] = {}
+    heading: re.Match[str] | None = None
+    indent = 0
+    for line in (text or "").splitlines():
+        if line and not line[0].isspace():
+            heading = _HIDDEN_SECTION.fullmatch(line)
+            current, indent = "", 0
+        if heading is None:
+            shown.append(line)
+        elif heading["arguments"] and line[:1].isspace() and line.strip():
+            depth = len(line) - len(line.lstrip())
+            indent = indent or depth  # the first entry tells
+            entry = _ARGUMENT.fullmatch(line.strip()) if depth <= indent else None
+            if entry:
+                current = entry[1]
+                arguments[current] = entry[2]
+            elif current:
+                arguments[current] = f"{arguments[current]} {line.strip()}".strip()
+    return "\n".join(shown).strip(), arguments
+
+
+def _read_signature(function: Callable[..., Any], tool_name: str) -> dict[str, inspect.Parameter]:
+    try:
+        parameters = dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError) as error:
+        raise ToolDefinitionError(
+            f"tool {tool_name}: its signature can't be read ({error}); wrap it in a function of your own"
+        ) from error
+    if isinstance(function, functools.partial):
+        for name in function.keywords:  # given already, and not for the model to see or to change
+            del parameters[name]
+    for name, parameter in parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            problem = f"takes {parameter}, which a model can't be told of; name each parameter"
+        elif parameter.kind is parameter.POSITIONAL_ONLY:
+            problem = f"parameter {name} is positional-only, and arguments are given by name; take away the `/`"
+        elif parameter.annotation is not parameter.empty:
+            continue
+        elif name in ("self", "cls"):
+            problem = f"parameter {name} has no annotation; to use a method, give the bound one: tool(instance.method)"
+        elif name in ("ctx", "context"):
+            problem = f"parameter {name} has no annotation; write {name}: ToolContext to be given the call's context"
+        else:
+            problem = f"parameter {name} has no annotation; write its type, as in {name}: str"
+        raise ToolDefinitionError(f"tool {tool_name}: {problem}")
+    return parameters
+
+
+def _resolve(annotations: dict[str, Any], origin: Any) -> tuple[dict[str, Any], dict[str, Exception]]:
+    """The types that annotations stand for, each by itself, and what is wrong with those that can't be told."""
+    hints: dict[str, Any] = {}
+    errors: dict[str, Exception] = {}
+    names = _names_around(origin)
+    for name, annotation in annotations.items():
+
+        def stub() -> None: ...
+
+        stub.__annotations__ = {name: annotation}
+        try:
+            hints.update(typing.get_type_hints(stub, getattr(origin, "__globals__", {}), names, include_extras=True))
+        except Exception as error:  # noqa: BLE001 - reported when the type is needed; it may exist by then
+            errors[name] = error
+    return hints, errors
+
+
+def _names_around(origin: Any) -> dict[str, Any]:
+    """The local names that a nested function's annotations may use: its closure's, and those of the functions around it
+    that are running now. Annotations kept as strings don't become part of a closure, so that alone would not do."""
+    names: dict[str, Any] = {}
+    code = getattr(origin, "__code__", None)
+    if code is None:
+        return names
+    frame: types.FrameType | None = sys._getframe(1)
+    inner = code
+    while frame is not None:
+        if any(constant is inner for constant in frame.f_code.co_consts):  # this frame's code holds the `def`
+            if frame.f_locals is frame.f_globals:
+                break
+            names = {**frame.f_locals, **names}
+            inner = frame.f_code
+        frame = frame.f_back
+    for name, cell in zip(code.co_freevars, origin.__closure__ or (), strict=True):
+        with suppress(ValueError):  # nothing in it yet
+            names[name] = cell.cell_contents
+    return names
+
+
+def _is_context(annotation: Any) -> bool:
+    if isinstance(annotation, str):  # not to be resolved: imported under TYPE_CHECKING, as a rule
+        return _CONTEXT_NAME.fullmatch(annotation.strip()) is not None
+    return annotation is ToolContext or ToolContext in typing.get_args(annotation)

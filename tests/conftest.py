@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for every test: in CI (the variable CI is set) none is skipped, because a skipped test proves nothing."""
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+
+def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    expected_to_fail = hasattr(report, "wasxfail")  # pytest reports it as skipped, but it did run
+    if os.environ.get("CI") and report.skipped and not expected_to_fail:
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"no test may be skipped in CI: {why}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _refuse_skip(report)
+    return report

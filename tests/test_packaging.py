@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package as a whole: what is installed, what importing it costs, and which way its imports point."""
+
+import ast
+import importlib.metadata
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import andon
+
+SOURCE = Path(__file__).parents[1] / "src" / "andon"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# Each part of the package, lowest first, with the parts it may import besides itself.
+_BELOW_MODELS = {"errors", "messages", "core"}
+_BELOW_SYNC = _BELOW_MODELS | {"models", "tools", "store"}
+_BELOW_AGENT = _BELOW_SYNC | {"sync", "telemetry"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "messages": {"errors"},
+    "core": {"errors", "messages"},
+    "models": _BELOW_MODELS,
+    "tools": _BELOW_MODELS,
+    "store": _BELOW_MODELS,
+    "sync": _BELOW_SYNC,
+    "telemetry": _BELOW_SYNC | {"sync"},
+    "agent": _BELOW_AGENT | {"andon"},
+    "testing": _BELOW_AGENT | {"andon", "agent"},
+    "server": _BELOW_AGENT | {"andon", "agent", "testing"},
+    "cli": _BELOW_AGENT | {"andon", "agent", "testing", "server"},
+    "run": {"core"},
+    "andon": _BELOW_AGENT | {"agent", "testing"},  # the root itself
+}
+
+# What the extras bring, and pydantic, which waits until a schema is wanted.
+_MODELS = {"openai", "anthropic", "aiobotocore", "google", "mcp"}
+_SERVERS = {"fastapi", "uvicorn", "sqlalchemy", "psycopg", "procrastinate", "opentelemetry"}
+NOT_IMPORTED = {"pydantic"} | _MODELS | _SERVERS
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+
+def _where(file: Path, line: int) -> str:
+    return f"{file.relative_to(SOURCE.parent)}:{line}"
+
+
+def _part(module: list[str]) -> str:
+    """The part a dotted name belongs to: `andon.core.signal` → `core`; the root's own names → `andon`."""
+    return module[1] if module[1:] and module[1] in MAY_IMPORT else "andon"
+
+
+def _imported_modules(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """Every module of ours that the file imports, wherever in it the import stands."""
+    package = list(file.parent.relative_to(SOURCE.parent).parts)
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base += node.module.split(".") if node.module else []
+            names = [[*base, alias.name] for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name[0] == "andon":
+                yield node.lineno, name
+
+
+def test_the_tests_run_against_the_installed_wheel() -> None:
+    assert not Path(andon.__file__).is_relative_to(SOURCE.parent)
+
+
+def test_the_distribution_is_typed_and_licensed() -> None:
+    installed = {file.as_posix() for file in importlib.metadata.files("andon") or []}
+    assert "andon/py.typed" in installed
+    assert any(name.endswith("/licenses/LICENSE") for name in installed)
+
+
+def test_importing_andon_imports_no_extra_and_no_pydantic() -> None:
+    code = "import sys, andon; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert set(output.split()) & NOT_IMPORTED == set()
+
+
+def test_every_file_names_its_licence() -> None:
+    header = "# SPDX-License-Identifier: Apache-2.0\n"
+    without = [_where(file, 1) for file in FILES if not file.read_text().startswith(header)]
+    assert FILES
+    assert not without, "\n".join(without)
+
+
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for file in FILES:
+        part = _part(["andon", *file.relative_to(SOURCE).with_suffix("").parts])
+        for line, module in _imported_modules(file):
+            if _part(module) != part and _part(module) not in MAY_IMPORT[part]:
+                wrong.append(f"{_where(file, line)} {part} imports {'.'.join(module)}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_part_has_its_place_in_the_order() -> None:
+    parts = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert parts - {"__init__"} <= set(MAY_IMPORT)
+
+
+def test_files_and_functions_are_short() -> None:
+    long = []
+    for file in FILES:
+        text = file.read_text()
+        if (lines := len(text.splitlines())) > MAX_FILE_LINES:
+            long.append(f"{_where(file, 1)} has {lines} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > MAX_FUNCTION_LINES:
+                    long.append(f"{_where(file, node.lineno)} {node.name} has {lines} lines")
+    assert not long, "\n".join(long)

@@ -401,10 +401,13 @@ def test_what_would_stop_a_coroutine_or_the_loop_arrives_as_a_runtime_error(erro
 
 
 @pytest.mark.parametrize("kind", [ValueError, StopIteration])
-def test_an_error_is_freed_without_the_garbage_collector(kind: type[Exception]) -> None:
+def test_an_error_is_freed_without_the_garbage_collector(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Failure(kind):  # type: ignore[misc, valid-type]
         pass
 
+    monkeypatch.setattr(andon.tools.thread, "EXIT_SECONDS", HANG)  # the thread's own frames are gone after the call
     seen: list[weakref.ref[BaseException]] = []
 
     @tool
@@ -434,7 +437,7 @@ def test_an_error_is_freed_without_the_garbage_collector(kind: type[Exception]) 
 # -- when it is cut --------------------------------------------------------------------------------------------------
 
 
-class Secret(Exception):
+class SecretError(Exception):
     pass
 
 
@@ -443,10 +446,10 @@ def finish() -> str:
 
 
 def fail() -> str:
-    raise Secret("secret")
+    raise SecretError("secret")
 
 
-@pytest.mark.parametrize(("ending", "suffix"), [(finish, ""), (fail, ": it raised Secret")])
+@pytest.mark.parametrize(("ending", "suffix"), [(finish, ""), (fail, ": it raised SecretError")])
 def test_a_cut_leaves_the_thread_behind_named_and_drops_what_it_brings(
     ending: Callable[[], str], suffix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -636,7 +639,9 @@ class Team:
     ],
 )
 def test_results_become_text(result: object, text: str) -> None:
-    assert to_text("work", result) == text
+    written = to_text("work", result)
+    assert written == text
+    assert type(written) is str  # msgspec refuses to write any other
 
 
 def test_an_unusual_integer_becomes_text() -> None:

@@ -129,6 +129,15 @@ def test_any_parameter_name_will_do() -> None:
     assert odd.bind({"_x": 1, "json": "{}", "copy": True}) == {"_x": 1, "json": "{}", "copy": True}
 
 
+def test_an_alias_does_not_rename_a_parameter() -> None:
+    @tool
+    def find(query: Annotated[str, Field(alias="q", validation_alias="term")]) -> str:
+        return query
+
+    assert list(find.parameters["properties"]) == ["query"]
+    assert find.bind({"query": "x"}) == {"query": "x"}
+
+
 def test_a_default_that_json_does_not_have_is_left_out() -> None:
     missing = object()
 
@@ -268,6 +277,9 @@ def test_types_that_are_local_to_the_functions_around_are_found() -> None:
 
     class Place(BaseModel):  # not the module's
         b: int
+
+    class Inner(BaseModel):  # not the one that is meant
+        d: int
 
     def inner() -> FunctionTool[..., None]:
         class Inner(BaseModel):

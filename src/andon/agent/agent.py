@@ -88,8 +88,9 @@ class Agent:
             _ = tool.parameters  # built here and now: the schema library takes a while to load, and no run should wait
         self.hooks = list(hooks)
         self._hooks = Hooks(hooks)
-        self.runtime = runtime or Runtime()
-        self.runtime.store = self.runtime.store or MemoryStore()
+        self.runtime = Runtime() if runtime is None else runtime
+        if self.runtime.store is None:
+            self.runtime.store = MemoryStore()
         self.parallel_tools = parallel_tools
         self.retry = retry or Retry()
         self.session_id = _fresh_id()
@@ -132,7 +133,9 @@ class Agent:
 
     def start(self, prompt: str, **options: Unpack[RunOptions]) -> Run:
         """Make the handle of a run, which begins at `async with agent.start(...) as run`."""
-        if not isinstance(prompt, str) or not prompt.strip():
+        if not isinstance(prompt, str):
+            raise ConfigurationError(f"the prompt is a {type(prompt).__name__}; it must be text")
+        if not prompt.strip():
             raise EmptyPromptError("the prompt is empty: give the agent some text to answer")
         plan = self._plan()
         session = self._find_session(options.get("session_id"), options.get("user_id"))

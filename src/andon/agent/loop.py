@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,9 +68,9 @@ class Loop:
         """What the run has added to the conversation."""
         self.turn: Turn | None = None
         """The model call that has not ended yet."""
-        self.open_calls: list[CallRecord] = []
+        self.open_calls: Sequence[CallRecord] = ()
         """The calls that have no message of results yet."""
-        self.calls: list[CallRecord] = []
+        self.calls: Sequence[CallRecord] = ()
         """Every call so far."""
         self._spent = Usage()
         self._text = ""
@@ -81,14 +80,14 @@ class Loop:
 
     async def perform(self) -> StopReason:
         await self._open_session()
-        for number in itertools.count(1):
+        turns = 0
+        while turns != self._max_turns:
+            turns += 1
             await self._model_turn()
             if not self.open_calls:
-                break
+                return StopReason.end_turn
             await self._use_tools()
-            if number == self._max_turns:
-                return StopReason.max_turns
-        return StopReason.end_turn
+        return StopReason.max_turns
 
     async def _open_session(self) -> None:
         session, store = self._run.session, self._plan.store
@@ -102,7 +101,9 @@ class Loop:
         self._run.gate(CancelMode.after_turn)
         request = self._request()
         await self._tell(BeforeModel, request=request)
-        for attempt in itertools.count(1):
+        attempt = 0
+        while True:
+            attempt += 1
             turn = self.turn = Turn(self._run, request)
             self._run.phase = Phase.waiting
             try:
@@ -132,7 +133,7 @@ class Loop:
             for record in records:
                 await self._call(record)
         self.messages.append(Message("tool", [record.result for record in records]))
-        self.open_calls = []
+        self.open_calls = ()
         await self._announce()
 
     # -- one model call -----------------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ class Loop:
         self.turn = None
         self.messages.append(assistant(*blocks))
         self.open_calls = self._records(turn, blocks)
-        self.calls += self.open_calls
+        self.calls = [*self.calls, *self.open_calls]
         self._text += turn.content()
         self._spent += usage
         await self._tell(AfterModel, message=self.messages[-1], usage=usage)
@@ -231,12 +232,15 @@ class Loop:
         """What only the end decided is announced after it; then the end itself."""
         self.messages = self._run.settlement.messages
         await self._announce(cut_by=None)
-        await self._tell(RunEnded, cut_by=None, result=self._run.make_result())
+        if self._plan.hooks.wants(RunEnded):
+            await self._tell(RunEnded, cut_by=None, result=self._run.make_result())
 
     # -- hooks --------------------------------------------------------------------------------------------------------
 
     async def _announce(self, cut_by: CancelMode | None = CancelMode.now) -> None:
         """Tell of the messages that are new since the last time."""
+        if not self._plan.hooks.wants(MessageAdded):
+            return
         while self._announced < len(self.messages):
             self._announced += 1
             await self._tell(MessageAdded, cut_by=cut_by, message=self.messages[self._announced - 1])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from andon.core.signal import Batch, wake_all
 from andon.core.states import CancelOutcome
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ class Cord:
         self._arms[id(arm)] = arm
         for key in earlier:  # arming again refreshes
             self._arms.pop(key, None)
-        outcomes = {run.ask(request) for run in self.live.copy().values()}
+        batch: Batch = {}
+        outcomes = {run.ask(request, batch) for run in self.live.copy().values()}
+        wake_all(batch, request)
         for outcome in (CancelOutcome.requested, CancelOutcome.already_requested, CancelOutcome.already_finished):
             if outcome in outcomes:
                 self._arms.pop(id(arm), None)

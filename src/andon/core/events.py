@@ -6,17 +6,16 @@ Every run's events are numbered from 1 without gaps, begin with `run_started`, a
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any
 
 from msgspec import Struct
 
 from andon.core.receipt import Receipt
-from andon.core.states import RunStatus, ToolOutcome
+from andon.core.states import RunStatus, ToolOutcome, Word
 from andon.messages import Usage
 
 
-class RunEvent(StrEnum):
+class RunEvent(Word):
     """The kinds of event; the values are the names on the wire."""
 
     run_started = "RunStarted"

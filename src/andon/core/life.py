@@ -24,7 +24,7 @@ from andon.core.journal import Journal
 from andon.core.limits import Limits
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest, Receipt, RunResult
-from andon.core.signal import CancelSignal, Completed, Failed, stop_reason_of
+from andon.core.signal import Batch, CancelSignal, Completed, Failed, stop_reason_of
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, check_step
 from andon.core.step import Cut, Stepper
 from andon.core.store import RunRecord
@@ -48,6 +48,7 @@ class Life(Stepper):
     """A run from its beginning to its end; `core/run.py` makes a handle of it."""
 
     _work: Work
+    _conversation: list[Message]
 
     __slots__ = (
         "__weakref__",
@@ -97,7 +98,6 @@ class Life(Stepper):
         self._place: Place | None = None
         self._settlement: Settlement | None = None
         self._record: RunRecord | None = None
-        self._conversation: list[Message] = []
         self._receipt: Receipt | None = None
         self._cut_phase: Phase | None = None
         self._ended = self._settled = self._host_cancelled = False
@@ -135,12 +135,12 @@ class Life(Stepper):
     def cancel_for(self, cause: CancelCause, reason: str | None = None) -> CancelOutcome:
         return self.ask(CancelRequest.make(cause, reason))
 
-    def ask(self, request: CancelRequest) -> CancelOutcome:
+    def ask(self, request: CancelRequest, batch: Batch | None = None) -> CancelOutcome:
         if self._ended:
             return CancelOutcome.already_finished
         if self._is_lost():
             request = msgspec.structs.replace(request, cause=CancelCause.lost)
-        outcome = self.signal.cancel(request)
+        outcome = self.signal.cancel(request, batch)
         self.end_if_lost()
         return outcome
 
@@ -216,10 +216,11 @@ class Life(Stepper):
         """The one way to end."""
         work, fate = self._work, self.signal.fate
         assert fate is not None
-        if isinstance(fate, CancelRequest):
-            self._deliver(fate)  # if it was decided so late that it has not arrived yet
+        if self._cut_phase is None and isinstance(fate, CancelRequest):
+            self._deliver(fate)  # decided so late that it has not arrived yet
         self.phase = Phase.ending
-        await self.limits.end()
+        if (watch := self.limits.end()) is not None:
+            await watch.wait()
         settlement = self._settlement = work.settle(fate)
         status = RunStatus.completed
         if isinstance(fate, CancelRequest):

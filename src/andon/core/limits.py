@@ -59,12 +59,13 @@ class Limits:
         stronger = msgspec.structs.replace(request, mode=CancelMode.now, grace=None)
         self._later(run, request.grace, functools.partial(run.ask, stronger))
 
-    async def end(self) -> None:
+    def end(self) -> Step[None] | None:
+        """Take all of it down. Returns what is left to wait for."""
         for timer in self._timers or ():
             timer.cancel()
         if self._watch is not None:
             self._watch.expire()
-            await self._watch.wait()
+        return self._watch
 
     def abandon(self) -> None:
         """The loop on which all of this lived is closed."""
@@ -78,7 +79,12 @@ class Limits:
 
 async def _watch(run: Life, event: asyncio.Event | threading.Event) -> None:
     if isinstance(event, asyncio.Event):
-        await event.wait()
+        try:
+            await event.wait()
+        except RuntimeError as error:  # it belongs to another loop
+            return run.warn(
+                f"cancel_on can't be watched: {error}; use an asyncio.Event of this loop, or threading.Event"
+            )
     else:
         while not event.is_set():  # noqa: ASYNC110 - another thread's event can't wake a task
             await asyncio.sleep(EVENT_POLL_SECONDS)

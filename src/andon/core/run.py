@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 from types import TracebackType
 
 import msgspec
@@ -15,6 +17,15 @@ from andon.core.states import CancelCause, CancelMode, CancelOutcome
 from andon.errors import HandleUsedError
 
 __all__ = ["Run", "spectator"]
+
+
+def hold_off() -> contextlib.AbstractContextManager[object]:
+    """Ask a host that cancels again and again, as anyio's scopes do at every turn of the loop, to wait for the end.
+
+    Without it the wait would be right, but busy. Whoever uses such scopes has loaded anyio; we don't.
+    """
+    anyio = sys.modules.get("anyio")
+    return contextlib.nullcontext() if anyio is None else anyio.CancelScope(shield=True)
 
 
 class Run(Life):
@@ -63,7 +74,8 @@ class Run(Life):
         try:
             while not self._settled:
                 try:
-                    await self._waiters.wait(lambda: self._settled)
+                    with hold_off() if cancelled else contextlib.nullcontext():
+                        await self._waiters.wait(lambda: self._settled)
                 except asyncio.CancelledError as error:
                     cancelled = cancelled or error
                     self.cancel_for(CancelCause.caller)

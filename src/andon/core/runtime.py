@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from andon.core.receipt import CancelRequest
 from andon.core.session import Session
+from andon.core.signal import Batch, wake_all
 from andon.core.states import CancelMode, CancelOutcome, RunStatus
 from andon.errors import ConfigurationError, RunIdTakenError
 
@@ -28,20 +29,14 @@ ENDED_KEPT = 10_000
 
 
 class Bounds(Struct, frozen=True, gc=False):
-    """How long anything may take after a cancel. All are settable on `Runtime(...)`."""
+    """How long anything may take after a cancel. See `Runtime` for what each means."""
 
-    arm_seconds: float = 5.0
-    """How long `agent.cancel()` with nothing in flight waits for the next run; 0 switches that off."""
-    cut_seconds: float = 1.0
-    """After this, a task that was cancelled is cancelled again."""
-    abandon_seconds: float = 2.0
-    """After this, it is abandoned and named."""
-    hook_seconds: float = 5.0
-    """What an async hook may take."""
-    settle_seconds: float = 2.0
-    """What the store may take at a run's end."""
-    abandoned_threads: int = 64
-    """With more than these still running, sync tools get an error result."""
+    arm_seconds: float
+    cut_seconds: float
+    abandon_seconds: float
+    hook_seconds: float
+    settle_seconds: float
+    abandoned_threads: int
 
 
 class Runtime:
@@ -50,17 +45,30 @@ class Runtime:
     Agents that share a runtime share its store, its ids and its sessions; an agent without one makes its own.
 
     >>> runtime = Runtime(arm_seconds=0, cut_seconds=0.5)
+
+    `arm_seconds`: how long an `agent.cancel()` with nothing in flight waits for the next run; 0 switches that off.
+    `cut_seconds`: after this, a task that was cancelled and has not ended is cancelled again.
+    `abandon_seconds`: after this, it is abandoned and named.
+    `hook_seconds`: what an async hook may take.
+    `settle_seconds`: what the store may take at a run's end.
+    `abandoned_threads`: with so many still running, sync tools get an error result.
     """
 
-    def __init__(self, store: Store | None = None, **bounds: float) -> None:
-        unknown = set(bounds) - set(Bounds.__struct_fields__)
-        if unknown:
-            known = ", ".join(Bounds.__struct_fields__)
-            raise ConfigurationError(f"Runtime has no bound {', '.join(sorted(unknown))}; it has {known}")
-        for name, value in bounds.items():
-            if not value >= 0:
-                raise ConfigurationError(f"{name} is {value!r}; it must be 0 or more")
-        self.bounds = Bounds(**bounds)  # type: ignore[arg-type]
+    def __init__(
+        self,
+        store: Store | None = None,
+        *,
+        arm_seconds: float = 5.0,
+        cut_seconds: float = 1.0,
+        abandon_seconds: float = 2.0,
+        hook_seconds: float = 5.0,
+        settle_seconds: float = 2.0,
+        abandoned_threads: int = 64,
+    ) -> None:
+        self.bounds = Bounds(arm_seconds, cut_seconds, abandon_seconds, hook_seconds, settle_seconds, abandoned_threads)
+        for name in Bounds.__struct_fields__:
+            if not getattr(self.bounds, name) >= 0:
+                raise ConfigurationError(f"{name} is {getattr(self.bounds, name)!r}; it must be 0 or more")
         self.store = store
         """Where sessions and runs are kept; the first agent puts a memory store here if there is none."""
         self.abandoned: dict[object, str] = {}
@@ -106,14 +114,16 @@ class Runtime:
         if not all and run_id is None and session_id is None and user_id is None and agent_id is None:
             raise ValueError("say which runs: run_id=, session_id=, user_id=, agent_id=, or all=True")
         request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace)
+        batch: Batch = {}
         outcomes = {
-            run.run_id: run.ask(request)
+            run.run_id: run.ask(request, batch)
             for run in self.runs
             if (run_id is None or run.run_id == run_id)
             and (session_id is None or run.session_id == session_id)
             and (user_id is None or run.user_id == user_id)
             and (agent_id is None or run.agent_id == agent_id)
         }
+        wake_all(batch, request)
         if run_id is not None and run_id not in outcomes and run_id in self._ended:
             outcomes[run_id] = CancelOutcome.already_finished
         return outcomes

@@ -19,6 +19,8 @@ from andon.core.receipt import CancelRequest
 from andon.core.states import CancelMode, CancelOutcome, StopReason
 
 Deliver = Callable[[CancelRequest], None]
+Batch = dict[asyncio.AbstractEventLoop, list[Deliver]]
+"""Many runs to be woken by one request, with one wake-up per loop."""
 
 
 class Completed(Struct, frozen=True, gc=False):
@@ -32,6 +34,9 @@ class Failed(Struct, frozen=True):
 
     error: Exception
 
+
+_STRONGER = ("after_tools", "now")
+"""The keys under which later, stronger requests are kept: the names of their modes."""
 
 Fate = CancelRequest | Completed | Failed
 
@@ -68,14 +73,17 @@ class CancelSignal:
         request = self.request
         if request is None:
             return None
-        for mode in (CancelMode.now, CancelMode.after_tools):
-            if mode.value in self._slot:
-                return mode if mode.rank > request.mode.rank else request.mode
-        return request.mode
+        asked = [request.mode, *(CancelMode(mode) for mode in _STRONGER if mode in self._slot)]
+        return max(asked, key=lambda mode: mode.rank)
 
     @property
     def rank(self) -> int:
         """How much is to be stopped: 0 without a cancel, else the rank of its mode."""
+        request = self.request
+        if request is None:
+            return 0
+        if len(self._slot) == 1 or request.mode is CancelMode.now:
+            return request.mode.rank
         mode = self.mode
         return 0 if mode is None else mode.rank
 
@@ -83,19 +91,22 @@ class CancelSignal:
         """Try to end the run otherwise than by a cancel; returns what it really ends by."""
         return cast(Fate, self._slot.setdefault("fate", end))
 
-    def cancel(self, request: CancelRequest) -> CancelOutcome:
-        """Ask. Safe from any thread, loop or signal handler; never waits, never raises."""
+    def cancel(self, request: CancelRequest, batch: Batch | None = None) -> CancelOutcome:
+        """Ask. Safe from any thread, loop or signal handler; never waits, never raises.
+
+        With a `batch`, the wake-up is left to whoever asks many runs at once.
+        """
         winner = self._slot.setdefault("fate", request)
         if winner is request:
-            self._notify(request)
+            self._notify(request, batch)
             return CancelOutcome.requested
         if not isinstance(winner, CancelRequest):
             return CancelOutcome.already_finished
         if request.mode.rank > self.rank:  # a stronger mode escalates
             self._slot.setdefault(request.mode.value, request)
-            self._notify(request)
+            self._notify(request, batch)
         elif request.grace is not None:  # so does a bound, when its time comes
-            self._notify(request)
+            self._notify(request, batch)
         return CancelOutcome.already_requested
 
     def bind(self, loop: asyncio.AbstractEventLoop, deliver: Deliver) -> None:
@@ -110,8 +121,24 @@ class CancelSignal:
         token = object()
         return self._slot.setdefault("adopted", token) is token
 
-    def _notify(self, request: CancelRequest) -> None:
+    def _notify(self, request: CancelRequest, batch: Batch | None) -> None:
         loop, deliver = self._loop, self._deliver
-        if loop is not None and deliver is not None:
+        if loop is None or deliver is None:
+            return
+        if batch is not None:
+            batch.setdefault(loop, []).append(deliver)
+        else:
             with contextlib.suppress(RuntimeError):  # closed: whoever asked finds the run lost
                 loop.call_soon_threadsafe(deliver, request)
+
+
+def wake_all(batch: Batch, request: CancelRequest) -> None:
+    """Deliver one request to many runs."""
+    for loop, delivers in batch.items():
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_deliver_all, delivers, request)
+
+
+def _deliver_all(delivers: list[Deliver], request: CancelRequest) -> None:
+    for deliver in delivers:
+        deliver(request)

@@ -12,7 +12,13 @@ from enum import StrEnum
 from andon.errors import IllegalTransitionError
 
 
-class RunStatus(StrEnum):
+class Word(StrEnum):
+    """A word of the vocabulary. It equals its value on the wire, so it must hash like it too (and fast)."""
+
+    __hash__ = str.__hash__
+
+
+class RunStatus(Word):
     """Where a run is. The last three are final."""
 
     pending = "PENDING"
@@ -47,7 +53,7 @@ def check_step(before: RunStatus, after: RunStatus) -> None:
         raise IllegalTransitionError(f"a run can't go from {before.name} to {after.name}")
 
 
-class StopReason(StrEnum):
+class StopReason(Word):
     """Why a run went no further."""
 
     end_turn = "end_turn"
@@ -57,7 +63,7 @@ class StopReason(StrEnum):
     error = "error"
 
 
-class CancelMode(StrEnum):
+class CancelMode(Word):
     """How much may still finish; each mode stops more than the one before it."""
 
     after_turn = "after_turn"
@@ -72,7 +78,7 @@ class CancelMode(StrEnum):
 _RANK = {CancelMode.after_turn: 1, CancelMode.after_tools: 2, CancelMode.now: 3}
 
 
-class CancelCause(StrEnum):
+class CancelCause(Word):
     """Why a run was cancelled."""
 
     user = "user"
@@ -86,7 +92,7 @@ class CancelCause(StrEnum):
     lost = "lost"
 
 
-class CancelOutcome(StrEnum):
+class CancelOutcome(Word):
     """What a call to cancel achieved. True if the run is, or will be, cancelled by it or by an earlier one."""
 
     requested = "requested"
@@ -99,7 +105,7 @@ class CancelOutcome(StrEnum):
         return self not in (CancelOutcome.already_finished, CancelOutcome.unknown)
 
 
-class ToolOutcome(StrEnum):
+class ToolOutcome(Word):
     """What became of a tool call. `abandoned` may still be running."""
 
     completed = "completed"
@@ -109,7 +115,7 @@ class ToolOutcome(StrEnum):
     compensated = "compensated"
 
 
-class Phase(StrEnum):
+class Phase(Word):
     """What a run is doing. `waiting` is for the model's first event; `backoff` before its next try."""
 
     pending = "pending"

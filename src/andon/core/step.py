@@ -86,7 +86,7 @@ class Step(Generic[T]):
             # Kept as a fact, not as an exception: its traceback would tie this object to itself.
             if not self.was_cut:
                 self._error = StrayError("CancelledError, though nobody cancelled it")
-        except (Cut, KeyboardInterrupt):
+        except (Cut, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary: whoever awaits the step gets it
             self._error = error if isinstance(error, Exception) else StrayError(repr(error))
@@ -213,7 +213,8 @@ class Stepper:
         try:
             await step.wait()
         finally:
-            self._steps.remove(step)
+            if step in self._steps:  # not if they were lost with their loop
+                self._steps.remove(step)
             if timer is not None:
                 timer.cancel()
         return step.outcome()

@@ -111,7 +111,7 @@ class Parameters:
             # The parameter's name is an alias, because pydantic's fields can't be called everything that parameters
             # can: `_x`, `json`, `model_config`.
             field: (
-                Annotated[hints[name], Field(alias=name, validation_alias=name)],
+                Annotated[hints[name], Field(alias=name)],
                 ... if parameter.default is parameter.empty else parameter.default,
             )
             for field, name, parameter in self._fields()
@@ -241,8 +241,6 @@ def _names_around(origin: Any) -> dict[str, Any]:
     inner = code
     while frame is not None:
         if any(constant is inner for constant in frame.f_code.co_consts):  # this frame's code holds the `def`
-            if frame.f_locals is frame.f_globals:
-                break
             names = {**frame.f_locals, **names}
             inner = frame.f_code
         frame = frame.f_back

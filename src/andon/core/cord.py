@@ -47,14 +47,16 @@ class Cord:
         batch: Batch = {}
         outcomes = {run.ask(request, batch) for run in self.live.copy().values()}
         wake_all(batch, request)
-        for outcome in (CancelOutcome.requested, CancelOutcome.already_requested, CancelOutcome.already_finished):
+        for outcome in (CancelOutcome.requested, CancelOutcome.already_requested):
             if outcome in outcomes:
                 self._arms.pop(id(arm), None)
                 return outcome
-        if self._is_valid(arm, arm_seconds):
+        if CancelOutcome.already_finished not in outcomes and self._is_valid(arm, arm_seconds):
             return CancelOutcome.armed
-        self._arms.pop(id(arm), None)
-        return CancelOutcome.unknown if self._ended_at is None else CancelOutcome.already_finished
+        if self._arms.pop(id(arm), None) is None:  # a run took it meanwhile
+            return CancelOutcome.armed
+        never_ran = self._ended_at is None and not outcomes
+        return CancelOutcome.unknown if never_ran else CancelOutcome.already_finished
 
     def add(self, run: Life, arm_seconds: float) -> None:
         """Register a run; it is cancelled here and now if the cord was pulled just before."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextvars
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from andon.core.receipt import CancelRequest, Receipt, RunResult
 from andon.core.signal import Batch, CancelSignal, Completed, Failed, stop_reason_of
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, check_step
 from andon.core.step import Cut, Stepper
-from andon.core.store import RunRecord
+from andon.core.store import DONE, RunRecord
 from andon.errors import HandleUsedError, describe
 from andon.messages import Message, Usage
 
@@ -273,13 +274,15 @@ class Life(Stepper):
         assert store is not None
         assert self._record is not None
         session.close(self.settlement.messages)
-        pending = None
+        save = functools.partial(store.save, self._record, self.settlement.messages)
         try:
-            pending = store.save(self._record, self.settlement.messages)
+            pending = save()
         except Exception as error:  # noqa: BLE001 - the boundary to a store that isn't ours
             by.warn(f"the store failed: {describe(error)}")
-        if pending is not None:
-            await by.bounded(lambda: pending, "the store", self.bounds.settle_seconds)
+            return
+        if pending is not DONE:
+            first = [pending]  # what was asked is awaited once; should that be cancelled, it is asked again
+            await by.bounded(lambda: first.pop() if first else save(), "the store", self.bounds.settle_seconds)
         if not session.loaded:  # it ended before it had read what came before
             base = await by.bounded(lambda: store.load(session.key), "the store", self.bounds.settle_seconds)
             if base is not None:

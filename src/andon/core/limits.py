@@ -82,9 +82,8 @@ async def _watch(run: Life, event: asyncio.Event | threading.Event) -> None:
         try:
             await event.wait()
         except RuntimeError as error:  # it belongs to another loop
-            return run.warn(
-                f"cancel_on can't be watched: {error}; use an asyncio.Event of this loop, or threading.Event"
-            )
+            run.warn(f"cancel_on can't be watched: {error}; use an asyncio.Event of this loop, or threading.Event")
+            return
     else:
         while not event.is_set():  # noqa: ASYNC110 - another thread's event can't wake a task
             await asyncio.sleep(EVENT_POLL_SECONDS)

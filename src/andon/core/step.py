@@ -41,6 +41,10 @@ class StrayError(Exception):
     """The work raised what is not an Exception, a CancelledError or SystemExit say, on its own account: its failure."""
 
 
+class StrayCancelError(StrayError):
+    """A CancelledError that the run didn't send: the work's own, or of a host that cancels every task it finds."""
+
+
 class Step(Generic[T]):
     """One task of a run, from its start to its end or its abandonment."""
 
@@ -85,7 +89,7 @@ class Step(Generic[T]):
         except asyncio.CancelledError:
             # Kept as a fact, not as an exception: its traceback would tie this object to itself.
             if not self.was_cut:
-                self._error = StrayError("CancelledError, though nobody cancelled it")
+                self._error = StrayCancelError("CancelledError, though nobody cancelled it")
         except (Cut, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary: whoever awaits the step gets it
@@ -107,10 +111,13 @@ class Step(Generic[T]):
     def outcome(self) -> T:
         """What the work returned or raised; Cut if the run was cancelled under it."""
         error, self._error = self._error, None
+        if isinstance(error, StrayCancelError) and self._is_cancelled():
+            # A host that ends its loop cancels every task at once, and this one heard of it before the run did.
+            self._mark_cut()
         if self.was_cut:
             if error is not None:
                 log.debug("%s failed while it was cut: %r", self.name, error)
-            if self.timed_out and (self.cut_by is None or self._run.signal.rank < self.cut_by.rank):
+            if self.timed_out and not self._is_cancelled():
                 raise StepTimeoutError(self.name)
             raise Cut(self.abandoned)
         try:
@@ -129,11 +136,19 @@ class Step(Generic[T]):
     def cut(self) -> None:
         if self.finished or self.was_cut or self._task.done():
             return
-        self.was_cut = True
-        if self.on_cut is not None:
-            self.on_cut()
-        self._task.cancel()
+        self._mark_cut()
+        if not self._task.cancelling():  # a host may have done that: the work is to see one CancelledError, not two
+            self._task.cancel()
         self._timer = self._run.loop.call_later(self._run.bounds.cut_seconds, self._cut_again)
+
+    def _mark_cut(self) -> None:
+        if not self.was_cut:
+            self.was_cut = True
+            if self.on_cut is not None:
+                self.on_cut()
+
+    def _is_cancelled(self) -> bool:
+        return self.cut_by is not None and self._run.signal.rank >= self.cut_by.rank
 
     def _cut_again(self) -> None:
         self._task.cancel()
@@ -153,7 +168,7 @@ class Step(Generic[T]):
             self._run.picked_up(self)
         elif task.cancelled():  # before its first step
             if not self.was_cut:
-                self._error = StrayError("CancelledError from outside, before it began")
+                self._error = StrayCancelError("CancelledError from outside, before it began")
             self._finish()
         elif (error := task.exception()) is not None:  # Cut, or a KeyboardInterrupt that stops the loop
             self._error = error
@@ -220,9 +235,15 @@ class Stepper:
         return step.outcome()
 
     async def bounded(self, make: Callable[[], Awaitable[T]], name: str, seconds: float) -> T | None:
-        """Do something that no cancel cuts, but its time does; report what goes wrong."""
+        """Do something that no cancel cuts, but its time does; report what goes wrong.
+
+        A host that ends its loop cancels every task once, this one too: then it is tried again.
+        """
         try:
-            return await self.step(make, name=name, cut_by=None, timeout=seconds)
+            try:
+                return await self.step(make, name=name, cut_by=None, timeout=seconds)
+            except StrayCancelError:
+                return await self.step(make, name=name, cut_by=None, timeout=seconds)
         except StepTimeoutError:
             self.warn(f"{name} took longer than {seconds:g} s and was cut")
         except Exception as error:  # noqa: BLE001 - the boundary: beside the run's work, so reported and survived

@@ -7,7 +7,7 @@ what one run added, so it may be called again and again as the run goes on.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
@@ -40,6 +40,17 @@ class RunRecord(Struct, frozen=True, gc=False):
     error: str | None = None
 
 
+class _Done:
+    """Nothing to wait for."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
+
+
+DONE = _Done()
+
+
 class Store(Protocol):
     """Keeps sessions and runs. Every method may be cancelled, and must then have done all of its work or none."""
 
@@ -47,10 +58,10 @@ class Store(Protocol):
         """The conversation so far; a session that is not there is empty."""
         ...
 
-    def save(self, record: RunRecord, messages: Sequence[Message]) -> Awaitable[None] | None:
+    def save(self, record: RunRecord, messages: Sequence[Message]) -> Awaitable[None]:
         """Keep a run's record, and the messages that it added to its session, in place of what it saved before.
 
-        Returns None if that is done, or what to await until it is. So a store that need not wait costs no task.
+        A coroutine, or, from a store that need not wait, `DONE`, which spares the run a task.
         """
         ...
 

@@ -7,10 +7,10 @@ Nothing in it waits, so each call is done in one step, whatever cancels it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from itertools import chain
 
-from andon.core.store import RunRecord, SessionKey
+from andon.core.store import DONE, RunRecord, SessionKey
 from andon.messages import Message
 
 RECORDS_KEPT = 10_000
@@ -28,12 +28,13 @@ class MemoryStore:
         with self._lock:
             return list(chain.from_iterable(self._sessions.get(session, {}).values()))
 
-    def save(self, record: RunRecord, messages: Sequence[Message]) -> None:
+    def save(self, record: RunRecord, messages: Sequence[Message]) -> Awaitable[None]:
         with self._lock:
             self._sessions.setdefault(record.session, {})[record.run_id] = list(messages)
             self._records[record.run_id] = record
             if len(self._records) > RECORDS_KEPT:
                 self._drop_oldest_ended()
+        return DONE
 
     async def find(self, run_id: str) -> RunRecord | None:
         with self._lock:

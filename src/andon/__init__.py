@@ -18,36 +18,100 @@ Start with `agent/loop.py`: how an agent runs, and where a cancel lands.
 """
 
 from andon.agent.agent import Agent
-from andon.core.events import Event, RunEvent
+from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, Happening, MessageAdded, RunEnded
+from andon.agent.retry import Retry
+from andon.core.events import Event, RunEvent, ToolView
 from andon.core.receipt import Deny, Interrupt, Receipt, RunResult, ToolReceipt
 from andon.core.run import Run
 from andon.core.runtime import Runtime
-from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus, StopReason, ToolOutcome
-from andon.messages import Message, Usage
-from andon.tools.base import ToolContext
+from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, StopReason, ToolOutcome
+from andon.core.store import RunRecord, SessionKey, Store
+from andon.errors import (
+    AndonError,
+    BadArgumentsError,
+    BadResultError,
+    ConfigurationError,
+    EmptyPromptError,
+    HandleError,
+    HookDefinitionError,
+    InsideEventLoopError,
+    ModelError,
+    NoModelError,
+    RunIdTakenError,
+    SessionBusyError,
+    StartError,
+    ThreadsExhaustedError,
+    ToolBlockedError,
+    ToolCancelled,
+    ToolDefinitionError,
+    ToolError,
+    UnknownToolError,
+)
+from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, Usage
+from andon.store.memory import MemoryStore
+from andon.tools.base import Tool, ToolContext
 from andon.tools.function import tool
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AfterModel",
+    "AfterTool",
     "Agent",
+    "AndonError",
+    "BadArgumentsError",
+    "BadResultError",
+    "BeforeModel",
+    "BeforeTool",
+    "Block",
     "CancelCause",
     "CancelMode",
     "CancelOutcome",
+    "ConfigurationError",
     "Deny",
+    "EmptyPromptError",
     "Event",
+    "HandleError",
+    "Happening",
+    "HookDefinitionError",
+    "InsideEventLoopError",
     "Interrupt",
+    "MemoryStore",
     "Message",
+    "MessageAdded",
+    "ModelError",
+    "NoModelError",
+    "Phase",
+    "Reasoning",
     "Receipt",
+    "Retry",
     "Run",
+    "RunEnded",
     "RunEvent",
+    "RunIdTakenError",
+    "RunRecord",
     "RunResult",
     "RunStatus",
     "Runtime",
+    "SessionBusyError",
+    "SessionKey",
+    "StartError",
     "StopReason",
+    "Store",
+    "Text",
+    "ThreadsExhaustedError",
+    "Tool",
+    "ToolBlockedError",
+    "ToolCall",
+    "ToolCancelled",
     "ToolContext",
+    "ToolDefinitionError",
+    "ToolError",
     "ToolOutcome",
     "ToolReceipt",
+    "ToolResult",
+    "ToolView",
+    "UnknownToolError",
     "Usage",
     "tool",
 ]

@@ -10,7 +10,7 @@ AndonError
 │   ├── EmptyPromptError     there is nothing to send
 │   ├── RunIdTakenError      the run id belongs to another run
 │   ├── SessionBusyError     another run holds the session
-│   ├── HandleUsedError      a handle begins its run once
+│   ├── HandleError          a handle that has not begun, or has begun already
 │   └── InsideEventLoopError a blocking call inside a running event loop
 ├── ModelError               the model failed; says whether trying again may help
 ├── ToolError                a tool call failed before or around the tool's own code
@@ -70,8 +70,8 @@ class SessionBusyError(StartError, RuntimeError):
         """The run that holds the session."""
 
 
-class HandleUsedError(StartError, RuntimeError):
-    """A handle begins its run once."""
+class HandleError(StartError, RuntimeError):
+    """A handle that has not begun its run yet, or has begun it already."""
 
 
 class InsideEventLoopError(StartError, RuntimeError):

@@ -245,10 +245,10 @@ def fine(query: str) -> str:
         (positional_only, ["query is positional-only", "take away the `/`"]),
         (two_contexts, ["2 ToolContext parameters (one, two)", "keep one"]),
         (dict, ["dict is a class", "give a function"]),
-        (5, ["a int can't be a tool", "give a function"]),
-        ("search", ["a str can't be a tool", '@tool(name="..."']),
+        (5, ["int can't be a tool", "give a function"]),
+        ("search", ["str can't be a tool", '@tool(name="..."']),
         (lambda: "x", ["'<lambda>' can't be a tool's name", 'name="..."']),
-        (functools.partial(fine), ["a partial has no name", 'name="..."']),
+        (functools.partial(fine), ["partial has no name", 'name="..."']),
         (len, ["obj is positional-only"]),
         (getattr, ["its signature can't be read", "function of your own"]),
     ],
@@ -495,11 +495,11 @@ def test_a_thread_that_asks_stops_by_itself(caplog: pytest.LogCaptureFixture) ->
         task = asyncio.create_task(work.invoke({}, call.ctx))
         await until(started)
         await call.cut(task)
-        await until(call.gone)
+        assert call.gone.is_set()  # it was given the moment that it needed
 
     with caplog.at_level(logging.INFO, "andon"):
         asyncio.run(main())
-    assert caplog.messages == ["late result of tool work (call-1) dropped: it raised ToolCancelled"]
+    assert caplog.messages == []  # it did as it was told: nothing is late
 
 
 def test_a_thread_may_outlive_its_loop(caplog: pytest.LogCaptureFixture) -> None:
@@ -557,7 +557,7 @@ def test_with_too_many_abandoned_threads_none_is_started() -> None:
     def work() -> None:
         calls.append("work")
 
-    with pytest.raises(ThreadsExhaustedError, match=r"^2 threads .* none was started for work.*ctx\.check_cancelled"):
+    with pytest.raises(ThreadsExhaustedError, match=r"running \(2\), so none was started for work.*ctx\.check_cancelled"):
         invoke(work, call)
     assert calls == []
     assert not call.scope.thread_running
@@ -654,17 +654,17 @@ def test_an_unusual_integer_becomes_text() -> None:
 @pytest.mark.parametrize(
     ("result", "texts"),
     [
-        (b"x", ["returned a bytes", "decode them"]),
-        (bytearray(b"x"), ["returned a bytearray", "decode them"]),
-        ({"a": [(b"x",)]}, ["returned a dict", "bytes are not text"]),
-        ({b"x": 1}, ["returned a dict", "bytes are not text"]),
-        (memoryview(b"x"), ["returned a memoryview", "bytes are not text"]),
-        (object(), ["returned a object", "a object can't be written as JSON", "may return a str"]),
-        ({"lock": [threading.Lock()]}, ["returned a dict", "a lock can't be written", "pydantic models"]),
-        ((n for n in range(3)), ["returned a generator"]),
-        ({(1, 2): 3}, ["returned a dict", "keys"]),
-        (Person, ["returned a ModelMetaclass"]),
-        (["\ud800"], ["returned a list", "surrogates"]),
+        (b"x", ["returned bytes", "decode them"]),
+        (bytearray(b"x"), ["returned bytearray", "decode them"]),
+        ({"a": [(b"x",)]}, ["returned dict", "bytes are not text"]),
+        ({b"x": 1}, ["returned dict", "bytes are not text"]),
+        (memoryview(b"x"), ["returned memoryview", "bytes are not text"]),
+        (object(), ["returned object", "object can't be written as JSON", "may return a str"]),
+        ({"lock": [threading.Lock()]}, ["returned dict", "lock can't be written", "pydantic models"]),
+        ((n for n in range(3)), ["returned generator"]),
+        ({(1, 2): 3}, ["returned dict", "keys"]),
+        (Person, ["returned ModelMetaclass"]),
+        (["\ud800"], ["returned list", "surrogates"]),
     ],
 )
 def test_results_that_cannot_be_text_are_clear_errors(result: object, texts: list[str]) -> None:
@@ -678,7 +678,7 @@ def test_results_that_cannot_be_text_are_clear_errors(result: object, texts: lis
 def test_a_result_that_holds_itself_is_an_error() -> None:
     knot: list[object] = []
     knot.append(knot)
-    with pytest.raises(BadResultError, match="returned a list that can't be made into text"):
+    with pytest.raises(BadResultError, match="returned list, which can't be made into text"):
         to_text("work", knot)
 
 
@@ -690,7 +690,7 @@ def test_results_of_both_kinds_of_functions_are_checked() -> None:
         return b"x"
 
     for function in (awaited, threaded):
-        with pytest.raises(BadResultError, match=f"tool {function.__name__} returned a bytes"):
+        with pytest.raises(BadResultError, match=f"tool {function.__name__} returned bytes"):
             invoke(function)
 
 
@@ -704,7 +704,7 @@ def test_a_sync_function_that_returns_a_coroutine_gets_an_error_and_the_coroutin
         made.append(later())
         return made[0]
 
-    with pytest.raises(BadResultError, match=r"returned a coroutine, which nobody awaits: .* async function"):
+    with pytest.raises(BadResultError, match=r"returned coroutine, which nobody awaits: .* async function"):
         invoke(work)
     assert inspect.getcoroutinestate(made[0]) == inspect.CORO_CLOSED
 
@@ -718,5 +718,5 @@ def test_any_other_awaitable_gets_an_error_too() -> None:
     async def work() -> Later:
         return Later()
 
-    with pytest.raises(BadResultError, match="tool work returned a Later, which nobody awaits"):
+    with pytest.raises(BadResultError, match="tool work returned Later, which nobody awaits"):
         invoke(work)

@@ -78,6 +78,8 @@ class Agent:
         parallel_tools: bool = True,
         retry: Retry | None = None,
     ) -> None:
+        if model is not None and (isinstance(model, type) or not callable(getattr(model, "stream", None))):
+            raise ConfigurationError(f"{model!r} is no model: give an object that has the method stream(request, sink)")
         self.name, self.model, self.description, self.instructions = name, model, description, instructions
         self.id = id or _slug(name)
         self.tools = [as_tool(tool) for tool in tools]
@@ -133,10 +135,16 @@ class Agent:
 
     def start(self, prompt: str, **options: Unpack[RunOptions]) -> Run:
         """Make the handle of a run, which begins at `async with agent.start(...) as run`."""
+        if unknown := options.keys() - RunOptions.__annotations__.keys():
+            known = ", ".join(RunOptions.__annotations__)
+            raise TypeError(f"there is no option {', '.join(sorted(unknown))} for a run; there are: {known}")
         if not isinstance(prompt, str):
-            raise ConfigurationError(f"the prompt is a {type(prompt).__name__}; it must be text")
+            raise ConfigurationError(f"the prompt must be text, not {type(prompt).__name__}")
         if not prompt.strip():
             raise EmptyPromptError("the prompt is empty: give the agent some text to answer")
+        for name in ("session_id", "user_id", "run_id"):
+            if not isinstance(value := options.get(name), str | None):
+                raise ConfigurationError(f"{name} must be text, not {type(value).__name__}")
         plan = self._plan()
         session = self._find_session(options.get("session_id"), options.get("user_id"))
         max_turns, on_busy = options.get("max_turns"), options.get("on_busy", "reject")

@@ -10,7 +10,6 @@ must not let anything through.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from msgspec import Struct
 from andon.core.receipt import RunResult
 from andon.core.run import Run
 from andon.core.states import CancelMode
-from andon.core.step import StepTimeoutError
+from andon.core.step import Cut, StepTimeoutError
 from andon.errors import HookDefinitionError, describe
 from andon.messages import Message, ToolCall, ToolResult, Usage
 from andon.models.base import ModelRequest
@@ -95,10 +94,9 @@ class Hooks:
         self._methods: dict[type[Happening], list[tuple[str, Callable[[Any], Any]]]] = {}
         for hook in hooks:
             found = {kind: getattr(hook, point) for kind, point in POINTS.items() if hasattr(hook, point)}
-            if not found:
-                raise HookDefinitionError(
-                    f"{hook!r} is no hook: it has none of the methods {', '.join(POINTS.values())}"
-                )
+            if not found or isinstance(hook, type):
+                points = ", ".join(POINTS.values())
+                raise HookDefinitionError(f"{hook!r} is no hook: give an object with one or more of {points}")
             for kind, method in found.items():
                 self._methods.setdefault(kind, []).append((f"hook {type(hook).__name__}.{POINTS[kind]}", method))
 
@@ -123,10 +121,16 @@ async def _call(
     try:
         if inspect.iscoroutinefunction(method):
             await run.step(functools.partial(method, happening), name=name, cut_by=cut_by, timeout=seconds)
-        else:
-            method(happening)
+        elif inspect.isawaitable(pending := method(happening)):  # async behind a sync face: a lambda, a decorator
+            try:
+                await run.step(lambda: pending, name=name, cut_by=cut_by, timeout=seconds)
+            finally:
+                if inspect.iscoroutine(pending) and inspect.getcoroutinestate(pending) == inspect.CORO_CREATED:
+                    pending.close()  # the run was cancelled before it began
     except StepTimeoutError:
         return f"{name} took longer than {seconds:g} s"
-    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a step never lets the host's cancellation out
+    except (Cut, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - a CancelledError too: a step never lets the host's out
         return f"{name} failed: {describe(error)}"
     return None

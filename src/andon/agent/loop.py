@@ -101,6 +101,7 @@ class Loop:
         self._run.gate(CancelMode.after_turn)
         request = self._request()
         await self._tell(BeforeModel, request=request)
+        self._run.gate(CancelMode.after_turn)
         attempt = 0
         while True:
             attempt += 1

@@ -29,7 +29,7 @@ from andon.core.signal import Batch, CancelSignal, Completed, Failed, stop_reaso
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, check_step
 from andon.core.step import Cut, Stepper
 from andon.core.store import DONE, RunRecord
-from andon.errors import HandleUsedError, describe
+from andon.errors import HandleError, describe
 from andon.messages import Message, Usage
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Life(Stepper):
     def begin(self) -> None:
         """Take a place in the session, register, and start the task; or raise, and nothing was recorded."""
         if self._task is not None:
-            raise HandleUsedError(f"run {self.run_id!r} has begun already; start another one")
+            raise HandleError(f"run {self.run_id!r} has begun already; start another one")
         self.loop = asyncio.get_running_loop()
         self.runtime.register(self)
         try:
@@ -278,8 +278,8 @@ class Life(Stepper):
         try:
             pending = save()
         except Exception as error:  # noqa: BLE001 - the boundary to a store that isn't ours
+            pending = DONE
             by.warn(f"the store failed: {describe(error)}")
-            return
         if pending is not DONE:
             first = [pending]  # what was asked is awaited once; should that be cancelled, it is asked again
             await by.bounded(lambda: first.pop() if first else save(), "the store", self.bounds.settle_seconds)

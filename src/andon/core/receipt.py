@@ -39,7 +39,7 @@ class CancelRequest(Struct, frozen=True, gc=False):
             mode = CancelMode(mode)
         except ValueError:
             raise ValueError(f"mode is {mode!r}; use one of {', '.join(m.value for m in CancelMode)}") from None
-        if grace is not None and not grace >= 0:
+        if grace is not None and not (isinstance(grace, int | float) and grace >= 0):
             raise ValueError(f"grace is {grace!r}; it is a number of seconds, 0 or more")
         return cls(cause, reason, by, mode, grace, time.time())
 
@@ -123,7 +123,8 @@ class RunResult(Struct, frozen=True, gc=False):
     content: str
     """The text that was streamed."""
     messages: list[Message]
-    """The whole conversation, as the next run of the session will find it."""
+    """The whole conversation, as the next run of the session will find it; of a run that was cancelled while it queued,
+    what it will add to the conversation when those ahead of it have ended."""
     usage: Usage
     interrupts: list[Interrupt]
     receipt: Receipt | None

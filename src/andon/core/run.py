@@ -14,7 +14,7 @@ from andon.core.journal import Reader
 from andon.core.life import Life, spectator
 from andon.core.receipt import CancelRequest, Receipt, RunResult
 from andon.core.states import CancelCause, CancelMode, CancelOutcome
-from andon.errors import HandleUsedError
+from andon.errors import HandleError
 
 __all__ = ["Run", "spectator"]
 
@@ -44,18 +44,25 @@ class Run(Life):
     # -- waiting for it -----------------------------------------------------------------------------------------------
 
     def __aiter__(self) -> Reader:
-        return Reader(self.journal)
+        return self.events()
 
     def events(self, after: int = 0) -> Reader:
         """Read the events from a sequence number on, as often as you like. Leaving never cancels."""
+        self._check_begun()
         return Reader(self.journal, after)
 
     async def result(self) -> RunResult:
-        """How the run ended. Waits for that; a cancelled or failed run has a result too."""
-        if self._task is None:
-            raise HandleUsedError("this run has not begun: enter it with `async with agent.start(...) as run`")
+        """How the run ended. Waits for that; a cancelled or failed run has a result too.
+
+        It is there with the terminal event. The `run_ended` hooks come after that, so their warnings may be missing.
+        """
+        self._check_begun()
         await self._waiters.wait(lambda: self._ended)
         return self.make_result()
+
+    def _check_begun(self) -> None:
+        if self._task is None:
+            raise HandleError("this run has not begun: enter it with `async with agent.start(...) as run`")
 
     async def __aenter__(self) -> Run:
         self.begin()

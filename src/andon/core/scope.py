@@ -21,11 +21,13 @@ log = logging.getLogger("andon")
 class CallScope:
     """The cancel of one tool call."""
 
-    __slots__ = ("_callbacks", "_run", "call_id", "cancelled", "name", "thread_running")
+    __slots__ = ("_callbacks", "_run", "call_id", "cancelled", "heeding", "name", "thread_running")
 
     def __init__(self, run: Life, call_id: str, name: str) -> None:
         self._run, self.call_id, self.name = run, call_id, name
         self.cancelled = False
+        self.heeding = False
+        """The tool has looked for a cancel at least once, so it may be about to heed one."""
         self.thread_running = False
         self._callbacks: dict[object, Callable[[], object]] = {}
 

@@ -32,11 +32,12 @@ class ToolContext:
     @property
     def cancelled(self) -> bool:
         """True once the run was cancelled, with mode `now`. Cheap enough to ask in a tight loop."""
+        self._scope.heeding = True
         return self._scope.cancelled
 
     def check_cancelled(self) -> None:
         """Raise if the run was cancelled: a BaseException, so that no `except Exception` swallows it."""
-        if self._scope.cancelled:
+        if self.cancelled:
             raise ToolCancelled
 
     def on_cancel(self, callback: Callable[[], object]) -> Callable[[], object]:
@@ -45,6 +46,7 @@ class ToolContext:
         For breaking a blocking call that can't look at `cancelled`: `ctx.on_cancel(connection.interrupt)`. Returns a
         function that takes the callback back.
         """
+        self._scope.heeding = True
         return self._scope.on_cancel(callback)
 
 

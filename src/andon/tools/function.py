@@ -127,14 +127,14 @@ def to_text(tool_name: str, result: object) -> str:
         if inspect.iscoroutine(result):
             result.close()  # or Python warns that it was never awaited
         raise BadResultError(
-            f"tool {tool_name} returned a {kind}, which nobody awaits: write the tool as an async function that awaits"
+            f"tool {tool_name} returned {kind}, which nobody awaits: write the tool as an async function that awaits"
             " it and returns its result"
         )
     try:
         text = "" if result is None else _write(result)
     except Exception as error:
         raise BadResultError(
-            f"tool {tool_name} returned a {kind} that can't be made into text ({error}); a tool may return a str, None,"
+            f"tool {tool_name} returned {kind}, which can't be made into text ({error}); a tool may return a str, None,"
             " or what JSON can express: numbers, lists, dicts, dataclasses, enums, dates, pydantic models"
         ) from error
     return text if text.strip() else NO_OUTPUT
@@ -168,7 +168,7 @@ def _to_plain(value: object) -> object:
         return dict(value)
     if isinstance(value, Set | Sequence | ValuesView):
         return list(value)
-    raise TypeError(f"a {type(value).__name__} can't be written as JSON")
+    raise TypeError(f"{type(value).__name__} can't be written as JSON")
 
 
 def _holds_bytes(plain: object) -> bool:
@@ -187,7 +187,7 @@ def _refuse_what_is_no_function(obj: object) -> None:
         raise ToolDefinitionError(f"{obj.__name__} is a class; give a function, or a method of an instance of it")
     if not callable(obj):
         raise ToolDefinitionError(
-            f"a {kind} can't be a tool; give a function, or an object with {', '.join(_TOOL_ATTRIBUTES)}."
+            f"{kind} can't be a tool; give a function, or an object with {', '.join(_TOOL_ATTRIBUTES)}."
             ' A decorator\'s options have names: @tool(name="...", description="...")'
         )
     if _either(inspect.isasyncgenfunction, obj) or _either(inspect.isgeneratorfunction, obj):
@@ -205,7 +205,7 @@ def _either(test: Callable[[Any], bool], function: object) -> bool:
 def _checked_name(function: object, given: str | None) -> str:
     name = getattr(function, "__name__", None) if given is None else given
     if not isinstance(name, str):
-        raise ToolDefinitionError(f'a {type(function).__name__} has no name of its own; use tool(..., name="...")')
+        raise ToolDefinitionError(f'{type(function).__name__} has no name of its own; use tool(..., name="...")')
     if not _NAME.fullmatch(name):
         raise ToolDefinitionError(
             f"{name!r} can't be a tool's name: providers take 1 to 64 letters (a-z), digits, _ and -;"

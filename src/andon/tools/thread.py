@@ -17,9 +17,12 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from andon.core.scope import CallScope
-from andon.errors import ThreadsExhaustedError, ToolError
+from andon.errors import ThreadsExhaustedError, ToolCancelled, ToolError
 
 log = logging.getLogger("andon")
+
+HEED_SECONDS = 0.05
+"""What a tool that looks for a cancel gets to heed it, before its thread counts as abandoned."""
 
 EXIT_SECONDS = 0.05
 """What a thread may take to be gone once it has answered. Microseconds will do, unless its thread-locals die slowly."""
@@ -32,20 +35,22 @@ Outcome: TypeAlias = tuple[str, BaseException | None]
 async def call_in_thread(work: Callable[[], str], name: str, scope: CallScope) -> str:
     """Run `work` in a thread of its own, with the caller's context variables, and return or raise what it does.
 
-    A cancellation of the awaiting task goes through at once and leaves the thread behind. The runtime has named it by
-    then: `scope.fire()` comes before the cancellation.
+    A cancellation of the awaiting task goes through at once and leaves the thread behind; only a tool that looks for a
+    cancel gets a moment to heed it. The runtime has named the thread by then: `scope.fire()` comes before the
+    cancellation.
     """
     if crowd := scope.crowded():
         raise ThreadsExhaustedError(
-            f"{crowd} threads of cancelled tools are still running, so none was started for {name}. Wait for them to"
-            " end; have sync tools ask ctx.check_cancelled() or use ctx.on_cancel(...), so that they stop when they"
-            " are told to; or allow more of them with Runtime(abandoned_threads=...)"
+            f"too many threads of cancelled tools are still running ({crowd}), so none was started for {name}."
+            " Wait for them to end; have sync tools ask ctx.check_cancelled() or use ctx.on_cancel(...), so that they"
+            " stop when they are told to; or allow more of them with Runtime(abandoned_threads=...)"
         )
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Outcome] = loop.create_future()
+    over: asyncio.Future[None] = loop.create_future()
     thread = threading.Thread(
         target=_serve,
-        args=(contextvars.copy_context(), work, loop, future, name, scope),
+        args=(contextvars.copy_context(), work, loop, future, over, name, scope),
         name=f"andon-tool-{name}",
         daemon=True,
     )
@@ -63,6 +68,10 @@ async def call_in_thread(work: Callable[[], str], name: str, scope: CallScope) -
     except asyncio.CancelledError:
         if future.done() and not future.cancelled():  # the answer and the cancellation came at the same moment
             _drop(future.result(), name, scope)
+        elif scope.heeding:
+            await asyncio.wait({over}, timeout=HEED_SECONDS)
+            if over.done():
+                thread.join(EXIT_SECONDS)
         raise
     thread.join(EXIT_SECONDS)  # so that nothing is left after a call; bounded, because the loop stands still here
     if error is None:
@@ -82,6 +91,7 @@ def _serve(
     work: Callable[[], str],
     loop: asyncio.AbstractEventLoop,
     future: asyncio.Future[Outcome],
+    over: asyncio.Future[None],
     name: str,
     scope: CallScope,
 ) -> None:
@@ -89,10 +99,10 @@ def _serve(
     try:
         outcome = context.run(_attempt, work)
         try:
-            loop.call_soon_threadsafe(_deliver, future, outcome, name, scope)
+            loop.call_soon_threadsafe(_deliver, future, over, outcome, name, scope)
         except RuntimeError:  # the loop is closed
             _drop(outcome, name, scope)
-        del outcome, future  # an error's traceback holds this frame, which must not hold the error
+        del outcome, future, over  # an error's traceback holds this frame, which must not hold the error
     finally:
         scope.thread_ended()
 
@@ -104,7 +114,10 @@ def _attempt(work: Callable[[], str]) -> Outcome:
         return "", error
 
 
-def _deliver(future: asyncio.Future[Outcome], outcome: Outcome, name: str, scope: CallScope) -> None:
+def _deliver(
+    future: asyncio.Future[Outcome], over: asyncio.Future[None], outcome: Outcome, name: str, scope: CallScope
+) -> None:
+    over.set_result(None)
     if future.done():  # cancelled: nobody waits any more
         _drop(outcome, name, scope)
     else:
@@ -113,5 +126,7 @@ def _deliver(future: asyncio.Future[Outcome], outcome: Outcome, name: str, scope
 
 def _drop(outcome: Outcome, name: str, scope: CallScope) -> None:
     error = outcome[1]
+    if isinstance(error, ToolCancelled):  # it did as it was told
+        return
     how = "" if error is None else f": it raised {type(error).__name__}"
     log.info("late result of tool %s (%s) dropped%s", name, scope.call_id, how)  # never its content

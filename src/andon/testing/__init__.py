@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What you need to test your own agents: offline, in virtual time, and cancelled at every step.
+
+- `explore` disturbs a scenario at each of its steps (explorer); `reading` lets it leave a stream.
+- `virtual_run` is `asyncio.run` in virtual time (virtual).
+- `validate` knows the providers' rules for conversations (validators).
+- `ScriptedModel` says what it was told to say (andon.models.scripted).
+"""
+
+from andon.models.scripted import ScriptedModel
+from andon.testing.explorer import Problem, Report, explore
+from andon.testing.injections import Cancel, Injection
+from andon.testing.reading import reading
+from andon.testing.validators import VALIDATORS, next_prompt_accepted, validate
+from andon.testing.virtual import EndlessError, StandstillError, VirtualLoop, virtual_run
+
+__all__ = [
+    "VALIDATORS",
+    "Cancel",
+    "EndlessError",
+    "Injection",
+    "Problem",
+    "Report",
+    "ScriptedModel",
+    "StandstillError",
+    "VirtualLoop",
+    "explore",
+    "next_prompt_accepted",
+    "reading",
+    "validate",
+    "virtual_run",
+]

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cancel-everywhere explorer: a scenario, cancelled at each of its scheduling steps, and looked at after each time.
+
+    async def scenario() -> None:
+        agent = Agent("Helper", ScriptedModel([Call("search", {"query": "tea"})], then="Found it."), tools=[search])
+        async for event in reading(agent.stream_async("Find tea")):
+            ...
+
+    def test_cancelling_anywhere_is_safe() -> None:
+        explore(scenario).raise_for_problems()
+
+It runs the scenario once, in virtual time, and counts the steps; then once more for every step, with one injection
+exactly before it. What must stay true: an exploration without problems means that every step was tried, and that after
+each the run had ended properly, the conversation was valid, nothing was left behind, and the next prompt was answered.
+
+Start with `explore`; `stage` performs a scenario once, `injections` says what is done to it, `invariants` what must
+hold afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from andon.core.run import Run
+from andon.errors import InsideEventLoopError, describe
+from andon.testing.injections import Cancel, CancelHost, CancelRun, CloseStream, Injection, LeaveStream, TearDown
+from andon.testing.stage import Scenario, Situation, Stage
+from andon.testing.surroundings import Surroundings
+
+Kind = Literal["cancel", "host", "leave", "teardown"]
+KINDS: tuple[Kind, ...] = ("cancel", "host", "leave", "teardown")
+
+MAX_STEPS = 20_000
+LAST_EVENTS = 8
+"""How many of a run's last events a problem shows."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What was wrong after one injection; after none, if the scenario is not sound by itself."""
+
+    scenario: str
+    injection: Injection | None
+    text: str
+    events: tuple[str, ...] = ()
+    """The last events of each run."""
+
+    def __str__(self) -> str:
+        when = "undisturbed" if self.injection is None else str(self.injection)
+        return "\n    ".join([f"{self.scenario}, {when}: {self.text}", *self.events])
+
+
+@dataclass
+class Report:
+    """What an exploration found. `report.raise_for_problems()` is all that a test needs."""
+
+    scenario: str
+    steps: int = 0
+    """How many steps the scenario takes when nothing disturbs it."""
+    injections: int = 0
+    """How many times it was disturbed."""
+    missed: int = 0
+    """Injections whose moment never came: the scenario took another way than the first time. Threads do that."""
+    repeatable: bool = True
+    """Two undisturbed performances took the same steps."""
+    problems: list[Problem] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def raise_for_problems(self) -> None:
+        """Fail, with all that was found, if anything was found."""
+        if self.problems:
+            raise AssertionError(str(self))
+
+    def __str__(self) -> str:
+        found = "no problem" if self.ok else f"{len(self.problems)} problem(s)"
+        missed = f", {self.missed} missed" if self.missed else ""
+        steps = f"{self.steps} steps" + ("" if self.repeatable else " (not the same ones every time)")
+        head = f"{self.scenario}: {found} in {self.injections} injections{missed}, {steps}"
+        return "\n".join([head, *(f"- {problem}" for problem in self.problems)])
+
+
+def explore(
+    scenario: Scenario,
+    *,
+    inject: Sequence[Kind] | Kind = KINDS,
+    cancels: Sequence[Cancel | str] | Cancel | str = "now",
+    next_prompt: str | None = "And now?",
+    check: Callable[[Sequence[Run]], object] | None = None,
+    stalls: bool = False,
+    within: float | None = None,
+    steps: Sequence[int] | None = None,
+    name: str | None = None,
+    max_steps: int = MAX_STEPS,
+    max_problems: int = 10,
+    progress: Callable[[int, int], object] | None = None,
+) -> Report:
+    """Disturb a scenario at each of its steps, and check after each time that all is sound.
+
+    `scenario` is an async function without parameters. It makes its own agent, so that every performance starts afresh,
+    and starts runs in any way it likes; a stream that it reads through `reading(...)` can be left.
+
+    - `inject`: what to do. `cancel`: our cancel, by run id, of each run in flight. `host`: the host's `task.cancel()`
+      on the scenario's task. `leave`: a reader leaves after each event, by `break` and by `aclose()`, and at each step
+      by an `aclose()` of another task. `teardown`: all tasks are cancelled, as at the end of `asyncio.run`.
+    - `cancels`: how to cancel: modes, or `Cancel(...)` for a grace or a second cancel.
+    - `next_prompt`: what is asked afterwards in every session, of the same agent; the run must complete. None: nothing.
+    - `check`: called with the runs after each performance; whatever it raises is a problem.
+    - `stalls`: the scenario waits for ever, unless it is disturbed. Otherwise that is a problem.
+    - `within`: how many virtual seconds a run may take to end after a cancel with mode `now`, or after its grace. 0 for
+      a scenario whose own code does not sleep when it is cut.
+    - `steps`: try these steps only, say to look into one problem.
+    """
+    if asyncio._get_running_loop() is not None:
+        raise InsideEventLoopError("explore runs event loops of its own: call it from a function that is not async")
+    if name is None:
+        name = getattr(scenario, "__name__", "scenario")
+    theatre = _Theatre(scenario, next_prompt, check, stalls, max_steps, name)
+    report, began = theatre.report, time.perf_counter()
+    options = _Options(_kinds(inject), _cancels(cancels), within, steps)
+    with theatre.surroundings.watching():
+        first = theatre.perform(None)
+        theatre.surroundings.freeze()
+        if report.ok:
+            report.repeatable = theatre.perform(None).labels == first.labels
+        plan = list(_plan(first, options)) if report.ok else []
+        for number, injection in enumerate(plan, 1):
+            theatre.perform(injection)
+            if progress is not None:
+                progress(number, len(plan))
+            if len(report.problems) >= max_problems:
+                break
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+class _Theatre:
+    """Performs one scenario again and again, and keeps the report."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        next_prompt: str | None,
+        check: Callable[[Sequence[Run]], object] | None,
+        stalls: bool,
+        max_steps: int,
+        name: str,
+    ) -> None:
+        self._scenario, self._next_prompt, self._check = scenario, next_prompt, check
+        self._stalls, self._max_steps = stalls, max_steps
+        self.report = Report(name)
+        self.surroundings = Surroundings()
+
+    def perform(self, injection: Injection | None) -> _Seen:
+        random.seed(0)  # a back-off's jitter, for one, must be the same every time
+        stage = Stage(self._scenario, injection, max_steps=self._max_steps, stalls=self._stalls)
+        try:
+            return self._perform(stage, injection)
+        finally:
+            stage.loop.close()
+
+    def _perform(self, stage: Stage, injection: Injection | None) -> _Seen:
+        stage.loop.set_exception_handler(self.surroundings.handle_loop)
+        if stage.perform():
+            self._look(stage)
+        problems = [*stage.problems, *self.surroundings.take(collect=False)]
+        seen = _Seen(stage.situations, [track.events for track in stage.readings])
+        events = _last_events(stage.runs)
+        clean = stage.clear()
+        self._count(stage, injection)
+        stage.forget()
+        late = self.surroundings.take(collect=True)
+        if clean and not problems:  # otherwise it complains of what was found already
+            problems = late
+        self.report.problems += (Problem(self.report.scenario, injection, text, events) for text in problems)
+        return seen
+
+    def _look(self, stage: Stage) -> None:
+        stage.inspect()
+        if stage.problems:
+            return
+        if self._check is not None:
+            try:
+                self._check(stage.runs)
+            except Exception as error:  # noqa: BLE001 - reported: this is how a check says what is wrong
+                stage.problems.append(f"the check failed: {describe(error).splitlines()[0]}")
+        if self._next_prompt is not None:
+            stage.talk_on(self._next_prompt)
+        stage.check_threads()
+
+    def _count(self, stage: Stage, injection: Injection | None) -> None:
+        if injection is None:
+            self.report.steps = len(stage.situations)
+        elif stage.injected:
+            self.report.injections += 1
+        else:
+            self.report.missed += 1
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What an undisturbed performance showed."""
+
+    situations: list[Situation]
+    events: list[int]
+    """How many events each reading got."""
+
+    @property
+    def labels(self) -> list[str]:
+        return [situation.label for situation in self.situations]
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What is to be done to a scenario."""
+
+    inject: Sequence[str]
+    cancels: Sequence[Cancel]
+    within: float | None
+    steps: Sequence[int] | None
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(set(self.inject) - set(KINDS)):
+            raise ValueError(f"there is no injection {', '.join(unknown)}; there are {', '.join(KINDS)}")
+
+
+def _plan(seen: _Seen, options: _Options) -> Iterator[Injection]:
+    """Everything that can be done to a scenario, in the order of its steps."""
+    inject, cancels, within, steps = options.inject, options.cancels, options.within, options.steps
+    for step, now in enumerate(seen.situations, 1):
+        if steps is not None and step not in steps:
+            continue
+        label = now.label
+        if "cancel" in inject:
+            # With none in flight, the newest one: a late cancel must change nothing, not even the next prompt.
+            for number in now.alive or range(now.begun)[-1:]:
+                yield from (CancelRun(step, label, number, cancel, within) for cancel in cancels)
+        if "host" in inject and now.host_alive:
+            yield CancelHost(step, label)
+        if "teardown" in inject:
+            yield TearDown(step, label)
+        if "leave" in inject:
+            yield from (CloseStream(step, label, number) for number in now.streams)
+    if "leave" in inject and steps is None:
+        for number, events in enumerate(seen.events):
+            for count in range(1, events + 1):
+                yield LeaveStream(number, count, "break")
+                yield LeaveStream(number, count, "aclose")
+
+
+def _kinds(inject: Sequence[str] | str) -> Sequence[str]:
+    return [inject] if isinstance(inject, str) else inject
+
+
+def _cancels(cancels: Sequence[Cancel | str] | Cancel | str) -> list[Cancel]:
+    listed = [cancels] if isinstance(cancels, Cancel | str) else cancels
+    return [cancel if isinstance(cancel, Cancel) else Cancel(cancel) for cancel in listed]
+
+
+def _last_events(runs: Sequence[Run]) -> tuple[str, ...]:
+    lines = []
+    for number, run in enumerate(runs, 1):
+        names = [event.event.name for event in run.journal.events]
+        before = "… " if len(names) > LAST_EVENTS else ""
+        lines.append(f"run {number} ({run.status.name}): {before}{', '.join(names[-LAST_EVENTS:])}")
+    return tuple(lines)

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an exploration does to a scenario, and when: the cancels, the host's cancellation, readers that leave.
+
+What must stay true: an injection does exactly what a program outside could do, through the same calls, at one moment
+that is the same in every run of the scenario; and it knows what must follow from it.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from andon.core.receipt import CancelRequest
+from andon.core.run import Run
+from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
+from andon.core.stream import EventStream
+from andon.testing.virtual import tasks_of
+
+if TYPE_CHECKING:
+    from andon.testing.stage import Stage
+
+REASON = "the explorer cancelled it"
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """How the explorer cancels: a mode, perhaps with a grace; perhaps a second time, so many steps `later`.
+
+    `Cancel("after_turn", again="now", later=3)` asks again, with mode `now`, three steps after the first time.
+    """
+
+    mode: CancelMode | str = CancelMode.now
+    grace: float | None = None
+    again: CancelMode | str | None = None
+    later: int = 0
+
+    def __post_init__(self) -> None:
+        for mode in (self.mode, self.again or self.mode):
+            CancelRequest.make(mode=mode, grace=self.grace)  # raises for what means nothing
+        if self.later < 0:
+            raise ValueError(f"later is {self.later}; the second cancel comes 0 or more steps after the first")
+
+    def __str__(self) -> str:
+        grace = "" if self.grace is None else f" with grace {self.grace:g}"
+        again = "" if self.again is None else f", again ({CancelMode(self.again).value}) {self.later} steps later"
+        return f"cancel ({CancelMode(self.mode).value}){grace}{again}"
+
+
+class Injection(ABC):
+    """One thing that is done to a scenario, at one moment. `str` of it says which."""
+
+    @abstractmethod
+    def prepare(self, stage: Stage) -> None:
+        """See to it that it happens. What it did is noted on the stage."""
+
+    def check(self, stage: Stage) -> Iterator[str]:
+        """What must follow from it, beyond what always holds."""
+        yield from ()
+
+
+@dataclass(frozen=True)
+class Moment(Injection):
+    """An injection that comes exactly before a step."""
+
+    step: int
+    label: str = field(compare=False)
+    """What was about to happen there when the scenario ran undisturbed."""
+
+    def prepare(self, stage: Stage) -> None:
+        stage.loop.before(self.step, functools.partial(self._happen, stage))
+
+    def _happen(self, stage: Stage) -> None:
+        stage.injected |= self.act(stage)
+
+    @abstractmethod
+    def act(self, stage: Stage) -> bool:
+        """Do it; False if there is nobody to do it to, because the scenario took another way this time."""
+
+    def at(self) -> str:
+        return f"before step {self.step} ({self.label})"
+
+
+# -- ours -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CancelRun(Moment):
+    """Our cancel, by run id."""
+
+    number: int
+    cancel: Cancel
+    within: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.cancel} of run {self.number + 1} {self.at()}"
+
+    def act(self, stage: Stage) -> bool:
+        if self.number >= len(stage.runs):
+            return False
+        run = stage.runs[self.number]
+        stage.watched, stage.cancelled_at = run, stage.loop.time()
+        stage.ended_before = run.status.final
+        if self.within is not None:
+            stage.time_run(run)
+        self._ask(stage, run, self.cancel.mode)
+        if self.cancel.again is not None:
+            again = functools.partial(self._ask, stage, run, self.cancel.again)
+            if self.cancel.later:
+                stage.loop.before(stage.loop.steps + self.cancel.later, again)
+            else:
+                again()
+        return True
+
+    def _ask(self, stage: Stage, run: Run, mode: CancelMode | str) -> None:
+        request = CancelRequest.make(reason=REASON, mode=mode, grace=self.cancel.grace)
+        stage.outcomes.append(run.runtime.cancel_run(run.run_id, request))
+
+    def check(self, stage: Stage) -> Iterator[str]:
+        run, outcomes = stage.watched, stage.outcomes
+        if run is None:
+            return
+        said = " and ".join(outcome.value for outcome in outcomes)
+        if CancelOutcome.unknown in outcomes or CancelOutcome.armed in outcomes:
+            yield f"the cancel of a run that had begun was told {said}"
+        if outcomes.count(CancelOutcome.requested) > 1:
+            yield f"two cancels of one run were told {said}"
+        cancelled = run.status is RunStatus.cancelled
+        if outcomes[0] and not cancelled:
+            yield f"the cancel was told {said}, but the run ended as {run.status.name}"
+        if outcomes[0] is CancelOutcome.already_finished and cancelled and not stage.ended_before:
+            yield "the cancel was told already_finished, but the run was cancelled all the same"
+        yield from self._check_time(stage)
+
+    def _check_time(self, stage: Stage) -> Iterator[str]:
+        """Mode `now` must not take time, unless the scenario's own cleaning up does."""
+        if self.within is None or not stage.outcomes[0]:
+            return
+        if self.cancel.mode == CancelMode.now or self.cancel.grace is not None:
+            taken, allowed = stage.last_alive - stage.cancelled_at, self.within + (self.cancel.grace or 0.0)
+            if taken > allowed + 1e-6:
+                yield f"the run ended {taken:g} virtual seconds after its cancel; allowed are {allowed:g}"
+
+
+# -- the host's -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CancelHost(Moment):
+    """The host's own `task.cancel()`, on the task that the scenario runs in."""
+
+    def __str__(self) -> str:
+        return f"task.cancel() by the host {self.at()}"
+
+    def act(self, stage: Stage) -> bool:
+        accepted = stage.task.cancel()
+        stage.host_cancelled |= accepted
+        return accepted
+
+
+@dataclass(frozen=True)
+class TearDown(Moment):
+    """Every task of the loop is cancelled, which is what `asyncio.run` does when its main function is gone."""
+
+    def __str__(self) -> str:
+        return f"the loop is torn down {self.at()}"
+
+    def act(self, stage: Stage) -> bool:
+        stage.host_cancelled |= not stage.task.done()
+        for task in tasks_of(stage.loop):
+            if task not in stage.crew:
+                task.cancel()
+        return True
+
+
+# -- the reader's -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CloseStream(Moment):
+    """Another task calls `aclose()` on the stream that the scenario reads."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"stream {self.number + 1} is closed from outside {self.at()}"
+
+    def act(self, stage: Stage) -> bool:
+        stream = stage.readings[self.number].stream() if self.number < len(stage.readings) else None
+        if stream is None:
+            return False
+        stage.crew.append(stage.loop.create_task(_close(stage, stream), name="explorer: aclose"))
+        return True
+
+    def check(self, stage: Stage) -> Iterator[str]:
+        return _check_left(stage)
+
+
+async def _close(stage: Stage, stream: EventStream) -> None:
+    stage.note_leaving(stream.run)
+    await stream.aclose()
+
+
+@dataclass(frozen=True)
+class LeaveStream(Injection):
+    """The reader itself leaves after so many events, by `break` (and drops the iterator) or by `aclose()`."""
+
+    number: int
+    events: int
+    way: Literal["break", "aclose"]
+
+    def __str__(self) -> str:
+        return f"the reader of stream {self.number + 1} leaves by {self.way} after {self.events} events"
+
+    def prepare(self, stage: Stage) -> None:
+        stage.leaving = (self.number, self.events, self.way)
+
+    def check(self, stage: Stage) -> Iterator[str]:
+        return _check_left(stage)
+
+
+def _check_left(stage: Stage) -> Iterator[str]:
+    run = stage.watched
+    if run is None or stage.ended_before:
+        return
+    receipt = run.make_result().receipt if run.status is RunStatus.cancelled else None
+    if receipt is None or receipt.cause is not CancelCause.caller:
+        yield f"the reader left, and the run ended as {run.status.name}, not as cancelled by its caller"

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for every run that has ended, however it ended: the promises of the design, as functions.
+
+Each yields sentences about what is wrong, and nothing if all is well. What must stay true: they look only, at what a
+user could see as well (events, status, result, receipt, conversation, store), and never raise for a broken run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from andon.agent.settle import MARKERS
+from andon.core.events import TERMINAL_EVENT, Event, RunEvent
+from andon.core.receipt import Receipt, RunResult
+from andon.core.run import Run
+from andon.core.states import CancelMode, RunStatus, StopReason, ToolOutcome
+from andon.core.store import RunRecord
+from andon.errors import describe
+from andon.messages import Message, Text, ToolResult
+from andon.testing.validators import next_prompt_accepted, validate
+
+STOP_REASONS = {
+    RunStatus.completed: {StopReason.end_turn, StopReason.max_turns},
+    RunStatus.cancelled: {StopReason.cancelled},
+    RunStatus.error: {StopReason.error},
+}
+ENDS = (RunEvent.tool_call_completed, RunEvent.tool_call_error, RunEvent.tool_call_cancelled)
+NEWS = {RunEvent.run_content, RunEvent.reasoning, RunEvent.tool_call_started}
+"""What a cancel stops, unless its mode lets the turn finish."""
+
+
+_objections: dict[bytes, list[str]] = {}
+
+
+def check_run(run: Run) -> Iterator[str]:
+    """Everything that one ended run shows by itself."""
+    if not run.status.final:
+        yield f"the run has not ended: it is {run.status.name}, in phase {run.phase.name}"
+        return
+    events = list(run.journal.events)
+    yield from check_events(run, events)
+    try:
+        result, own = run.make_result(), run.settlement.messages
+    except Exception as error:  # noqa: BLE001 - reported: a run without a result is what we look for
+        yield f"the run has no result: {describe(error)}"
+        return
+    yield from check_result(run, result, events)
+    yield from check_calls(own, events)
+    yield from check_conversation(result.messages)
+    if run.status is RunStatus.cancelled:
+        yield from check_cancelled(run, result, own, events)
+    elif result.receipt is not None:
+        yield f"the run is {run.status.name} and has a receipt of a cancel"
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+def check_events(run: Run, events: Sequence[Event]) -> Iterator[str]:
+    """One beginning, one end, no gaps."""
+    kinds = [event.event for event in events]
+    if [event.seq for event in events] != list(range(1, len(events) + 1)):
+        yield f"the sequence numbers are {[event.seq for event in events]}"
+    if kinds[:1] != [RunEvent.run_started] or kinds.count(RunEvent.run_started) != 1:
+        yield "run_started is not the first event, or not the only one of its kind"
+    terminal = [kind.name for kind in kinds if kind.terminal]
+    if len(terminal) != 1 or not kinds[-1].terminal:
+        yield f"there must be one terminal event, the last one; there are {terminal}, the last is {kinds[-1].name}"
+    if not run.journal.closed:
+        yield "the run has ended, but its readers are not told so"
+    ids = {(event.run_id, event.session_id, event.agent_id) for event in events}
+    if ids != {(run.run_id, run.session_id, run.agent_id)}:
+        yield f"the events name other runs, sessions or agents: {sorted(ids)}"
+
+
+def check_result(run: Run, result: RunResult, events: Sequence[Event]) -> Iterator[str]:
+    """Status, terminal event and result say the same."""
+    last = events[-1]
+    if last.event is not TERMINAL_EVENT[run.status]:
+        yield f"the run is {run.status.name}, but its last event is {last.event.name}"
+    if not run.status is result.status is last.status:
+        yield f"the run is {run.status.name}, its result {result.status.name}, its last event says {last.status}"
+    if result.stop_reason not in STOP_REASONS[run.status]:
+        yield f"the run is {run.status.name} with stop reason {result.stop_reason.value!r}"
+    shown = "".join(event.content for event in events if event.event is RunEvent.run_content)
+    if not shown == result.content == last.content:
+        yield f"shown was {shown!r}, the result has {result.content!r}, the last event {last.content!r}"
+    if result.usage != last.usage:
+        yield f"the result counts {result.usage}, the last event {last.usage}"
+    if result.receipt != last.receipt:
+        yield "the result and the last event have different receipts"
+    if (result.error is None) is (run.status is RunStatus.error):
+        yield f"the run is {run.status.name} and its error is {result.error!r}"
+    if result.message is not result.messages[-1]:
+        yield "result.message is not the conversation's last message"
+
+
+# -- tools ------------------------------------------------------------------------------------------------------------
+
+
+def check_calls(own: Sequence[Message], events: Sequence[Event]) -> Iterator[str]:
+    """Each call of the conversation has one end, and the result in the conversation is that end's."""
+    starts = Counter(_call_id(event) for event in events if event.event is RunEvent.tool_call_started)
+    ends: dict[str, list[Event]] = {}
+    for event in events:
+        if event.event in ENDS:
+            ends.setdefault(_call_id(event), []).append(event)
+    calls = [call.id for message in own for call in message.tool_calls]
+    results = {result.call_id: result for message in own for result in message.tool_results}
+    for call_id in sorted((starts.keys() | ends.keys()) - set(calls)):
+        yield f"there are events of the tool call {call_id!r}, which the conversation does not have"
+    for call_id in calls:
+        mine = ends.get(call_id, [])
+        if starts[call_id] > 1:
+            yield f"the tool call {call_id!r} started {starts[call_id]} times"
+        if len(mine) != 1:
+            yield f"the tool call {call_id!r} must have one end; it has {[event.event.name for event in mine]}"
+        elif call_id in results:
+            yield from _check_end(mine[0], starts[call_id] > 0, results[call_id])
+
+
+def _check_end(end: Event, started: bool, result: ToolResult) -> Iterator[str]:
+    assert end.tool is not None
+    name = f"the tool call {result.call_id!r}"
+    if result.content != end.tool.result:
+        yield f"{name} ended with {end.tool.result!r}, but the conversation has {result.content!r}"
+    if (result.status == "ok") is not (end.event is RunEvent.tool_call_completed):
+        yield f"{name} ended with {end.event.name}, but its result has status {result.status}"
+    if end.event is RunEvent.tool_call_completed and not started:
+        yield f"{name} completed, though it never started"
+    if end.event is RunEvent.tool_call_cancelled:
+        if "cancelled" not in result.content:
+            yield f"{name} was cancelled, which its result does not say: {result.content!r}"
+        if (end.tool.outcome is ToolOutcome.not_started) is started:
+            yield f"{name} has the outcome {end.tool.outcome}, but {'did' if started else 'did not'} start"
+    elif end.tool.outcome is not ToolOutcome.completed:
+        yield f"{name} ended with {end.event.name} and the outcome {end.tool.outcome}"
+
+
+def _call_id(event: Event) -> str:
+    return "" if event.tool is None else event.tool.call_id
+
+
+# -- a cancel ---------------------------------------------------------------------------------------------------------
+
+
+def check_cancelled(run: Run, result: RunResult, own: Sequence[Message], events: Sequence[Event]) -> Iterator[str]:
+    """The marker, the receipt, and nothing new after the cancel."""
+    receipt = result.receipt
+    if receipt is None:
+        yield "the run was cancelled and has no receipt"
+        return
+    marker = Text(MARKERS[receipt.cause])
+    texts = [block for block in result.message.content if isinstance(block, Text)]
+    if result.message.role != "assistant" or texts[-1:] != [marker]:
+        yield f"the conversation must end with {marker.text!r}; its last message is {result.message}"
+    yield from _check_receipt(run, receipt, result, own, events)
+    kinds = [event.event for event in events]
+    if kinds.count(RunEvent.cancel_requested) != 1:
+        yield f"there must be one cancel_requested; there are {kinds.count(RunEvent.cancel_requested)}"
+    elif (asked := run.signal.request) is not None and asked.mode is not CancelMode.after_turn:
+        after = kinds[kinds.index(RunEvent.cancel_requested) :]
+        if late := [kind.name for kind in after if kind in NEWS]:
+            yield f"after a cancel with mode {asked.mode.value} there still came {', '.join(late)}"
+
+
+def _check_receipt(
+    run: Run, receipt: Receipt, result: RunResult, own: Sequence[Message], events: Sequence[Event]
+) -> Iterator[str]:
+    request = run.signal.request
+    if request is not None and (receipt.cause, receipt.reason, receipt.by, receipt.requested_at) != (
+        request.cause,
+        request.reason,
+        request.by,
+        request.requested_at,
+    ):
+        yield f"the receipt {receipt} is not of the cancel that won: {request}"
+    if receipt.usage != result.usage:
+        yield f"the receipt counts {receipt.usage}, the result {result.usage}"
+    if receipt.latency < 0 or receipt.stopped_at < receipt.requested_at:
+        yield f"the receipt's latency is {receipt.latency}"
+    calls = [call.id for message in own for call in message.tool_calls]
+    if sorted(tool.call_id for tool in receipt.tools) != sorted(calls):
+        yield f"the receipt names the calls {[tool.call_id for tool in receipt.tools]}, the conversation has {calls}"
+    told = {_call_id(event): event.tool.outcome for event in events if event.event in ENDS and event.tool is not None}
+    for tool in receipt.tools:
+        if told.get(tool.call_id) != tool.outcome:
+            yield f"the receipt says {tool.outcome} of call {tool.call_id!r}, its event {told.get(tool.call_id)}"
+
+
+# -- what is left -----------------------------------------------------------------------------------------------------
+
+
+def check_conversation(messages: Sequence[Message]) -> Iterator[str]:
+    """Every provider accepts it, alone and with the next prompt."""
+    # The same conversations come again and again: one look at each is enough.
+    key = msgspec.msgpack.encode(messages)
+    if key not in _objections:
+        _objections[key] = validate(messages) or next_prompt_accepted(messages)
+    if problems := _objections[key]:
+        yield f"the conversation is not valid: {'; '.join(problems)}; it is {_roles(messages)}"
+
+
+def check_stored(run: Run, others: Sequence[Run], stored: Sequence[Message], record: RunRecord | None) -> Iterator[str]:
+    """The store has what the run left: its messages, once, together and in order, and how it ended."""
+    if stored != run.session.messages:
+        yield f"the session has {_roles(run.session.messages)}, the store {_roles(stored)}"
+    own = run.settlement.messages
+    wanted = 1 + sum(other.settlement.messages == own for other in others)  # two runs may have said the same
+    found = sum(list(stored[n : n + len(own)]) == own for n in range(len(stored) - len(own) + 1))
+    if found != wanted:
+        yield f"the store must have {_roles(own)} {_times(wanted)}, but has it {_times(found)}: {_roles(stored)}"
+    if record is None:
+        yield "the store has no record of the run"
+    elif (record.status, record.receipt) != (run.status, run.make_result().receipt):
+        yield f"the run is {run.status.name}, the store's record says {record.status.name}, or has another receipt"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _roles(messages: Sequence[Message]) -> str:
+    return " → ".join(f"{m.role}[{', '.join(block.type for block in m.content)}]" for m in messages) or "empty"

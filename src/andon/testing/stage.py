@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One performance of a scenario: on a loop of its own, with at most one injection, and looked at from all sides after.
+
+What must stay true: two performances take the same steps up to their injections; what one leaves behind, of tasks or
+threads, is found and named, and cleared away before the next one; and a scenario that hangs ends as a problem.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+import traceback
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from andon.agent.loop import Loop, Plan
+from andon.core.limits import Limits
+from andon.core.run import Run, spectator
+from andon.core.states import CancelOutcome, RunStatus
+from andon.errors import AndonError, describe
+from andon.messages import user
+from andon.testing.injections import Injection
+from andon.testing.invariants import check_run, check_stored
+from andon.testing.reading import Track, Way, tracker
+from andon.testing.virtual import EndlessError, StandstillError, VirtualLoop, tasks_of, where
+
+T = TypeVar("T")
+Scenario = Callable[[], Coroutine[Any, Any, object]]
+
+ROUNDS = 5
+"""How often the loop goes round after the last run has ended, before what is still there counts as left behind."""
+CLEAR_SECONDS, CLEAR_ATTEMPTS = 60.0, 3
+"""How long, in virtual time, tasks that were left behind may take to end, and how often they are cancelled."""
+THREAD_EXIT_SECONDS = 0.5
+"""What a thread may take, in real time, to be gone after its work."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """How things stood before one step of an undisturbed performance."""
+
+    label: str
+    alive: tuple[int, ...]
+    """The runs that had begun and not ended, by number."""
+    begun: int
+    host_alive: bool
+    streams: tuple[int, ...]
+    """The streams that were being read, by number."""
+
+
+class Stage:
+    """Where a scenario is performed."""
+
+    def __init__(self, scenario: Scenario, injection: Injection | None, *, max_steps: int, stalls: bool) -> None:
+        self.loop = VirtualLoop(max_steps)
+        self._scenario, self._injection, self._stalls = scenario, injection, stalls
+        self._threads = set(threading.enumerate())
+        self.task: asyncio.Task[object]
+        """The scenario's own."""
+        self.runs: list[Run] = []
+        self._plans: list[Plan | None] = []
+        self.readings: list[Track] = []
+        self.crew: list[asyncio.Task[Any]] = []
+        """The explorer's own tasks."""
+        self.problems: list[str] = []
+        self.situations: list[Situation] = []
+        # What the injection did, and to whom.
+        self.injected = self.host_cancelled = self.ended_before = False
+        self.leaving: tuple[int, int, Way] | None = None
+        self.outcomes: list[CancelOutcome] = []
+        self.watched: Run | None = None
+        self.cancelled_at = self.last_alive = 0.0
+
+    # -- the performance ----------------------------------------------------------------------------------------------
+
+    def perform(self) -> bool:
+        """Run the scenario to its end, and all its runs to theirs. False for a standstill that was to be expected."""
+        may_stall = self._stalls and self._injection is None
+        if self._injection is None:
+            self.loop.observer = self._watch
+        else:
+            self._injection.prepare(self)
+        self.loop.expects = self._expects
+        self.task = self._start()
+        try:
+            self._play(self.task)
+            self._play(self._crew(self._wind_up()))
+        except StandstillError as error:
+            if may_stall:
+                self._note("standstill")
+                return False
+            hint = "" if self._stalls else "; if it is meant to wait until it is disturbed, pass stalls=True"
+            self.problems.append(f"the scenario came to a standstill: {error}{hint}")
+        except EndlessError as error:
+            self.problems.append(f"the scenario did not end: {error}; max_steps= allows more")
+        finally:
+            self.loop.observer = None
+            self.loop.forget()
+        return True
+
+    def _start(self) -> asyncio.Task[object]:
+        coroutine = self._scenario()
+        if not asyncio.iscoroutine(coroutine):
+            raise TypeError(f"a scenario is an async function without parameters, not {self._scenario!r}")
+        context = contextvars.copy_context()
+        context.run(spectator.set, self._begins)
+        context.run(tracker.set, self._track)
+        return self.loop.create_task(coroutine, name="scenario", context=context)
+
+    def _play(self, task: asyncio.Task[Any]) -> None:
+        try:
+            self.loop.run_until_complete(task)
+        except (Exception, asyncio.CancelledError):
+            if not task.done():
+                raise
+
+    def _crew(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self.loop.create_task(work, name="explorer")
+        self.crew.append(task)
+        return task
+
+    async def _wind_up(self) -> None:
+        for run in self.runs:  # grows, if a run begins another one
+            await run.attend()
+        for task in self.crew:
+            if task is not asyncio.current_task():
+                await asyncio.wait([task])
+        for _ in range(ROUNDS):
+            await asyncio.sleep(0)
+
+    def _expects(self) -> bool:
+        """A run whose task is gone is ended by the portal, on a thread of its own."""
+        return any(run._task is not None and run._task.done() and not run._settled for run in self.runs)
+
+    # -- what is seen of it -------------------------------------------------------------------------------------------
+
+    def _begins(self, run: Run) -> None:
+        self.runs.append(run)
+        # The run's agent is not known to it; its plan is all that another run of that agent needs.
+        self._plans.append(run._work._plan if isinstance(run._work, Loop) else None)
+
+    def _track(self) -> Track:
+        number, after, way = self.leaving or (None, None, None)
+        mine = number == len(self.readings)
+        track = Track(after if mine else None, way if mine else None, self.note_leaving)
+        self.readings.append(track)
+        return track
+
+    def note_leaving(self, run: Run) -> None:
+        self.injected, self.watched, self.ended_before = True, run, run.signal.fate is not None
+
+    def _watch(self, callback: Callable[..., object]) -> None:
+        self._note(_label(callback))
+
+    def _note(self, label: str) -> None:
+        alive = tuple(number for number, run in enumerate(self.runs) if not run.status.final)
+        streams = tuple(n for n, track in enumerate(self.readings) if track.stream() is not None)
+        self.situations.append(Situation(label, alive, len(self.runs), not self.task.done(), streams))
+
+    def time_run(self, run: Run) -> None:
+        """From here on, note when the run was last seen alive: the clock only moves between two steps."""
+
+        def look(callback: Callable[..., object]) -> None:
+            if not run.status.final:
+                self.last_alive = self.loop.time()
+
+        self.last_alive = self.loop.time()
+        self.loop.observer = look
+
+    # -- looking at what it left --------------------------------------------------------------------------------------
+
+    def inspect(self) -> None:
+        """Check everything that must hold now."""
+        if self.problems:
+            return
+        self.problems += self._check_scenario()
+        if self._injection is None and not self.runs:
+            self.problems.append("the scenario began no run, so there is nothing to explore")
+        for number, run in enumerate(self.runs, 1):
+            self.problems += (f"run {number}: {problem}" for problem in check_run(run))
+        if self._injection is not None:
+            self.problems += self._injection.check(self)
+        if not self.problems:
+            self.problems += [*self._check_tasks(), *self._check_lists()]
+        if not self.problems:
+            self._bounded(self._check_stores(), "looking into the store")
+
+    def _check_scenario(self) -> Iterator[str]:
+        if self.task.cancelled():
+            if not self.host_cancelled:
+                yield "the scenario was cancelled, though its host did not cancel it"
+        elif (error := self.task.exception()) is not None:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            yield f"the scenario raised {describe(error).splitlines()[0]} (in {last.name}, line {last.lineno})"
+        elif self.host_cancelled:
+            yield "the host's cancellation was swallowed: the scenario went on to its end"
+        for task in self.crew:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                yield f"{task.get_name()} raised {describe(error)}"
+
+    def _check_tasks(self) -> Iterator[str]:
+        named = {name for run in self.runs for name in run.leftovers}
+        for task in tasks_of(self.loop):
+            if task not in self.crew and task is not self.task and task.get_name() not in named:
+                yield f"a task was left behind: {_name(task)} in {where(task)}"
+
+    def _check_lists(self) -> Iterator[str]:
+        """Nobody counts an ended run among those in flight."""
+        for number, run in enumerate(self.runs, 1):
+            if run in run.runtime.runs:
+                yield f"run {number}: its runtime counts it as in flight"
+            if run in run._cord.live.values():
+                yield f"run {number}: its agent counts it as in flight"
+            if run.session._places:
+                yield f"run {number}: its session still has a line of {len(run.session._places)}"
+
+    async def _check_stores(self) -> None:
+        for number, run in enumerate(self.runs, 1):
+            store = run.runtime.store
+            assert store is not None
+            stored, record = await store.load(run.session.key), await store.find(run.run_id)
+            others = [other for other in self.runs if other.session is run.session and other is not run]
+            self.problems += (f"run {number}: {p}" for p in check_stored(run, others, stored, record))
+
+    def check_threads(self) -> None:
+        """After everything else: no thread is there that was not there before, but for the abandoned ones."""
+        self._bounded(self.loop.shutdown_default_executor(), "the end of the loop's own threads")
+        new = [thread for thread in threading.enumerate() if thread not in self._threads]
+        named = Counter(name.split(" (")[0] for run in self.runs for name in run.leftovers)
+        for thread in new:
+            tool = thread.name.removeprefix("andon-tool-")
+            if thread.name == "andon-portal" or named[f"thread of {tool}"] > 0:
+                named[f"thread of {tool}"] -= 1
+                continue
+            thread.join(THREAD_EXIT_SECONDS)
+            if thread.is_alive():
+                self.problems.append(f"a thread was left behind: {thread.name}")
+
+    # -- talking on ---------------------------------------------------------------------------------------------------
+
+    def talk_on(self, prompt: str) -> None:
+        """The next prompt, in every session: the same agent answers it."""
+        latest = {id(run.session): (run, plan) for run, plan in zip(self.runs, self._plans, strict=True)}
+        for run, plan in latest.values():
+            if plan is not None:
+                self._bounded(self._ask(run, plan, prompt), "the next prompt")
+
+    async def _ask(self, before: Run, plan: Plan, prompt: str) -> None:
+        messages = before.session.messages
+        run = Run(
+            before.runtime,
+            before._cord,
+            before.session,
+            uuid.uuid4().hex,
+            on_busy="reject",
+            limits=Limits(None, None),
+            metadata={},
+        )
+        run.employ(Loop(plan, run, prompt, None))
+        try:
+            run.begin()
+        except AndonError as error:
+            self.problems.append(f"the next prompt was refused: {describe(error)}")
+            return
+        await run.attend()
+        if run.status is not RunStatus.completed:
+            failure = run.make_result().error
+            why = "" if failure is None else f" ({describe(failure)})"
+            self.problems.append(f"the next prompt ended as {run.status.name}{why}")
+        elif run.session.messages[: len(messages) + 1] != [*messages, user(prompt)]:
+            self.problems.append("the next prompt did not go on with the conversation as it was")
+        self.problems += (f"the next prompt: {problem}" for problem in check_run(run))
+
+    # -- clearing away ------------------------------------------------------------------------------------------------
+
+    def _bounded(self, work: Coroutine[Any, Any, object], name: str) -> None:
+        """Do something more on the loop; that it fails or hangs is a problem too."""
+        task = self._crew(work)
+        try:
+            self._play(task)
+        except (StandstillError, EndlessError) as error:
+            self.problems.append(f"{name} did not end: {error}")
+        else:
+            if not task.cancelled() and (failure := task.exception()) is not None:
+                self.problems.append(f"{name} failed: {describe(failure)}")
+
+    def clear(self) -> bool:
+        """End what is left, and close the loop. True if nothing was left."""
+        left = tasks_of(self.loop)
+        self._end([self.task])  # its runs end with it, as they would with any host
+        self._end(left)
+        self._try(self.loop.shutdown_asyncgens())
+        self.loop.close()
+        return not left and not any(run.leftovers for run in self.runs)
+
+    def forget(self) -> None:
+        """Let go of all that the scenario made, so that its garbage can be collected."""
+        self.runs, self._plans, self.readings, self.crew, self.watched = [], [], [], [], None
+        del self.task, self._scenario
+
+    def _end(self, tasks: list[asyncio.Task[Any]]) -> None:
+        for _ in range(CLEAR_ATTEMPTS):
+            pending = [task for task in tasks if not task.done()]
+            if not pending:
+                return
+            for task in pending:
+                task.cancel()
+            self._try(asyncio.wait(pending, timeout=CLEAR_SECONDS))
+
+    def _try(self, work: Awaitable[object]) -> None:
+        with contextlib.suppress(StandstillError, EndlessError):
+            self.loop.run_until_complete(work)
+
+
+def _label(callback: Callable[..., object]) -> str:
+    """What a step does, in words that are the same in every performance."""
+    owner = getattr(callback, "__self__", None)
+    if isinstance(owner, asyncio.Task):
+        return _name(owner)
+    return str(getattr(getattr(callback, "func", callback), "__qualname__", type(callback).__name__))
+
+
+def _name(task: asyncio.Task[Any]) -> str:
+    name = task.get_name()
+    if name.startswith("andon run"):
+        return "andon run"
+    if name.startswith("Task-") or name == "None":  # which Python 3.13 makes of no name, where there is a task factory
+        return str(getattr(task.get_coro(), "__qualname__", name))
+    return name

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the README and the documentation show is run, and where they link to exists.
+
+Each page is a program of its own: its blocks of Python run in order and share their names. In the line that opens a
+block, `python alone` gives it names of its own, and `python no-run` is for fragments that can't be run. A block may
+`await` at its top level; all such blocks of a page share one event loop. A block of `text` right after a block of
+Python is what that prints; `…` in it stands for anything, and a number with four decimals or more for any such number.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+HANG_SECONDS = 60
+
+_FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of Python, where it stands, and what it is to print."""
+
+    code: str
+    line: int
+    alone: bool
+    prints: str | None
+
+
+def blocks_of(page: str) -> Iterator[Block]:
+    text = (ROOT / page).read_text("utf-8")
+    fences = list(_FENCE.finditer(text))
+    for number, fence in enumerate(fences):
+        language, *marks = fence["info"].split() or [""]
+        if language != "python" or "no-run" in marks:
+            continue
+        assert set(marks) <= {"alone"}, f"{page}: what does {' '.join(marks)!r} mean?"
+        after = fences[number + 1] if number + 1 < len(fences) else fence
+        follows = after["info"].strip() == "text" and not text[fence.end() : after.start()].strip()
+        prints = after["body"] if follows else None
+        yield Block(fence["body"], text.count("\n", 0, fence.start()) + 1, "alone" in marks, prints)
+
+
+# -- running a page, in a process of its own --------------------------------------------------------------------------
+
+
+def run_page(page: str) -> None:
+    shared: dict[str, Any] = {"__name__": "__main__"}
+    with asyncio.Runner() as runner:
+        for block in blocks_of(page):
+            printed = run_block(page, block, {"__name__": "__main__"} if block.alone else shared, runner)
+            if block.prints is not None and not fits(printed, block.prints):
+                raise AssertionError(f"{page}, line {block.line}: printed\n{printed}\ninstead of\n{block.prints}")
+
+
+def run_block(page: str, block: Block, names: dict[str, Any], runner: asyncio.Runner) -> str:
+    # Moved down to its place in the page, so that a traceback names the right line.
+    source = "\n" * block.line + block.code
+    code = compile(source, str(ROOT / page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        if code.co_flags & inspect.CO_COROUTINE:
+            runner.run(eval(code, names))
+        else:
+            exec(code, names)
+    return printed.getvalue()
+
+
+def fits(printed: str, shown: str) -> bool:
+    pattern = ""
+    for number, part in enumerate(re.split(r"(…|\d+\.\d{4,})", shown.strip())):
+        if number % 2 == 0:
+            pattern += re.escape(part)
+        else:
+            pattern += ".*?" if part == "…" else r"\d+\.\d+(e-\d+)?"
+    return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_shows_is_true(page: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-P", "-W", "error", __file__, page],
+        cwd=ROOT,
+        env={key: value for key, value in os.environ.items() if key != "OPENAI_API_KEY"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+# -- links ------------------------------------------------------------------------------------------------------------
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The names that headings get, as the usual renderers make them."""
+    text = _FENCE.sub("", page.read_text("utf-8"))
+    words = (re.sub(r"[^\w\- ]", "", heading[1].lower()) for heading in _HEADING.finditer(text))
+    return {each.replace(" ", "-") for each in words}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    here = ROOT / page
+    for link in _LINK.findall(_FENCE.sub("", here.read_text("utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (here.parent / path).resolve() if path else here
+        assert target.exists(), f"{page} links to {link}, which is not there"
+        assert not anchor or anchor in anchors_of(target), f"{page} links to {link}, but no heading is called so"
+
+
+def test_every_page_can_be_found() -> None:
+    """The documentation's index leads to each of its pages."""
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    linked = {link.partition("#")[0] for link in _LINK.findall(index)}
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"} <= linked
+
+
+if __name__ == "__main__":
+    run_page(sys.argv[1])

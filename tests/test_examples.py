@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every example is run as a user runs it: as a program, from the repository's root, warnings being errors."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+HANG_SECONDS = 60
+
+TELLING: dict[str, list[str]] = {
+    "cancel_from_thread.py": [
+        "-- asked to stop --",
+        "ended as cancelled, ",
+        "the same agent goes on: completed",
+    ],
+    "demo.py": [
+        "ok  the story stopped in mid-sentence",
+        "| tool find_train  | completed ",
+        "| tool hold_room   | cut ",
+        "| tool buy_tickets | not_started ",
+        "All as promised.",
+    ],
+    "explore_my_agent.py": [
+        "careless: 1 problem(s) in ",
+        "the check failed: AssertionError: a connection is still open",
+        "careful: no problem in ",
+    ],
+    "modes.py": [
+        "now: 'Page'; no tools",
+        "after_tools: 'Page'; no tools",
+        "after_turn: 'Page one is done.'; save completed",
+        "now: 'Page one is done.'; save cut",
+        "after_tools: 'Page one is done.'; save completed",
+        "after_tools, grace 0.5: ''; print_book cut",
+    ],
+    "own_tool_cleanup.py": [
+        "transfer: rolled back call_1\n  outcome: cut; left: nothing",
+        "count: stopped counting",
+        "listen: woken by the cancel",
+    ],
+    "queue_and_supersede.py": [
+        "reject: True",
+        "queue: the first is COMPLETED, the second COMPLETED, 4 messages",
+        "cancel: the first is CANCELLED (superseded), the second COMPLETED",
+    ],
+    "stop_button.py": [
+        'pressed: {"outcome": "requested", "phase": "streaming", "left": "nothing"}',
+        'pressed again: {"outcome": "already_finished"}',
+        "the same conversation: Good to hear from you!",
+    ],
+    "time_limit.py": [
+        "timeout=0.5: CANCELLED, cause deadline, ",
+        "Text(text='Cancelled: out of time')",
+        "asyncio.timeout(0.5): TimeoutError",
+        "Text(text='Cancelled by the caller')",
+    ],
+}
+
+
+def test_every_example_is_tested() -> None:
+    assert sorted(TELLING) == sorted(path.name for path in EXAMPLES.glob("*.py"))
+
+
+@pytest.mark.parametrize("name", sorted(TELLING))
+def test_example(name: str) -> None:
+    # Without a key, so that nothing leaves this machine; without a terminal and without input.
+    environment = {key: value for key, value in os.environ.items() if key != "OPENAI_API_KEY"}
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name)],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stderr == ""
+    for line in TELLING[name]:
+        assert line in ended.stdout
+
+
+def test_the_demo_fails_if_a_promise_is_broken() -> None:
+    demo = runpy.run_path(str(EXAMPLES / "demo.py"))
+    with pytest.raises(SystemExit, match="BROKEN  it stops"):
+        demo["promise"]("it stops", False)

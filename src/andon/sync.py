@@ -25,6 +25,9 @@ T = TypeVar("T")
 INTERRUPTED_SECONDS = 10.0
 """How long an interrupted call waits for its run to end, at the most. A second interrupt gets through at once."""
 
+BEGINNING_SECONDS = 1.0
+"""The same for a run of which it is not known whether it will begin at all."""
+
 
 def check_blocking(instead: str) -> None:
     """Refuse to block a running event loop."""
@@ -37,9 +40,13 @@ def check_blocking(instead: str) -> None:
 
 def run_blocking(run: Run) -> RunResult:
     """Do a run to its end."""
-    _begin(run)
-    _outlast(run, run.attend_blocking)
-    return run.make_result()
+
+    def whole() -> RunResult:
+        _begin(run)
+        run.attend_blocking()
+        return run.make_result()
+
+    return _outlast(run, whole)
 
 
 class BlockingStream:
@@ -60,22 +67,30 @@ class BlockingStream:
         return self
 
     def __next__(self) -> Event:
+        event = _outlast(self.run, self._advance)
+        if event is None:
+            raise StopIteration
+        return event
+
+    def _advance(self) -> Event | None:
         if self._state == "new":
             self._state = "closed"  # unless it begins
             _begin(self.run)
             self._state = "begun"
-        event = _outlast(self.run, self._reader.next_blocking) if self._state == "begun" else None
+        event = self._reader.next_blocking() if self._state == "begun" else None
         if event is None:
             self.close()
-            raise StopIteration
         return event
 
     def close(self) -> None:
         """Leave. Returns when the run is settled."""
-        begun, self._state = self._state == "begun", "closed"
-        if begun:
-            self.run.cancel_for(CancelCause.caller)
-            _outlast(self.run, self.run.attend_blocking)
+        if self._state == "begun":
+            _outlast(self.run, self._leave)
+        self._state = "closed"
+
+    def _leave(self) -> None:
+        self.run.cancel_for(CancelCause.caller)
+        self.run.attend_blocking()
 
     def __del__(self) -> None:
         # Only a signal: this may be any thread, and no place to wait.
@@ -92,16 +107,16 @@ def _begin(run: Run) -> None:
     async def begin() -> None:
         run.begin()
 
-    _outlast(run, portal.submit(begin).result)
+    portal.submit(begin).result()
 
 
 def _outlast(run: Run, wait: Callable[[], T]) -> T:
-    """Wait; if that is interrupted, end the run first."""
+    """Do what waits for a run; wherever that is interrupted, end the run first."""
     try:
         return wait()
     except Exception:
         raise
     except BaseException:
         run.cancel_for(CancelCause.caller)
-        run.attend_blocking(INTERRUPTED_SECONDS)
+        run.attend_blocking(INTERRUPTED_SECONDS if run.has_begun else BEGINNING_SECONDS)
         raise

@@ -40,10 +40,10 @@ class Cord:
 
     def pull(self, request: CancelRequest, arm_seconds: float) -> CancelOutcome:
         arm = Arm(request, time.monotonic())
-        earlier = self._arms.copy()
+        for key, earlier in self._arms.copy().items():
+            if arm.at - earlier.at >= arm_seconds:
+                self._arms.pop(key, None)
         self._arms[id(arm)] = arm
-        for key in earlier:  # arming again refreshes
-            self._arms.pop(key, None)
         batch: Batch = {}
         outcomes = {run.ask(request, batch) for run in self.live.copy().values()}
         wake_all(batch, request)

@@ -57,7 +57,6 @@ class Life(Stepper):
         "_cord",
         "_cut_phase",
         "_ended",
-        "_host_cancelled",
         "_on_busy",
         "_place",
         "_receipt",
@@ -101,7 +100,7 @@ class Life(Stepper):
         self._record: RunRecord | None = None
         self._receipt: Receipt | None = None
         self._cut_phase: Phase | None = None
-        self._ended = self._settled = self._host_cancelled = False
+        self._ended = self._settled = False
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -147,7 +146,7 @@ class Life(Stepper):
 
     def host_cancelled(self) -> None:
         """The task that does the run's work was cancelled, by whoever owns its loop: the same end, passed on after."""
-        self._host_cancelled = True
+        self.host_has_cancelled = True
         self.cancel_for(CancelCause.caller)
 
     # -- its life -----------------------------------------------------------------------------------------------------
@@ -193,7 +192,7 @@ class Life(Stepper):
         except Exception as error:  # noqa: BLE001 - the boundary: a failed run returns its error
             self.signal.claim(Failed(error))
         await self._finish()
-        if self._host_cancelled:
+        if self.host_has_cancelled:
             raise asyncio.CancelledError
 
     def _move(self, to: RunStatus) -> None:
@@ -343,7 +342,8 @@ class Life(Stepper):
             self._settle()
         else:  # cancelled before its first step, or stopped with its loop
             self.host_cancelled()
-            self._hand_over()
+            if self.signal.adopt():
+                self._hand_over()
 
     def _settle(self) -> None:
         self._settled = True

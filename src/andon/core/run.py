@@ -60,8 +60,12 @@ class Run(Life):
         await self._waiters.wait(lambda: self._ended)
         return self.make_result()
 
+    @property
+    def has_begun(self) -> bool:
+        return self._task is not None
+
     def _check_begun(self) -> None:
-        if self._task is None:
+        if not self.has_begun:
             raise HandleError("this run has not begun: enter it with `async with agent.start(...) as run`")
 
     async def __aenter__(self) -> Run:

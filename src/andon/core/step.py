@@ -137,7 +137,8 @@ class Step(Generic[T]):
         if self.finished or self.was_cut or self._task.done():
             return
         self._mark_cut()
-        if not self._task.cancelling():  # a host may have done that: the work is to see one CancelledError, not two
+        if not (self._run.host_has_cancelled and self._task.cancelling()):
+            # A host that ends its loop has done it: the work is to see one CancelledError, not two.
             self._task.cancel()
         self._timer = self._run.loop.call_later(self._run.bounds.cut_seconds, self._cut_again)
 
@@ -186,12 +187,14 @@ class Step(Generic[T]):
 class Stepper:
     """Whoever works in steps: does them, cuts them, and remembers what it had to leave behind."""
 
-    __slots__ = ("_leftovers", "_steps", "_waiters", "bounds", "loop", "signal", "warnings")
+    __slots__ = ("_leftovers", "_steps", "_waiters", "bounds", "host_has_cancelled", "loop", "signal", "warnings")
 
     loop: asyncio.AbstractEventLoop
 
     def __init__(self, signal: CancelSignal, bounds: Bounds) -> None:
         self.signal, self.bounds = signal, bounds
+        self.host_has_cancelled = False
+        """Whoever owns the loop has cancelled the task that waits for the steps, and maybe theirs too."""
         self.warnings: list[str] = []
         self._steps: list[Step[Any]] = []
         self._leftovers: dict[object, str] = {}

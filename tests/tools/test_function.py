@@ -557,7 +557,9 @@ def test_with_too_many_abandoned_threads_none_is_started() -> None:
     def work() -> None:
         calls.append("work")
 
-    with pytest.raises(ThreadsExhaustedError, match=r"running \(2\), so none was started for work.*ctx\.check_cancelled"):
+    with pytest.raises(
+        ThreadsExhaustedError, match=r"running \(2\), so none was started for work.*ctx\.check_cancelled"
+    ):
         invoke(work, call)
     assert calls == []
     assert not call.scope.thread_running

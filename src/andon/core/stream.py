@@ -61,5 +61,5 @@ class EventStream(Reader):
 
     def __del__(self) -> None:
         # Only a signal: this may be any thread, and no place to wait.
-        if self._state == "begun" and not sys.is_finalizing():
+        if getattr(self, "_state", "new") == "begun" and not sys.is_finalizing():  # __init__ may have been interrupted
             self.run.cancel_for(CancelCause.caller)

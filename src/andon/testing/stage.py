@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import math
 import threading
 import traceback
 import uuid
@@ -27,7 +28,7 @@ from andon.messages import user
 from andon.testing.injections import Injection
 from andon.testing.invariants import check_run, check_stored
 from andon.testing.reading import Track, Way, tracker
-from andon.testing.virtual import EndlessError, StandstillError, VirtualLoop, tasks_of, where
+from andon.testing.virtual import EndlessError, StandstillError, VirtualLoop, name_of, tasks_of, where
 
 T = TypeVar("T")
 Scenario = Callable[[], Coroutine[Any, Any, object]]
@@ -74,7 +75,7 @@ class Stage:
         self.leaving: tuple[int, int, Way] | None = None
         self.outcomes: list[CancelOutcome] = []
         self.watched: Run | None = None
-        self.cancelled_at = self.last_alive = 0.0
+        self.last_alive, self.deadline = 0.0, math.inf
 
     # -- the performance ----------------------------------------------------------------------------------------------
 
@@ -207,7 +208,7 @@ class Stage:
         named = {name for run in self.runs for name in run.leftovers}
         for task in tasks_of(self.loop):
             if task not in self.crew and task is not self.task and task.get_name() not in named:
-                yield f"a task was left behind: {_name(task)} in {where(task)}"
+                yield f"a task was left behind: {name_of(task)} in {where(task)}"
 
     def _check_lists(self) -> Iterator[str]:
         """Nobody counts an ended run among those in flight."""
@@ -321,14 +322,5 @@ def _label(callback: Callable[..., object]) -> str:
     """What a step does, in words that are the same in every performance."""
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):
-        return _name(owner)
+        return name_of(owner)
     return str(getattr(getattr(callback, "func", callback), "__qualname__", type(callback).__name__))
-
-
-def _name(task: asyncio.Task[Any]) -> str:
-    name = task.get_name()
-    if name.startswith("andon run"):
-        return "andon run"
-    if name.startswith("Task-") or name == "None":  # which Python 3.13 makes of no name, where there is a task factory
-        return str(getattr(task.get_coro(), "__qualname__", name))
-    return name

@@ -28,7 +28,6 @@ class Surroundings(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.CRITICAL)  # only a defect of ours is critical; the rest belongs to the scenario
         self._complaints: list[str] = []
-        self._may_freeze = False
 
     def take(self, *, collect: bool) -> list[str]:
         """What was complained of since the last time. Much of it is found only when garbage is collected."""
@@ -39,9 +38,8 @@ class Surroundings(logging.Handler):
 
     def freeze(self) -> None:
         """Have the collector pass over what is there already: this makes the many collections cheap."""
-        if self._may_freeze:
-            gc.collect()
-            gc.freeze()
+        gc.collect()
+        gc.freeze()
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
@@ -67,8 +65,9 @@ class Surroundings(logging.Handler):
     @contextmanager
     def watching(self) -> Iterator[None]:
         unraisable, dice = sys.unraisablehook, random.getstate()
-        self._may_freeze, collecting = gc.get_freeze_count() == 0, gc.isenabled()
+        collecting = gc.isenabled()
         gc.disable()  # a collection at a moment of its own choosing would not be repeatable
+        propagate, log.propagate = log.propagate, False  # what is logged in thousands of performances helps nobody
         log.addHandler(self)
         try:
             with warnings.catch_warnings():
@@ -81,8 +80,8 @@ class Surroundings(logging.Handler):
         finally:
             sys.unraisablehook = unraisable
             log.removeHandler(self)
+            log.propagate = propagate
             random.setstate(dice)
-            if self._may_freeze:
-                gc.unfreeze()
+            gc.unfreeze()
             if collecting:
                 gc.enable()

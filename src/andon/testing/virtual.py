@@ -214,9 +214,19 @@ def tasks_of(loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
 
 
 def describe_tasks(loop: asyncio.AbstractEventLoop) -> str:
-    """Who waits, and where."""
-    waiting = [f"{task.get_name()!r} in {where(task)}" for task in tasks_of(loop)]
+    """Who waits, and where, newest first: the others often wait for that one."""
+    waiting = [f"{name_of(task)} in {where(task)}" for task in reversed(tasks_of(loop))]
     return f"waiting: {', '.join(waiting)}" if waiting else "no task is waiting"
+
+
+def name_of(task: asyncio.Task[Any]) -> str:
+    """What a task is called, in words that are the same every time."""
+    name = task.get_name()
+    if name.startswith("andon run"):
+        return "andon run"
+    if name.startswith("Task-") or name == "None":  # which Python 3.13 makes of no name, where there is a factory
+        return str(getattr(task.get_coro(), "__qualname__", name))
+    return name
 
 
 def where(task: asyncio.Task[Any]) -> str:

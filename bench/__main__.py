@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of the benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from collections.abc import Callable
+
+from bench import growth, idle, latency, startup, throughput
+from bench.report import Figure, Progress
+
+FIGURES: dict[str, Callable[[bool, Progress], Figure]] = {
+    "latency": latency.measure,
+    "throughput": throughput.measure,
+    "idle": idle.measure,
+    "growth": growth.measure,
+    "startup": startup.measure,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Every figure that the README quotes.")
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"{', '.join(FIGURES)}; all of them by default")
+    parser.add_argument("--quick", action="store_true", help="small numbers, to see that it works")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    options = parser.parse_args()
+    if unknown := [name for name in options.figures if name not in FIGURES]:
+        parser.error(f"there is no figure {unknown[0]!r}; there are: {', '.join(FIGURES)}")
+    figures = []
+    for name in options.figures or FIGURES:
+        progress = Progress(name)
+        figures.append(FIGURES[name](options.quick, progress))
+        progress.close()
+        if not options.json:
+            print(figures[-1].as_table(), end="\n\n", flush=True)
+    if options.json:
+        answer = {"python": platform.python_version(), "figures": [figure.as_json() for figure in figures]}
+        print(json.dumps(answer, indent=2))
+
+
+if __name__ == "__main__":
+    main()

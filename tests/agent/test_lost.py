@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run whose loop was closed under it: the next cancel, or the next prompt, ends it as lost.
+
+asyncio complains of the tasks that are destroyed with their loop; that is a limit which the docs state, so it is not
+looked at here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from andon import Agent, CancelCause, CancelOutcome, Event, Run, RunEvent, RunStatus, ToolContext, tool
+from andon.messages import Text
+from andon.models.scripted import Call
+from andon.testing.validators import validate
+from tests.support import Flag, Silence, Worker, check_events, eventually, make, read_all, until
+
+LOST = "Cancelled: the worker was lost"
+
+
+@pytest.fixture(autouse=True)
+def _destroyed_tasks_here(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Have asyncio's complaints come here, and not in the middle of another test."""
+    yield
+    gc.collect()
+
+
+def lose(agent: Agent, reached: Flag, **options: object) -> Run:
+    """Begin a run, and close its loop when it has come so far."""
+    run = agent.start("go", **options)  # type: ignore[arg-type]
+
+    async def begin() -> None:
+        await run.__aenter__()
+        await reached.arrived()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    assert run.status is RunStatus.running
+    return run
+
+
+def check_lost(agent: Agent, run: Run) -> None:
+    eventually(lambda: run.status is RunStatus.cancelled)
+
+    async def look() -> list[Event]:
+        result = await run.result()
+        assert result.receipt is not None
+        assert result.receipt.cause is CancelCause.lost
+        assert result.stop_reason == "cancelled"
+        assert result.message.content[-1] == Text(LOST)
+        return await read_all(run)
+
+    events = asyncio.run(look())
+    check_events(events)
+    assert events[-1].event is RunEvent.run_cancelled
+    assert agent.cancel_run(run.run_id) is CancelOutcome.already_finished
+    assert validate(agent.messages) == []
+
+
+@pytest.mark.parametrize("way", ["agent", "agent run", "handle", "runtime"])
+def test_the_next_cancel_ends_it(way: str) -> None:
+    silence = Silence()
+    agent = make(["Half a ", silence])
+    run = lose(agent, silence.reached)
+    if way == "agent":
+        assert agent.cancel() is CancelOutcome.requested
+    elif way == "agent run":
+        assert agent.cancel_run(run.run_id) is CancelOutcome.requested
+    elif way == "handle":
+        assert run.cancel() is CancelOutcome.requested
+    else:
+        assert asyncio.run(agent.runtime.cancel(all=True)) == {run.run_id: CancelOutcome.requested}
+    check_lost(agent, run)
+    assert agent.messages[1].content == [Text("Half a "), Text(LOST)]
+    assert agent.run("and now?").status is RunStatus.completed
+
+
+@pytest.mark.parametrize("on_busy", ["reject", "queue", "cancel"])
+@pytest.mark.parametrize("blocking", [True, False])
+def test_the_next_prompt_ends_it(on_busy: Any, blocking: bool) -> None:
+    silence = Silence()
+    agent = make(["Half a ", silence])
+    run = lose(agent, silence.reached)
+    if blocking:
+        result = agent.run("and now?", on_busy=on_busy)
+    else:
+        result = asyncio.run(agent.invoke_async("and now?", on_busy=on_busy))
+    assert result.status is RunStatus.completed
+    assert [message.text for message in result.messages] == ["go", f"Half a {LOST}", "and now?", "OK."]
+    check_lost(agent, run)
+
+
+def test_cancel_and_wait_from_another_loop() -> None:
+    silence = Silence()
+    agent = make([silence])
+    run = lose(agent, silence.reached)
+    receipt = asyncio.run(run.cancel_and_wait())
+    assert receipt is not None
+    assert receipt.cause is CancelCause.lost
+    check_lost(agent, run)
+
+
+def test_many_cancels_of_a_lost_run() -> None:
+    silence = Silence()
+    agent = make([silence])
+    run = lose(agent, silence.reached)
+    outcomes: list[CancelOutcome] = []
+    together = threading.Barrier(20)
+
+    def cancel() -> None:
+        together.wait(20)
+        outcomes.append(run.cancel())
+
+    for worker in [Worker(cancel) for _ in range(20)]:
+        worker.done()
+    assert outcomes.count(CancelOutcome.requested) == 1
+    assert set(outcomes) <= {
+        CancelOutcome.requested,
+        CancelOutcome.already_requested,
+        CancelOutcome.already_finished,
+    }
+    check_lost(agent, run)
+
+
+def test_the_thread_of_a_lost_run_is_named() -> None:
+    started, go_on = Flag(), Flag()
+
+    @tool
+    def block(ctx: ToolContext) -> str:
+        started.set()
+        go_on.wait()
+        return "late"
+
+    agent = make(Call("block", id="c"), tools=[block])
+    run = lose(agent, started)
+    assert run.cancel() is CancelOutcome.requested
+    check_lost(agent, run)
+    assert len(run.leftovers) == 1
+    assert "may still be running" in agent.messages[2].tool_results[0].content
+    go_on.set()
+    eventually(lambda: run.leftovers == [])
+    assert agent.run("and now?").status is RunStatus.completed
+
+
+def test_whoever_waits_behind_a_lost_run_gets_its_turn() -> None:
+    silence = Silence()
+    agent = make([silence])
+    waiting = Flag()
+
+    async def wait_behind() -> str:
+        async with agent.start("second", on_busy="queue") as run:
+            await until(lambda: run.phase == "queued")
+            waiting.set()
+            return (await run.result()).content
+
+    answers: list[str] = []
+    run = agent.start("go")
+
+    async def begin() -> None:
+        await run.__aenter__()
+        await waiting.arrived()
+
+    def work_and_die() -> None:
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(begin())
+        loop.close()
+
+    first = Worker(work_and_die)
+    silence.reached.wait()
+    second = Worker(lambda: answers.append(asyncio.run(wait_behind())))
+    first.done()
+    assert agent.cancel_run(run.run_id) is CancelOutcome.requested
+    second.done()
+    assert answers == ["OK."]
+    check_lost(agent, run)
+    assert [message.text for message in agent.messages] == ["go", LOST, "second", "OK."]
+
+
+def test_a_reader_elsewhere_is_told() -> None:
+    silence, reading = Silence(), Flag()
+    agent = make(["Half a ", silence])
+    kinds: list[RunEvent] = []
+    run = agent.start("go")
+
+    async def read() -> None:
+        async for event in run:
+            kinds.append(event.event)
+            reading.set()
+
+    async def begin() -> None:
+        await run.__aenter__()
+        await silence.reached.arrived()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    reader = Worker(lambda: asyncio.run(read()))
+    reading.wait()
+    loop.close()
+    assert run.cancel() is CancelOutcome.requested
+    reader.done()
+    assert kinds[-1] is RunEvent.run_cancelled
+
+
+def test_a_cancel_before_the_loop_was_closed_is_not_lost() -> None:
+    """It was acknowledged, and then the loop had no chance to deliver it. The cause that was asked for stays."""
+    silence = Silence()
+    agent = make([silence])
+    run = agent.start("go")
+
+    async def begin() -> None:
+        await run.__aenter__()
+        await silence.reached.arrived()
+        assert run.cancel("enough") is CancelOutcome.requested
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(begin())
+    while not task.done():
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    loop.close()
+    assert agent.run("and now?").status is RunStatus.completed
+    result = asyncio.run(run.result())
+    assert result.receipt is not None
+    assert (result.receipt.cause, result.receipt.reason) == (CancelCause.user, "enough")
+    assert validate(agent.messages) == []
+
+
+def test_a_run_that_is_handed_over_already_is_ended_once() -> None:
+    """Its task was cancelled before the first step, its loop is closed, and the portal is slow to take it over.
+
+    A cancel, or a prompt, that comes just then must not have it ended once more.
+    """
+    blocked, go_on = Flag(), Flag()
+
+    class Blocker:
+        def before_model(self, happening: object) -> None:
+            blocked.set()
+            go_on.wait()  # the portal's loop stands still
+
+    holder = Worker(lambda: make(hooks=[Blocker()]).run("hold the portal"))
+    blocked.wait()
+    agent = make()
+    run = agent.start("go")
+
+    async def begin() -> None:
+        await run.__aenter__()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    asyncio.run(begin())
+    assert run.status is RunStatus.cancelling
+    assert agent.cancel_run(run.run_id) is CancelOutcome.already_requested
+    following = Worker(lambda: agent.run("and now?"))
+    go_on.set()
+    holder.done()
+    following.done()
+    eventually(lambda: run.status.final)
+    result = asyncio.run(run.result())
+    assert result.status is RunStatus.cancelled
+    assert result.receipt is not None
+    assert result.receipt.cause is CancelCause.caller
+    events = asyncio.run(read_all(run))
+    check_events(events)
+    assert events[-1].event is RunEvent.run_cancelled
+    assert [message.text for message in agent.messages] == ["go", "Cancelled by the caller", "and now?", "OK."]

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state table of the design: every legal step is there and reached by real runs, every other one is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise, product
+
+import pytest
+
+from andon import Agent, CancelOutcome, Event, Message, Run, RunEvent, RunStatus, tool
+from andon.agent.hooks import Happening
+from andon.core.states import check_step
+from andon.core.store import SessionKey
+from andon.errors import AndonError, HandleError, IllegalTransitionError, ModelError
+from andon.models.scripted import Call, Fail, Turn
+from andon.store.memory import MemoryStore
+from tests.support import Flag, Hold, Reach, Silence, forever, make, play, read_all, until
+
+TABLE = {  # as DESIGN.md has it
+    "pending": {"running", "cancelling", "error"},
+    "running": {"paused", "cancelling", "completed", "error"},
+    "paused": {"running", "cancelling"},
+    "cancelling": {"cancelled"},
+    "completed": set(),
+    "cancelled": set(),
+    "error": set(),
+}
+STEPS = list(product(RunStatus, RunStatus))
+LEGAL = [(before, after) for before, after in STEPS if after.name in TABLE[before.name]]
+ILLEGAL = [step for step in STEPS if step not in LEGAL]
+
+
+def test_the_table_is_complete() -> None:
+    assert {status.name for status in RunStatus} == set(TABLE)
+    assert (len(LEGAL), len(ILLEGAL)) == (10, 39)
+
+
+@pytest.mark.parametrize(("before", "after"), LEGAL, ids=lambda status: status.name)
+def test_a_legal_step(before: RunStatus, after: RunStatus) -> None:
+    check_step(before, after)
+
+
+@pytest.mark.parametrize(("before", "after"), ILLEGAL, ids=lambda status: status.name)
+def test_an_illegal_step_is_refused(before: RunStatus, after: RunStatus) -> None:
+    with pytest.raises(IllegalTransitionError, match=rf"{before.name}.*{after.name}") as caught:
+        check_step(before, after)
+    assert isinstance(caught.value, AndonError)
+
+
+# -- on real runs -----------------------------------------------------------------------------------------------------
+
+
+async def states_of(agent: Agent, cancel_at: RunEvent | None = None, **options: object) -> list[RunStatus]:
+    """Every state that a run is seen in, looked at in every step of its loop."""
+    states: list[RunStatus] = []
+
+    def look(run: Run) -> RunStatus:
+        if not states or states[-1] is not run.status:
+            states.append(run.status)
+        return run.status
+
+    run = agent.start("go", **options)  # type: ignore[arg-type]
+    look(run)
+    async with run:
+        reader = asyncio.create_task(read_until(run, cancel_at))
+        await until(lambda: look(run).final)
+        await reader
+    look(run)
+    return states
+
+
+async def read_until(run: Run, cancel_at: RunEvent | None) -> list[Event]:
+    events = []
+    async for event in run:
+        events.append(event)
+        if event.event is cancel_at:
+            run.cancel()
+    return events
+
+
+@tool
+async def wait() -> str:
+    await forever()
+
+
+@pytest.mark.parametrize(
+    ("turn", "cancel_at", "expected"),
+    [
+        ("Hello.", None, "pending running completed"),
+        (Fail(ModelError("no")), None, "pending running error"),
+        ("Hello.", RunEvent.run_started, "pending cancelling cancelled"),
+        (["Hel", Silence()], RunEvent.run_content, "pending running cancelling cancelled"),
+        (Call("wait"), RunEvent.tool_call_started, "pending running cancelling cancelled"),
+    ],
+)
+def test_the_steps_of_real_runs(turn: Turn, cancel_at: RunEvent | None, expected: str) -> None:
+    async def main() -> None:
+        states = await states_of(make(turn, tools=[wait]), cancel_at)
+        assert " ".join(status.name for status in states) == expected
+        for before, after in pairwise(states):
+            check_step(before, after)
+
+    play(main)
+
+
+def test_a_run_that_cannot_begin_its_work_ends_as_an_error() -> None:
+    class Broken(MemoryStore):
+        async def load(self, session: SessionKey) -> list[Message]:
+            raise OSError("the disk is gone")
+
+    async def main() -> None:
+        agent = make("never said")
+        agent.runtime.store = Broken()
+        states = await states_of(agent)
+        assert states[0] is RunStatus.pending
+        assert states[-1] is RunStatus.error
+        for before, after in pairwise(states):
+            check_step(before, after)
+        result = await agent.invoke_async("again")
+        assert result.stop_reason == "error"
+        assert isinstance(result.error, OSError)
+
+    play(main)
+
+
+# -- what the table does not have -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["completes", "fails"])
+def test_from_cancelling_nothing_leads_but_to_cancelled(how: str) -> None:
+    """The model's call ends by itself, well or badly, after the cancel was acknowledged."""
+
+    async def main() -> None:
+        reached, go_on = Flag(), Flag()
+        agent = make([Reach(reached), Hold(go_on), "Done." if how == "completes" else Fail(ModelError("no"))])
+        async with agent.start("go") as run:
+            await reached.arrived()
+            assert run.cancel(mode="after_turn") is CancelOutcome.requested
+            assert run.is_cancelling
+            go_on.set()
+            result = await run.result()
+            events = await read_all(run)
+        assert result.status is run.status is RunStatus.cancelled
+        assert result.stop_reason == "cancelled"
+        assert events[-1].event is RunEvent.run_cancelled
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    "turn", ["Hello.", Fail(ModelError("no")), [Silence()]], ids=["completed", "error", "cancelled"]
+)
+def test_a_final_state_stays(turn: Turn) -> None:
+    async def main() -> None:
+        agent = make(turn)
+        handle = agent.start("go")
+        async with handle as run:
+            if not isinstance(turn, str | Fail):
+                assert isinstance(turn, list)
+                await turn[0].reached.arrived()
+                run.cancel()
+            result = await run.result()
+        final = run.status
+        assert final is result.status
+        assert final.final
+        assert run.cancel() is CancelOutcome.already_finished
+        assert run.cancel(mode="after_turn", grace=0) is CancelOutcome.already_finished
+        with pytest.raises(HandleError):
+            async with handle:
+                pytest.fail("a run begins once")
+        await asyncio.sleep(0)
+        assert run.status is final
+        assert await run.result() == result
+
+    play(main)
+
+
+def test_a_run_begins_once_also_while_it_runs() -> None:
+    async def main() -> None:
+        silence = Silence()
+        agent = make([silence])
+        async with agent.start("go") as run:
+            await silence.reached.arrived()
+            with pytest.raises(HandleError):
+                await run.__aenter__()
+            assert run.status is RunStatus.running
+            run.cancel()
+
+    play(main)
+
+
+def test_a_run_that_a_hook_sees_end_is_final() -> None:
+    async def main() -> None:
+        seen: list[RunStatus] = []
+
+        class Watch:
+            def run_ended(self, happening: Happening) -> None:
+                seen.append(run.status)
+
+        agent = make("Hello.", hooks=[Watch()])
+        async with agent.start("go") as run:
+            await run.result()
+        assert seen == [RunStatus.completed]
+
+    play(main)

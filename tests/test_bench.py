@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmarks run, and say what they measured. How fast that was is not a test's business."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HANG = 300
+
+ROWS = {
+    "latency": 9,
+    "throughput": 4,
+    "idle": 4,
+    "growth": 4,
+    "startup": 3,
+}
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG, check=False)
+
+
+def check_row(row: dict[str, Any]) -> None:
+    assert row["name"]
+    assert row["values"]
+    for name, value in row["values"].items():
+        assert math.isfinite(value), name
+        assert value > 0, name
+    for goal in row["goals"]:
+        assert goal["of"] in row["values"]
+        assert isinstance(goal["reached"], bool)
+        assert goal.keys() - {"of", "reached"} in ({"at_most"}, {"at_least"})
+
+
+@pytest.mark.parametrize("figure", ROWS)
+def test_each_figure_is_measured(figure: str) -> None:
+    done = bench(figure, "--quick", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(f"{figure} 1/"), "no progress was shown"
+    (answer,) = json.loads(done.stdout)["figures"]
+    assert answer["figure"] == figure
+    assert answer["title"]
+    assert len({row["name"] for row in answer["rows"]}) == len(answer["rows"]) == ROWS[figure]
+    for row in answer["rows"]:
+        check_row(row)
+    assert any(row["goals"] for row in answer["rows"])
+
+
+def test_without_json_it_is_a_table_with_its_goals() -> None:
+    done = bench("throughput", "--quick")
+    assert done.returncode == 0, done.stderr
+    title, header, *rows = done.stdout.rstrip().splitlines()
+    assert title.startswith("throughput: ")
+    assert header.split()[-1] == "goal"
+    assert len(rows) == ROWS["throughput"]
+    assert [row.split()[-1] in ("reached", "MISSED") for row in rows] == [False, False, True, True]
+    assert str(ROOT) not in done.stdout
+
+
+def test_an_unknown_figure_is_refused_by_name() -> None:
+    done = bench("speed")
+    assert done.returncode == 2
+    assert "there is no figure 'speed'" in done.stderr
+    assert all(figure in done.stderr for figure in ROWS)

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every invariant can fail: a sound run is tampered with in one place, and exactly that is found."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from andon import Agent, Event, Message, Run, RunEvent, RunResult, RunStatus, StopReason, ToolOutcome, Usage, tool
+from andon.core.receipt import ToolReceipt
+from andon.messages import Text, ToolResult
+from andon.models.scripted import Call, Say, ScriptedModel
+from andon.testing import virtual_run
+from andon.testing.invariants import (
+    check_calls,
+    check_cancelled,
+    check_conversation,
+    check_events,
+    check_result,
+    check_run,
+)
+
+
+@tool
+async def quick() -> str:
+    return "done"
+
+
+@tool
+async def slow() -> str:
+    await asyncio.sleep(10)
+    return "done"
+
+
+async def _perform(cancel: bool) -> Run:
+    calls = [Say("Let me see."), Call("quick"), Call("slow"), Call("quick")]
+    agent = Agent("A", ScriptedModel(calls), tools=[quick, slow], parallel_tools=False)
+    async with agent.start("Go") as run:
+        if cancel:
+            await asyncio.sleep(5)
+            run.cancel()
+        await run.result()
+    return run
+
+
+@pytest.fixture
+def cancelled() -> Run:
+    """One call completed, one was cut, one never started: call_1, call_2, call_3."""
+    return virtual_run(_perform(cancel=True))
+
+
+@pytest.fixture
+def completed() -> Run:
+    return virtual_run(_perform(cancel=False))
+
+
+def own(run: Run) -> list[Message]:
+    return run.settlement.messages
+
+
+def only(problems: Iterator[str], pattern: str) -> None:
+    """This was found, and nothing that does not fit."""
+    listed = list(problems)
+    assert listed
+    assert all(re.search(pattern, problem) for problem in listed), listed
+
+
+def index(run: Run, kind: RunEvent, call_id: str | None = None) -> int:
+    return next(
+        n
+        for n, event in enumerate(run.journal.events)
+        if event.event is kind and (call_id is None or (event.tool is not None and event.tool.call_id == call_id))
+    )
+
+
+def test_sound_runs_are_sound(cancelled: Run, completed: Run) -> None:
+    assert [*check_run(cancelled), *check_run(completed)] == []
+    assert (cancelled.status, completed.status) == (RunStatus.cancelled, RunStatus.completed)
+
+
+def test_a_run_that_has_not_ended() -> None:
+    async def main() -> list[str]:
+        async with Agent("A", ScriptedModel(Say("Hello there.", pace=1))).start("Go") as run:
+            await asyncio.sleep(0.5)
+            return list(check_run(run))
+
+    assert virtual_run(main()) == ["the run has not ended: it is running, in phase streaming"]
+
+
+def test_a_run_without_a_result(cancelled: Run) -> None:
+    cancelled._settlement = None
+    only(check_run(cancelled), "the run has no result: AssertionError")
+
+
+def test_a_receipt_without_a_cancel(completed: Run, cancelled: Run) -> None:
+    completed._receipt = cancelled._receipt
+    only(check_run(completed), "the run is completed and has a receipt of a cancel|different receipts")
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tamper", "pattern"),
+    [
+        (lambda events: [*events[:2], *events[3:]], r"the sequence numbers are \[1, 2, 4, "),
+        (lambda events: [events[0], *events], "run_started is not the first event, or not the only|sequence numbers"),
+        (lambda events: [*events, events[-1]], "there must be one terminal event, the last one|sequence numbers"),
+        (lambda events: events[:-1], r"there must be one terminal event, the last one; there are \[\]"),
+        (lambda events: [*events[:-1], replace(events[-1], run_id="other")], "the events name other runs"),
+    ],
+)
+def test_events(completed: Run, tamper: Callable[[list[Event]], list[Event]], pattern: str) -> None:
+    only(check_events(completed, tamper(completed.journal.events)), pattern)
+
+
+@pytest.mark.parametrize(
+    ("change", "pattern"),
+    [
+        ({"event": RunEvent.run_error}, "the run is completed, but its last event is run_error"),
+        ({"status": RunStatus.error}, "the run is completed, its result completed, its last event says ERROR"),
+        ({"content": "!"}, "the last event '!'"),
+        ({"usage": Usage(9, 9)}, "the result counts .*, the last event Usage"),
+    ],
+)
+def test_terminal_events(completed: Run, change: dict[str, Any], pattern: str) -> None:
+    events = completed.journal.events
+    only(check_result(completed, completed.make_result(), [*events[:-1], replace(events[-1], **change)]), pattern)
+
+
+def test_readers_that_are_not_told(completed: Run) -> None:
+    completed.journal.closed = False
+    only(check_run(completed), "the run has ended, but its readers are not told so")
+
+
+@pytest.mark.parametrize(
+    ("change", "pattern"),
+    [
+        ({"status": RunStatus.error}, "the run is cancelled, its result error"),
+        ({"stop_reason": StopReason.end_turn}, "the run is cancelled with stop reason 'end_turn'"),
+        ({"content": "Something else"}, "shown was 'Let me see.', the result has 'Something else'"),
+        ({"usage": Usage(1, 2)}, "the result counts Usage"),
+        ({"receipt": None}, "the result and the last event have different receipts"),
+        ({"error": ValueError("odd")}, r"the run is cancelled and its error is ValueError\('odd'\)"),
+        ({"message": Message("assistant", [Text("Hm")])}, "result.message is not the conversation's last message"),
+    ],
+)
+def test_results(cancelled: Run, change: dict[str, Any], pattern: str) -> None:
+    result = replace(cancelled.make_result(), **change)
+    only(check_result(cancelled, result, cancelled.journal.events), pattern)
+
+
+# -- tools ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "call_id", "change", "pattern"),
+    [
+        (
+            RunEvent.tool_call_completed,
+            "call_1",
+            {"result": "else"},
+            "ended with 'else', but the conversation has 'done'",
+        ),
+        (
+            RunEvent.tool_call_completed,
+            "call_1",
+            {"call_id": "call_9"},
+            "'call_9', which the .* not have|must have one end",
+        ),
+        (
+            RunEvent.tool_call_completed,
+            "call_1",
+            {"outcome": ToolOutcome.cut},
+            "ended with tool_call_completed and the out",
+        ),
+        (
+            RunEvent.tool_call_cancelled,
+            "call_2",
+            {"outcome": ToolOutcome.not_started},
+            "the outcome not_started, but did st",
+        ),
+        (RunEvent.tool_call_cancelled, "call_3", {"outcome": ToolOutcome.cut}, "the outcome cut, but did not start"),
+        (
+            RunEvent.tool_call_started,
+            "call_1",
+            {"call_id": "call_3"},
+            "though it never started|not_started, but did start",
+        ),
+    ],
+)
+def test_tool_events(cancelled: Run, kind: RunEvent, call_id: str, change: dict[str, Any], pattern: str) -> None:
+    events = list(cancelled.journal.events)
+    at = index(cancelled, kind, call_id)
+    view = events[at].tool
+    assert view is not None
+    events[at] = replace(events[at], tool=replace(view, **change))
+    only(check_calls(own(cancelled), events), pattern)
+
+
+def test_a_tool_event_of_the_wrong_kind(cancelled: Run) -> None:
+    events = list(cancelled.journal.events)
+    at = index(cancelled, RunEvent.tool_call_completed)
+    events[at] = replace(events[at], event=RunEvent.tool_call_error)
+    only(check_calls(own(cancelled), events), "ended with tool_call_error, but its result has status ok")
+
+
+def test_a_call_that_starts_or_ends_twice(cancelled: Run) -> None:
+    for kind in (RunEvent.tool_call_started, RunEvent.tool_call_completed):
+        events = list(cancelled.journal.events)
+        events.append(events[index(cancelled, kind)])
+        only(
+            check_calls(own(cancelled), events),
+            "started 2 times|must have one end; it has .*completed', 'tool_call_compl",
+        )
+
+
+def test_a_cancelled_call_whose_result_does_not_say_so(cancelled: Run) -> None:
+    events = list(cancelled.journal.events)
+    at = index(cancelled, RunEvent.tool_call_cancelled)
+    view = events[at].tool
+    assert view is not None
+    events[at] = replace(events[at], tool=replace(view, result="Hm"))
+    messages = [replace(message, content=[_quiet(block) for block in message.content]) for message in own(cancelled)]
+    only(check_calls(messages, events), "was cancelled, which its result does not say: 'Hm'")
+
+
+def _quiet(block: Any) -> Any:
+    return replace(block, content="Hm") if isinstance(block, ToolResult) and block.call_id == "call_2" else block
+
+
+# -- a cancel ---------------------------------------------------------------------------------------------------------
+
+
+def changed_receipt(run: Run, **change: Any) -> RunResult:
+    result = run.make_result()
+    assert result.receipt is not None
+    return replace(result, receipt=replace(result.receipt, **change))
+
+
+@pytest.mark.parametrize(
+    ("change", "pattern"),
+    [
+        ({"by": "nobody"}, "is not of the cancel that won"),
+        ({"usage": Usage(1, 1)}, "the receipt counts Usage"),
+        ({"latency": -1.0}, "the receipt's latency is -1.0"),
+        ({"tools": []}, r"the receipt names the calls \[\], the conversation has \['call_1', 'call_2', 'call_3'\]"),
+        (
+            {"tools": [ToolReceipt(f"call_{n}", "quick", ToolOutcome.completed) for n in (1, 2, 3)]},
+            "the receipt says completed of call 'call_[23]', its event (cut|not_started)",
+        ),
+    ],
+)
+def test_receipts(cancelled: Run, change: dict[str, Any], pattern: str) -> None:
+    result = changed_receipt(cancelled, **change)
+    only(check_cancelled(cancelled, result, own(cancelled), cancelled.journal.events), pattern)
+
+
+def test_no_receipt(cancelled: Run) -> None:
+    result = replace(cancelled.make_result(), receipt=None)
+    only(check_cancelled(cancelled, result, own(cancelled), cancelled.journal.events), "and has no receipt")
+
+
+def test_no_marker(cancelled: Run) -> None:
+    result = replace(cancelled.make_result(), message=Message("assistant", [Text("Hm")]))
+    only(
+        check_cancelled(cancelled, result, own(cancelled), cancelled.journal.events),
+        "must end with 'Cancelled by user'",
+    )
+
+
+def test_no_cancel_requested(cancelled: Run) -> None:
+    events = [event for event in cancelled.journal.events if event.event is not RunEvent.cancel_requested]
+    only(check_cancelled(cancelled, cancelled.make_result(), own(cancelled), events), "must be one cancel_requested")
+
+
+def test_news_after_the_cancel(cancelled: Run) -> None:
+    events = [*cancelled.journal.events, cancelled.journal.events[index(cancelled, RunEvent.run_content)]]
+    only(
+        check_cancelled(cancelled, cancelled.make_result(), own(cancelled), events),
+        "after a cancel with mode now there still came run_content",
+    )
+
+
+def test_conversations_that_are_not_valid(cancelled: Run) -> None:
+    only(check_conversation(own(cancelled)[1:]), "the conversation is not valid: .*; it is assistant")

@@ -132,7 +132,7 @@ def test_cancel_against_completion_10_000_times() -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        play(main, seconds=50)
+        play(main, seconds=100)
     finally:
         sys.setswitchinterval(interval)
         begun.put(None)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-from andon import Message, ToolContext, tool
+from andon import Message, Run, ToolContext, tool
 from andon.agent.hooks import AfterTool, BeforeModel, BeforeTool, MessageAdded, RunEnded
 from andon.core.store import RunRecord, SessionKey
 from andon.models.base import ModelRequest
@@ -87,6 +87,11 @@ async def roll_back() -> str:
 
 
 rolled_back: list[list[str]] = []
+
+
+def rolled_back_in_full(runs: Sequence[Run]) -> None:
+    """It sees one cancellation: in its sleep, and then all its cleaning up is done, or in its `finally`."""
+    assert rolled_back in ([], [["finished", "closed"]], [["finished"]], [["rolled back", "closed"]]), rolled_back
 
 
 @tool

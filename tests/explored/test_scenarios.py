@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ from tests.explored.parts import (
     look_up,
     roll_back,
     rolled_back,
+    rolled_back_in_full,
     script,
     stubborn,
 )
@@ -334,11 +335,6 @@ async def sync_tool() -> None:
 
 
 # -- the exploration --------------------------------------------------------------------------------------------------
-
-
-def rolled_back_in_full(runs: Sequence[Run]) -> None:
-    """It sees one cancellation: in its sleep, and then all its cleaning up is done, or in its `finally`."""
-    assert rolled_back in ([], [["finished", "closed"]], [["finished"]], [["rolled back", "closed"]]), rolled_back
 
 
 SCENARIOS: dict[Callable[[], Coroutine[Any, Any, None]], dict[str, Any]] = {

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-HANG = 20.0
+HANG = 60.0
 """No test takes this long unless something hangs."""
 
 

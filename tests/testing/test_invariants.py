@@ -11,7 +11,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from andon import Agent, Event, Message, Run, RunEvent, RunResult, RunStatus, StopReason, ToolOutcome, Usage, tool
+from andon import (
+    Agent,
+    CancelMode,
+    Event,
+    Message,
+    Run,
+    RunEvent,
+    RunResult,
+    RunStatus,
+    StopReason,
+    ToolOutcome,
+    Usage,
+    tool,
+)
 from andon.core.receipt import ToolReceipt
 from andon.messages import Text, ToolResult
 from andon.models.scripted import Call, Say, ScriptedModel
@@ -248,6 +261,8 @@ def changed_receipt(run: Run, **change: Any) -> RunResult:
     [
         ({"by": "nobody"}, "is not of the cancel that won"),
         ({"usage": Usage(1, 1)}, "the receipt counts Usage"),
+        ({"mode": CancelMode.after_tools}, "mode after_tools lets calls finish, but 'call_2' is cut"),
+        ({"mode": CancelMode.after_turn}, "mode after_turn lets calls finish, but 'call_[23]' is (cut|not_started)"),
         ({"latency": -1.0}, "the receipt's latency is -1.0"),
         ({"tools": []}, r"the receipt names the calls \[\], the conversation has \['call_1', 'call_2', 'call_3'\]"),
         (

@@ -19,6 +19,9 @@ CUT = "This call was cancelled while it was running. Its outcome is unknown."
 ABANDONED = "This call was cancelled while it was running, and may still be running. Its outcome is unknown."
 
 
+_TRUTH = {ToolOutcome.not_started: NOT_STARTED, ToolOutcome.cut: CUT, ToolOutcome.abandoned: ABANDONED}
+
+
 class CallRecord:
     """What is known of one tool call."""
 
@@ -57,8 +60,7 @@ class CallRecord:
         """The real result, or the truth about why there is none."""
         if self._result is not None:
             return self._result
-        truth = {ToolOutcome.not_started: NOT_STARTED, ToolOutcome.cut: CUT, ToolOutcome.abandoned: ABANDONED}
-        return ToolResult(self.call.id, self.call.name, truth[self.outcome], "error")
+        return ToolResult(self.call.id, self.call.name, _TRUTH[self.outcome], "error")
 
     def receipt(self) -> ToolReceipt:
         return ToolReceipt(self.call.id, self.call.name, self.outcome)

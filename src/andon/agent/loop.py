@@ -151,6 +151,7 @@ class Loop:
         """From here on, the turn is what it has left: a message, tokens, calls."""
         blocks = settle.answer(turn.blocks(cut=False))
         usage = turn.spent()
+        turn.shut()  # what a model's own task says later is not part of the answer
         self.turn = None
         self.messages.append(assistant(*blocks))
         self.open_calls = self._records(turn, blocks)

@@ -16,7 +16,7 @@ import msgspec
 from andon.core.events import RunEvent
 from andon.core.run import Run
 from andon.core.states import Phase
-from andon.errors import BadArgumentsError, ToolError, UnknownToolError
+from andon.errors import BadArgumentsError, ModelError, ToolError, UnknownToolError
 from andon.messages import UNKNOWN_USAGE, Block, Reasoning, Text, ToolCall, Usage, estimate_tokens
 from andon.models.base import Model, ModelRequest
 
@@ -85,6 +85,8 @@ class Turn:
     def text(self, text: str) -> None:
         if self._shut or not text:
             return
+        if type(text) is not str:
+            raise _wrong("text", text)
         pieces, write = self._text, self._write
         if pieces is None or write is None:
             pieces, write = self._begin_text()
@@ -94,6 +96,8 @@ class Turn:
     def reasoning(self, text: str, signature: str | None = None) -> None:
         if self._shut:
             return
+        if not isinstance(text, str) or not isinstance(signature, str | None):
+            raise _wrong("reasoning", text, signature)
         part = self._parts[-1] if self._parts else None
         if not isinstance(part, _Reasoning) or part.signature is not None:
             part = _Reasoning()
@@ -109,6 +113,8 @@ class Turn:
     ) -> None:
         if self._shut:
             return
+        if not isinstance(call_id, str) or not isinstance(name, str) or not isinstance(arguments, str | dict):
+            raise _wrong("tool_call", call_id, name, arguments)
         if not _WORD.fullmatch(call_id):
             call_id = _NO_WORD.sub("_", call_id)[:64] or "call"
         call = next((part for part in self._parts if isinstance(part, _Call) and part.id == call_id), None)
@@ -118,6 +124,10 @@ class Turn:
             self._text = None
         call.name = name or call.name
         if isinstance(arguments, dict):
+            try:
+                msgspec.json.encode(arguments)
+            except TypeError as error:
+                raise ModelError(f"the arguments that the model gave for {name!r} are no JSON: {error}") from None
             call.whole, done = arguments, True
         elif arguments:
             call.pieces.append(arguments)
@@ -149,14 +159,14 @@ class Turn:
 
     def content(self) -> str:
         """All the text that was shown."""
-        return "".join(piece for part in self._parts if isinstance(part, list) for piece in part)
+        return "".join(_join(part) for part in self._parts if isinstance(part, list))
 
     def blocks(self, *, cut: bool) -> list[Block]:
         """The turn as blocks of a message; of a cut turn only what the model had completed."""
         blocks: list[Block] = []
         for part in self._parts:
             if isinstance(part, list):
-                text = "".join(part)
+                text = _join(part)
                 if text.strip():  # blank text is refused by some providers
                     blocks.append(Text(text))
             elif isinstance(part, _Reasoning):
@@ -190,7 +200,7 @@ class Turn:
         if not self.sent:
             return Usage()
         said = self._usage or UNKNOWN_USAGE
-        shown = [piece for part in self._parts for piece in (part if isinstance(part, list) else part.pieces)]
+        shown = [_join(part if isinstance(part, list) else part.pieces) for part in self._parts]
         return Usage(
             estimate_tokens(_sent_text(self.request)) if said.input_tokens is None else said.input_tokens,
             max(said.output_tokens or 0, estimate_tokens(shown)),
@@ -198,6 +208,19 @@ class Turn:
             said.reasoning_tokens,
             estimated=True,
         )
+
+
+def _wrong(what: str, *given: object) -> ModelError:
+    """Said where it happens: in a conversation it would be found too late."""
+    kinds = ", ".join(type(value).__name__ for value in given)
+    return ModelError(f"the model called sink.{what} with {kinds}: it takes text")
+
+
+def _join(pieces: list[str]) -> str:
+    """The pieces as one text, joined once for all who ask."""
+    if len(pieces) > 1:
+        pieces[:] = ["".join(pieces)]
+    return pieces[0] if pieces else ""
 
 
 def _sent_text(request: ModelRequest) -> list[str]:

@@ -45,8 +45,10 @@ class Cord:
                 self._arms.pop(key, None)
         self._arms[id(arm)] = arm
         batch: Batch = {}
-        outcomes = {run.ask(request, batch) for run in self.live.copy().values()}
-        wake_all(batch, request)
+        try:
+            outcomes = {run.ask(request, batch) for run in self.live.copy().values()}
+        finally:  # whoever was asked is woken, even if a Ctrl-C comes in between
+            wake_all(batch, request)
         for outcome in (CancelOutcome.requested, CancelOutcome.already_requested):
             if outcome in outcomes:
                 self._arms.pop(id(arm), None)

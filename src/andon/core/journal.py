@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from typing import Any
 
 from andon.core.events import Event, RunEvent
 
-Entry = tuple[asyncio.AbstractEventLoop | None, Callable[[], None]]
+Entry = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"] | tuple[None, threading.Event]
 
 
 class Waiters:
@@ -35,21 +34,23 @@ class Waiters:
         here = asyncio._get_running_loop()
         while self.wakes:
             try:
-                loop, wake = self.wakes.pop()
+                entry = self.wakes.pop()
             except IndexError:  # another thread took the last one
                 return
-            if loop is None or loop is here:
-                wake()
+            if entry[0] is None:
+                entry[1].set()
+            elif entry[0] is here:
+                _resolve(entry[1])
             else:
                 with contextlib.suppress(RuntimeError):  # that loop was closed, and its readers with it
-                    loop.call_soon_threadsafe(wake)
+                    entry[0].call_soon_threadsafe(_resolve, entry[1])
 
     async def wait(self, ready: Callable[[], bool]) -> None:
         """Return when `ready` holds. A cancelled wait leaves nothing behind."""
         loop = asyncio.get_running_loop()
         while not ready():
             future = loop.create_future()
-            entry = (loop, functools.partial(_resolve, future))
+            entry = (loop, future)
             self.wakes.append(entry)
             if ready():
                 return
@@ -64,7 +65,7 @@ class Waiters:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not ready():
             event = threading.Event()
-            entry = (None, event.set)
+            entry = (None, event)
             self.wakes.append(entry)
             if ready():
                 return True
@@ -112,17 +113,22 @@ class Journal:
 
     def add(self, kind: RunEvent, content: str = "", **facts: Any) -> None:
         """Append one event and wake the readers; after the terminal one, nothing."""
+        self.append(kind, content, **facts)
+        if self.waiters.wakes:
+            self.waiters.wake()
+
+    def append(self, kind: RunEvent, content: str = "", **facts: Any) -> None:
+        """The same without the wake-up."""
         if self.closed:
             return
         seq = len(self.events) + 1
         self.events.append(
             Event(kind, self._run_id, self._session_id, self._agent_id, seq, time.time(), content, **facts)
         )
-        self.waiters.wake()
 
     def close(self, kind: RunEvent, content: str, **facts: Any) -> None:
         """Append the terminal event."""
-        self.add(kind, content, **facts)
+        self.append(kind, content, **facts)
         self.closed = True
         self.waiters.wake()
 

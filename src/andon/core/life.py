@@ -29,15 +29,16 @@ from andon.core.signal import Batch, CancelSignal, Completed, Failed, stop_reaso
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, check_step
 from andon.core.step import Cut, Stepper
 from andon.core.store import DONE, RunRecord
+from andon.core.work import Settlement
 from andon.errors import HandleError, describe
-from andon.messages import Message, Usage
+from andon.messages import UNKNOWN_USAGE, Message, Text, Usage, assistant
 
 if TYPE_CHECKING:
     from andon.core.cord import Cord
     from andon.core.run import Run
     from andon.core.runtime import Runtime
     from andon.core.session import OnBusy, Place, Session
-    from andon.core.work import Settlement, Work
+    from andon.core.work import Work
 
 log = logging.getLogger("andon")
 
@@ -203,12 +204,16 @@ class Life(Stepper):
         """A cancel arrives, on the run's loop."""
         if self.phase is Phase.ending:
             return
-        if self._cut_phase is None:
+        first = self._cut_phase is None
+        if first:
             self._cut_phase = self.phase
-            self.journal.add(RunEvent.cancel_requested, reason=request.reason)
+            self.journal.append(RunEvent.cancel_requested, reason=request.reason)
         if request.grace is not None and request.mode is not CancelMode.now:
             self.limits.escalate(self, request)
         self.cut_steps()
+        if first and self.journal.waiters.wakes:
+            # A turn later: what was cut ends in the meantime, and a reader is woken once for both events.
+            self.loop.call_soon(self.journal.waiters.wake)
 
     # -- its end ------------------------------------------------------------------------------------------------------
 
@@ -263,6 +268,10 @@ class Life(Stepper):
             return
         await self._write(self)
         self._conversation = self.session.base
+        await self._pass_on(place)
+
+    async def _pass_on(self, place: Place) -> None:
+        """Give the session to the next in line; what cancelled runs left in between is written first."""
         while (heir := self.session.leave(place)) is not None and heir.bequest is not None:
             place = heir
             await heir.bequest(self)
@@ -347,6 +356,7 @@ class Life(Stepper):
 
     def _settle(self) -> None:
         self._settled = True
+        self.signal.unbind()
         self._waiters.wake()
 
     def _is_lost(self) -> bool:
@@ -368,9 +378,18 @@ class Life(Stepper):
         self.lose_steps()
         try:
             await self._finish()
-        except Exception:
-            # A defect of ours. Even then nobody may wait for ever, and the session must not stay locked.
-            log.critical("%r: could not be ended properly", self, exc_info=True)
-            self._ended, self._stage = True, RunStatus.error
-            self._retire("", RunStatus.error, error="could not be ended properly")
+        except Exception as error:  # noqa: BLE001 - the last boundary there is
+            await self._collapse(error)
         self._settle()
+
+    async def _collapse(self, error: Exception) -> None:
+        """Settling itself failed: a defect of ours. Even then nobody waits for ever, and the session goes on."""
+        log.critical("%r: could not be ended properly", self, exc_info=error)
+        place, self._place = self._place, None
+        if place is not None:
+            await self._pass_on(place)
+        self._settlement = Settlement([], "", UNKNOWN_USAGE, [], [])
+        self._conversation = self.session.base or [assistant(Text("(lost)"))]
+        self._stage = RunStatus.error if self.signal.request is None else RunStatus.cancelled
+        self._ended = True
+        self._retire("", self._stage, error=f"could not be ended properly: {describe(error)}")

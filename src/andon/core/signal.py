@@ -73,17 +73,14 @@ class CancelSignal:
         request = self.request
         if request is None:
             return None
+        if len(self._slot) == 1 or request.mode is CancelMode.now:
+            return request.mode
         asked = [request.mode, *(CancelMode(mode) for mode in _STRONGER if mode in self._slot)]
         return max(asked, key=lambda mode: mode.rank)
 
     @property
     def rank(self) -> int:
         """How much is to be stopped: 0 without a cancel, else the rank of its mode."""
-        request = self.request
-        if request is None:
-            return 0
-        if len(self._slot) == 1 or request.mode is CancelMode.now:
-            return request.mode.rank
         mode = self.mode
         return 0 if mode is None else mode.rank
 
@@ -115,6 +112,10 @@ class CancelSignal:
         # Registered; now look: a cancel that came before saw no loop to wake.
         if (request := self.request) is not None:
             loop.call_soon(deliver, request)
+
+    def unbind(self) -> None:
+        """The run is over: let go of it, so that it is freed without the garbage collector."""
+        self._deliver = None
 
     def adopt(self) -> bool:
         """True for the first caller only: who may end the run in place of its own task."""

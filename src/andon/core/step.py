@@ -9,6 +9,7 @@ and named, after `abandon_seconds`. The run never waits for it any longer than t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logging.getLogger("andon")
+
+
+STRAY_CANCELS = 5
+"""How often a host may cancel what no cancel of ours may cut, before that counts as its failure."""
 
 
 class Cut(BaseException):
@@ -240,13 +245,13 @@ class Stepper:
     async def bounded(self, make: Callable[[], Awaitable[T]], name: str, seconds: float) -> T | None:
         """Do something that no cancel cuts, but its time does; report what goes wrong.
 
-        A host that ends its loop cancels every task once, this one too: then it is tried again.
+        A host that ends its loop cancels every task, this one too: then it is tried again.
         """
         try:
-            try:
-                return await self.step(make, name=name, cut_by=None, timeout=seconds)
-            except StrayCancelError:
-                return await self.step(make, name=name, cut_by=None, timeout=seconds)
+            for _ in range(STRAY_CANCELS):
+                with contextlib.suppress(StrayCancelError):
+                    return await self.step(make, name=name, cut_by=None, timeout=seconds)
+            return await self.step(make, name=name, cut_by=None, timeout=seconds)
         except StepTimeoutError:
             self.warn(f"{name} took longer than {seconds:g} s and was cut")
         except Exception as error:  # noqa: BLE001 - the boundary: beside the run's work, so reported and survived

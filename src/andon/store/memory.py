@@ -7,6 +7,7 @@ Nothing in it waits, so each call is done in one step, whatever cancels it.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Awaitable, Sequence
 from itertools import chain
 
@@ -23,6 +24,7 @@ class MemoryStore:
         self._lock = threading.Lock()  # runs of one agent may live on several threads; nothing waits under it
         self._sessions: dict[SessionKey, dict[str, list[Message]]] = {}
         self._records: dict[str, RunRecord] = {}
+        self._ended: deque[str] = deque()  # a dict that loses its first keys is slow to find its first one
 
     async def load(self, session: SessionKey) -> list[Message]:
         with self._lock:
@@ -32,15 +34,12 @@ class MemoryStore:
         with self._lock:
             self._sessions.setdefault(record.session, {})[record.run_id] = list(messages)
             self._records[record.run_id] = record
-            if len(self._records) > RECORDS_KEPT:
-                self._drop_oldest_ended()
+            if record.status.final:
+                self._ended.append(record.run_id)
+                if len(self._ended) > RECORDS_KEPT:
+                    self._records.pop(self._ended.popleft(), None)
         return DONE
 
     async def find(self, run_id: str) -> RunRecord | None:
         with self._lock:
             return self._records.get(run_id)
-
-    def _drop_oldest_ended(self) -> None:
-        oldest = next((key for key, record in self._records.items() if record.status.final), None)
-        if oldest is not None:
-            del self._records[oldest]

@@ -32,6 +32,12 @@ NEWS = {RunEvent.run_content, RunEvent.reasoning, RunEvent.tool_call_started}
 """What a cancel stops, unless its mode lets the turn finish."""
 
 
+LETS = {
+    CancelMode.after_tools: {ToolOutcome.completed, ToolOutcome.not_started},
+    CancelMode.after_turn: {ToolOutcome.completed},
+}
+"""What may have become of a call if no stronger mode was asked for."""
+
 _objections: dict[bytes, list[str]] = {}
 
 
@@ -189,6 +195,8 @@ def _check_receipt(
     for tool in receipt.tools:
         if told.get(tool.call_id) != tool.outcome:
             yield f"the receipt says {tool.outcome} of call {tool.call_id!r}, its event {told.get(tool.call_id)}"
+        if tool.outcome not in LETS.get(receipt.mode, {tool.outcome}):
+            yield f"mode {receipt.mode.value} lets calls finish, but {tool.call_id!r} is {tool.outcome.value}"
 
 
 # -- what is left -----------------------------------------------------------------------------------------------------
@@ -197,7 +205,7 @@ def _check_receipt(
 def check_conversation(messages: Sequence[Message]) -> Iterator[str]:
     """Every provider accepts it, alone and with the next prompt."""
     # The same conversations come again and again: one look at each is enough.
-    key = msgspec.msgpack.encode(messages)
+    key = msgspec.msgpack.encode(messages, enc_hook=repr)
     if key not in _objections:
         _objections[key] = validate(messages) or next_prompt_accepted(messages)
     if problems := _objections[key]:

@@ -78,8 +78,9 @@ class BlockingStream:
             _begin(self.run)
             self._state = "begun"
         event = self._reader.next_blocking() if self._state == "begun" else None
-        if event is None:
-            self.close()
+        if event is None and self._state == "begun":
+            self._leave()
+            self._state = "closed"
         return event
 
     def close(self) -> None:

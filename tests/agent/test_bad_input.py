@@ -1,36 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input: a clear error in the right place, the model's as an error result, the caller's as an exception.
+"""Bad input of the model and of tools: an error result, from which the model may go on.
 
-And whatever it was, the session is never left invalid.
+And whatever it was, the session is never left invalid. The caller's is in `test_bad_calls.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from andon import Agent, CancelOutcome, RunEvent, RunResult, RunStatus, Runtime, tool
+from andon import Agent, RunEvent, RunResult, RunStatus, tool
 from andon.errors import (
-    AndonError,
-    ConfigurationError,
-    EmptyPromptError,
-    HookDefinitionError,
-    InsideEventLoopError,
     ModelError,
-    NoModelError,
-    RunIdTakenError,
-    SessionBusyError,
-    ToolDefinitionError,
 )
 from andon.messages import Text, ToolResult
 from andon.models.base import ModelRequest, Sink
 from andon.models.scripted import Call, Fail, ScriptedModel, Turn
 from andon.testing.validators import validate
-from tests.support import Silence, asked, check_events, make, play, read_all
+from tests.support import check_events, make, play, read_all
 
 
 def result_of(result: RunResult) -> ToolResult:
@@ -262,185 +253,3 @@ def test_a_tool_that_raises(error: BaseException, is_async: bool) -> None:
     assert told.status == "error"
     assert "broke" in told.content
     check_sound(agent)
-
-
-# -- from the caller: at the call -------------------------------------------------------------------------------------
-
-
-def every_call(agent: Agent, prompt: Any, **options: Any) -> list[Callable[[], object]]:
-    """All the ways to run an agent, each to its end."""
-
-    async def stream() -> list[object]:
-        return [event async for event in agent.stream_async(prompt, **options)]
-
-    async def enter() -> object:
-        async with agent.start(prompt, **options) as run:
-            return await run.result()
-
-    return [
-        lambda: agent.run(prompt, **options),
-        lambda: list(agent.run(prompt, stream=True, **options)),
-        lambda: asyncio.run(agent.invoke_async(prompt, **options)),
-        lambda: asyncio.run(stream()),
-        lambda: asyncio.run(enter()),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "error"),
-    [("", EmptyPromptError), (" \n\t", EmptyPromptError), (None, AndonError), (5, AndonError), (b"go", AndonError)],
-)
-@pytest.mark.parametrize("way", range(5))
-def test_an_empty_prompt(prompt: object, error: type[AndonError], way: int) -> None:
-    agent = make()
-    with pytest.raises(error, match="prompt"):
-        every_call(agent, prompt, run_id="r")[way]()
-    assert (agent.messages, asked(agent)) == ([], [])
-    assert agent.cancel_run("r") is CancelOutcome.unknown
-    check_sound(agent)
-
-
-@pytest.mark.parametrize("way", range(5))
-def test_an_agent_without_a_model(way: int) -> None:
-    agent = Agent("Nobody")
-    with pytest.raises(NoModelError, match="model") as caught:
-        every_call(agent, "go")[way]()
-    assert isinstance(caught.value, AndonError)
-    assert agent.messages == []
-    agent.model = ScriptedModel()
-    check_sound(agent)
-
-
-@pytest.mark.parametrize("way", range(5))
-def test_a_run_id_of_an_ended_run(way: int) -> None:
-    agent = make("Hello.")
-    agent.run("go", run_id="taken")
-    before = agent.messages
-    with pytest.raises(RunIdTakenError, match="taken"):
-        every_call(agent, "go", run_id="taken")[way]()
-    assert agent.messages == before
-    assert agent.cancel_run("taken") is CancelOutcome.already_finished
-    check_sound(agent)
-
-
-def test_a_run_id_of_a_run_in_flight() -> None:
-    async def main() -> None:
-        silence = Silence()
-        runtime = Runtime()
-        agent, other = make([silence], runtime=runtime), make(name="Other", runtime=runtime)
-        async with agent.start("go", run_id="taken") as run:
-            await silence.reached.arrived()
-            for each in (agent, other):  # ids are the runtime's
-                with pytest.raises(RunIdTakenError, match="taken"):
-                    await each.invoke_async("again", run_id="taken", session_id="elsewhere")
-            assert run.status is RunStatus.running
-            assert agent.cancel_run("taken") is CancelOutcome.requested  # it is still the first one's
-            assert (await run.result()).status is RunStatus.cancelled
-        assert (await other.invoke_async("go", session_id="elsewhere")).messages[0].text == "go"
-
-    play(main)
-
-
-def test_a_refused_run_id_leaves_no_place_in_the_session() -> None:
-    async def main() -> None:
-        agent = make()
-        await agent.invoke_async("go", run_id="taken")
-        with pytest.raises(RunIdTakenError):
-            await agent.invoke_async("again", run_id="taken", on_busy="queue")
-        assert (await agent.invoke_async("and now?")).status is RunStatus.completed
-
-    play(main)
-
-
-def test_a_busy_session() -> None:
-    async def main() -> None:
-        silence = Silence()
-        agent = make([silence])
-        async with agent.start("go", run_id="holder") as run:
-            await silence.reached.arrived()
-            with pytest.raises(SessionBusyError, match="holder") as caught:
-                await agent.invoke_async("again", run_id="r")
-            assert caught.value.run_id == "holder"
-            assert agent.cancel_run("r") is CancelOutcome.unknown
-            run.cancel()
-
-    play(main)
-
-
-def test_run_inside_a_running_loop() -> None:
-    async def main() -> None:
-        agent = make()
-        with pytest.raises(InsideEventLoopError, match="invoke_async"):
-            agent.run("go", run_id="r")
-        assert agent.messages == []
-        assert (await agent.invoke_async("go", run_id="r")).status is RunStatus.completed
-
-    play(main)
-
-
-def test_a_tool_without_annotations() -> None:
-    def bare(x):  # type: ignore[no-untyped-def]
-        return x
-
-    with pytest.raises(ToolDefinitionError, match="x"):
-        tool(bare)
-    with pytest.raises(ToolDefinitionError, match="bare"):
-        make(tools=[bare])
-
-
-def test_a_generator_as_a_tool() -> None:
-    async def trickle(n: int) -> AsyncIterator[int]:
-        yield n
-
-    def drip(n: int) -> Iterator[int]:
-        yield n
-
-    for function in (trickle, drip):
-        with pytest.raises(ToolDefinitionError, match="generator"):
-            tool(function)
-        with pytest.raises(ToolDefinitionError, match="generator"):
-            make(tools=[function])
-
-
-def test_two_tools_of_one_name() -> None:
-    with pytest.raises(ConfigurationError, match="add"):
-        make(tools=[add, add])
-
-
-def test_a_hook_that_is_none() -> None:
-    with pytest.raises(HookDefinitionError, match="before_model"):
-        make(hooks=[object()])
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"on_busy": "later"}, "later"),
-        ({"timeout": -1}, "timeout"),
-        ({"timeout": float("nan")}, "timeout"),
-        ({"max_turns": 0}, "max_turns"),
-        ({"cancel_on": object()}, "cancel_on"),
-    ],
-)
-def test_options_that_mean_nothing(options: dict[str, Any], said: str) -> None:
-    agent = make()
-    with pytest.raises(ConfigurationError, match=said):
-        agent.run("go", **options)
-    assert agent.messages == []
-    check_sound(agent)
-
-
-def test_bounds_that_mean_nothing() -> None:
-    with pytest.raises((ConfigurationError, TypeError), match="patience"):
-        Runtime(patience=1)  # type: ignore[call-arg]
-    with pytest.raises(ConfigurationError, match="cut_seconds"):
-        Runtime(cut_seconds=-1)
-
-
-def test_modes_and_graces_that_mean_nothing() -> None:
-    agent = make()
-    with pytest.raises(ValueError, match="after_tools"):
-        agent.cancel(mode="soon")
-    with pytest.raises(ValueError, match="grace"):
-        agent.cancel(mode="after_turn", grace=-1)
-    assert agent.run("go").status is RunStatus.completed  # and nothing was armed

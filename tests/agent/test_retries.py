@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retries: only for errors that say so, and only before anything was shown. A cancelled back-off is a situation."""
+"""Retries: only for errors that say so, and only before anything was shown. Cancelling one: `test_situations.py`."""
 
 from __future__ import annotations
 

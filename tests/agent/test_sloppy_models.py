@@ -43,6 +43,8 @@ class Sloppy:
         (lambda sink: sink.tool_call("c", 5, "{}"), "sink.tool_call with str, int, str"),
         (lambda sink: sink.tool_call(7, "look"), "sink.tool_call with int, str, str"),
         (lambda sink: sink.tool_call("c", "look", {"x": object()}), "for 'look' are no JSON"),
+        (lambda sink: sink.usage(output_tokens="5"), "sink.usage with NoneType, NoneType, str"),
+        (lambda sink: sink.usage({"output_tokens": 5}), "sink.usage with dict"),
     ],
 )
 def test_what_a_sink_does_not_take_is_said_where_it_happens(push: Callable[[Any], None], what: str) -> None:

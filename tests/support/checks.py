@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the issue says of every cancelled run, as functions."""
+"""What is true of every cancelled run, as functions."""
 
 from __future__ import annotations
 

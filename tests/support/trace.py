@@ -34,6 +34,7 @@ def interrupted(
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = what == "opcode"  # Python 3.12 looks for this when the tracing begins
     sys.settrace(trace)
     try:
         yield happened

@@ -89,7 +89,7 @@ class Agent:
         for tool in self.tools:
             _ = tool.parameters  # built here and now: the schema library takes a while to load, and no run should wait
         self.hooks = list(hooks)
-        self._hooks = Hooks(hooks)
+        Hooks(self.hooks)  # refuses what is none, here and now
         self.runtime = Runtime() if runtime is None else runtime
         if self.runtime.store is None:
             self.runtime.store = MemoryStore()
@@ -148,8 +148,8 @@ class Agent:
         plan = self._plan()
         session = self._find_session(options.get("session_id"), options.get("user_id"))
         max_turns, on_busy = options.get("max_turns"), options.get("on_busy", "reject")
-        if max_turns is not None and max_turns < 1:
-            raise ConfigurationError(f"max_turns is {max_turns}; a run takes at least one turn")
+        if max_turns is not None and not (isinstance(max_turns, int) and max_turns >= 1):
+            raise ConfigurationError(f"max_turns is {max_turns!r}; it is a whole number, 1 or more")
         if on_busy not in ("reject", "queue", "cancel"):
             raise ConfigurationError(f'on_busy is {on_busy!r}; use "reject", "queue" or "cancel"')
         run = Run(
@@ -170,7 +170,7 @@ class Agent:
         assert self.runtime.store is not None
         tools = {tool.name: tool for tool in self.tools}
         return Plan(
-            self.model, self.instructions, tools, self._hooks, self.parallel_tools, self.retry, self.runtime.store
+            self.model, self.instructions, tools, Hooks(self.hooks), self.parallel_tools, self.retry, self.runtime.store
         )
 
     def _find_session(self, session_id: str | None, user_id: str | None) -> Session:

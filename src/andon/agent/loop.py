@@ -28,7 +28,7 @@ from andon.core.states import CancelMode, Phase, StopReason, ToolOutcome
 from andon.core.step import Cut
 from andon.core.store import Store
 from andon.core.work import Settlement
-from andon.errors import ToolBlockedError, UnknownToolError, describe
+from andon.errors import BadResultError, ToolBlockedError, UnknownToolError, describe
 from andon.messages import Block, Message, ToolCall, Usage, assistant, user
 from andon.models.base import Model, ModelRequest, ToolSpec
 from andon.tools.base import Tool, ToolContext
@@ -116,6 +116,7 @@ class Loop:
                 )
                 break
             except Exception as error:
+                turn.shut()
                 delay = None if turn.shown else self._plan.retry.delay(error, attempt)
                 if delay is None:
                     raise
@@ -169,7 +170,10 @@ class Loop:
     async def _call(self, record: CallRecord) -> None:
         """Run one call to its end, whichever that is; a cancel leaves the record as it is."""
         try:
-            record.finish(await self._invoke(record))
+            text = await self._invoke(record)
+            if not isinstance(text, str):
+                raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
+            record.finish(text)
             self._run.journal.add(RunEvent.tool_call_completed, tool=record.ended_view())
         except Cut as cut:
             if cut.abandoned:

@@ -7,6 +7,7 @@ a conversation differs: a finished turn is kept whole; of a cut one, what the mo
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -34,10 +35,10 @@ class _Reasoning:
 
 
 class _Call:
-    __slots__ = ("done", "id", "name", "pieces", "whole")
+    __slots__ = ("done", "id", "key", "name", "pieces", "whole")
 
-    def __init__(self, call_id: str) -> None:
-        self.id, self.name = call_id, ""
+    def __init__(self, key: str, call_id: str) -> None:
+        self.key, self.id, self.name = key, call_id, ""
         self.pieces: list[str] = []
         self.whole: dict[str, Any] | None = None
         self.done = False
@@ -115,11 +116,10 @@ class Turn:
             return
         if not isinstance(call_id, str) or not isinstance(name, str) or not isinstance(arguments, str | dict):
             raise _wrong("tool_call", call_id, name, arguments)
-        if not _WORD.fullmatch(call_id):
-            call_id = _NO_WORD.sub("_", call_id)[:64] or "call"
-        call = next((part for part in self._parts if isinstance(part, _Call) and part.id == call_id), None)
+        calls = [part for part in self._parts if isinstance(part, _Call)]
+        call = next((part for part in calls if part.key == call_id), None)
         if call is None:
-            call = _Call(call_id)
+            call = _Call(call_id, _clean(call_id, {part.id for part in calls}))
             self._show(call)
             self._text = None
         call.name = name or call.name
@@ -142,6 +142,9 @@ class Turn:
         cached_tokens: int | None = None,
         reasoning_tokens: int | None = None,
     ) -> None:
+        counts = (input_tokens, output_tokens, cached_tokens, reasoning_tokens)
+        if not isinstance(usage, Usage | None) or not all(isinstance(count, int | None) for count in counts):
+            raise _wrong("usage", usage, *counts)
         self._usage = usage or Usage(input_tokens, output_tokens, cached_tokens, reasoning_tokens)
 
     def _begin_text(self) -> tuple[list[str], Callable[[str], None]]:
@@ -210,10 +213,19 @@ class Turn:
         )
 
 
+def _clean(call_id: str, taken: set[str]) -> str:
+    """An id that every provider accepts, and that no other call of the turn has."""
+    if _WORD.fullmatch(call_id) and call_id not in taken:
+        return call_id
+    clean = _NO_WORD.sub("_", call_id)[:56] or "call"
+    return next(name for n in itertools.count(1) if (name := f"{clean}_{n}") not in taken)
+
+
 def _wrong(what: str, *given: object) -> ModelError:
     """Said where it happens: in a conversation it would be found too late."""
     kinds = ", ".join(type(value).__name__ for value in given)
-    return ModelError(f"the model called sink.{what} with {kinds}: it takes text")
+    takes = "numbers" if what == "usage" else "text"
+    return ModelError(f"the model called sink.{what} with {kinds}: it takes {takes}")
 
 
 def _join(pieces: list[str]) -> str:

@@ -24,7 +24,7 @@ from andon.core.events import TERMINAL_EVENT, RunEvent
 from andon.core.journal import Journal
 from andon.core.limits import Limits
 from andon.core.portal import portal
-from andon.core.receipt import CancelRequest, Receipt, RunResult
+from andon.core.receipt import CancelRequest, Receipt
 from andon.core.signal import Batch, CancelSignal, Completed, Failed, stop_reason_of
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, check_step
 from andon.core.step import Cut, Stepper
@@ -54,6 +54,7 @@ class Life(Stepper):
 
     __slots__ = (
         "__weakref__",
+        "_added",
         "_conversation",
         "_cord",
         "_cut_phase",
@@ -101,7 +102,7 @@ class Life(Stepper):
         self._record: RunRecord | None = None
         self._receipt: Receipt | None = None
         self._cut_phase: Phase | None = None
-        self._ended = self._settled = False
+        self._ended = self._settled = self._added = False
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -226,16 +227,20 @@ class Life(Stepper):
         self.phase = Phase.ending
         if (watch := self.limits.end()) is not None:
             await watch.wait()
-        settlement = self._settlement = work.settle(fate)
         status = RunStatus.completed
         if isinstance(fate, CancelRequest):
             status = RunStatus.cancelled
-            self._receipt = self._make_receipt()
-            for call in settlement.cancelled:
-                self.journal.add(RunEvent.tool_call_cancelled, tool=call)
         elif isinstance(fate, Failed):
             status = RunStatus.error
-            log.warning("run %s failed: %s", self.run_id, describe(fate.error))
+        if self._settlement is None:  # or the task that did this was stopped right after
+            self._settlement = work.settle(fate)
+            if isinstance(fate, CancelRequest):
+                self._receipt = self._make_receipt()
+                for call in self._settlement.cancelled:
+                    self.journal.add(RunEvent.tool_call_cancelled, tool=call)
+            elif isinstance(fate, Failed):
+                log.warning("run %s failed: %s", self.run_id, describe(fate.error))
+        settlement = self._settlement
         await self._put_away(status)
         self._move(status)
         self._ended = True
@@ -259,29 +264,36 @@ class Life(Stepper):
 
     async def _put_away(self, status: RunStatus) -> None:
         """Store the end, and pass the session on."""
-        place, self._place = self._place, None
+        place = self._place
         if place is None:  # done before, by a task that was stopped right after
             return
         self._record = self._make_record(status)
         if self.session.bequeath(place, self._write):  # still in the queue: whoever is ahead will write it
-            self._conversation = self.settlement.messages
+            self._conversation, self._place = self.settlement.messages, None
             return
         await self._write(self)
         self._conversation = self.session.base
-        await self._pass_on(place)
+        await self._pass_on()
 
-    async def _pass_on(self, place: Place) -> None:
-        """Give the session to the next in line; what cancelled runs left in between is written first."""
-        while (heir := self.session.leave(place)) is not None and heir.bequest is not None:
-            place = heir
-            await heir.bequest(self)
+    async def _pass_on(self) -> None:
+        """Give the session to the next in line; what cancelled runs left in between is written first.
+
+        Should this task be stopped here, the portal goes on with the place that was reached.
+        """
+        while (place := self._place) is not None:
+            if place.bequest is not None:
+                await place.bequest(self)
+            heir = self.session.leave(place)
+            self._place = heir if heir is not None and heir.bequest is not None else None
 
     async def _write(self, by: Life) -> None:
         """Add what the run leaves to its session, here and in the store. Done by itself, or by whoever was ahead."""
         session, store = self.session, self.runtime.store
         assert store is not None
         assert self._record is not None
-        session.close(self.settlement.messages)
+        if not self._added:
+            self._added = True
+            session.close(self.settlement.messages)
         save = functools.partial(store.save, self._record, self.settlement.messages)
         try:
             pending = save()
@@ -323,25 +335,6 @@ class Life(Stepper):
         assert self._settlement is not None
         return self._settlement
 
-    def make_result(self) -> RunResult:
-        fate = self.signal.fate
-        return RunResult(
-            self.run_id,
-            self.session_id,
-            self.agent_id,
-            self.status,
-            stop_reason_of(fate),
-            self._conversation[-1],
-            self.settlement.content,
-            list(self._conversation),
-            self.settlement.usage,
-            [],
-            self._receipt,
-            fate.error if isinstance(fate, Failed) else None,
-            list(self.warnings),
-            self.metadata,
-        )
-
     # -- without its loop ---------------------------------------------------------------------------------------------
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
@@ -351,6 +344,7 @@ class Life(Stepper):
             self._settle()
         else:  # cancelled before its first step, or stopped with its loop
             self.host_cancelled()
+            self.limits.end()
             if self.signal.adopt():
                 self._hand_over()
 
@@ -374,9 +368,9 @@ class Life(Stepper):
 
     async def _end_elsewhere(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.limits.abandon()
-        self.lose_steps()
         try:
+            self.limits.abandon()
+            self.lose_steps()
             await self._finish()
         except Exception as error:  # noqa: BLE001 - the last boundary there is
             await self._collapse(error)
@@ -385,11 +379,12 @@ class Life(Stepper):
     async def _collapse(self, error: Exception) -> None:
         """Settling itself failed: a defect of ours. Even then nobody waits for ever, and the session goes on."""
         log.critical("%r: could not be ended properly", self, exc_info=error)
-        place, self._place = self._place, None
-        if place is not None:
-            await self._pass_on(place)
+        self.session.close([])
+        await self._pass_on()
         self._settlement = Settlement([], "", UNKNOWN_USAGE, [], [])
+        if self.signal.request is not None:
+            self._receipt = self._make_receipt()
         self._conversation = self.session.base or [assistant(Text("(lost)"))]
         self._stage = RunStatus.error if self.signal.request is None else RunStatus.cancelled
         self._ended = True
-        self._retire("", self._stage, error=f"could not be ended properly: {describe(error)}")
+        self._retire("", self._stage, receipt=self._receipt, error=f"could not be ended properly: {describe(error)}")

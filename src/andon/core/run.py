@@ -13,6 +13,7 @@ import msgspec
 from andon.core.journal import Reader
 from andon.core.life import Life, spectator
 from andon.core.receipt import CancelRequest, Receipt, RunResult
+from andon.core.signal import Failed, stop_reason_of
 from andon.core.states import CancelCause, CancelMode, CancelOutcome
 from andon.errors import HandleError
 
@@ -59,6 +60,25 @@ class Run(Life):
         self._check_begun()
         await self._waiters.wait(lambda: self._ended)
         return self.make_result()
+
+    def make_result(self) -> RunResult:
+        fate = self.signal.fate
+        return RunResult(
+            self.run_id,
+            self.session_id,
+            self.agent_id,
+            self.status,
+            stop_reason_of(fate),
+            self._conversation[-1],
+            self.settlement.content,
+            list(self._conversation),
+            self.settlement.usage,
+            [],
+            self._receipt,
+            fate.error if isinstance(fate, Failed) else None,
+            list(self.warnings),
+            self.metadata,
+        )
 
     @property
     def has_begun(self) -> bool:

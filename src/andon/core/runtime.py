@@ -115,15 +115,18 @@ class Runtime:
             raise ValueError("say which runs: run_id=, session_id=, user_id=, agent_id=, or all=True")
         request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace)
         batch: Batch = {}
-        outcomes = {
-            run.run_id: run.ask(request, batch)
+        fitting = [
+            run
             for run in self.runs
             if (run_id is None or run.run_id == run_id)
             and (session_id is None or run.session_id == session_id)
             and (user_id is None or run.user_id == user_id)
             and (agent_id is None or run.agent_id == agent_id)
-        }
-        wake_all(batch, request)
+        ]
+        try:
+            outcomes = {run.run_id: run.ask(request, batch) for run in fitting}
+        finally:  # whoever was asked is woken, even if a Ctrl-C comes in between
+            wake_all(batch, request)
         if run_id is not None and run_id not in outcomes and run_id in self._ended:
             outcomes[run_id] = CancelOutcome.already_finished
         return outcomes

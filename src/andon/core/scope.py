@@ -56,7 +56,9 @@ class CallScope:
             return
         try:
             callback()
-        except Exception:  # a callback's failure must not stop the cancel
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
             log.exception("an on_cancel callback of %s (%s) failed", self.name, self.call_id)
 
     # -- the thread of a sync tool ----------------------------------------------------------------------------------

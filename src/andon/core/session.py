@@ -60,7 +60,7 @@ class Session:
         """Take a place in the line, or raise if the session is busy and `on_busy` says so."""
         place = Place(run)
         with self._lock:
-            ahead = [other.run for other in self._places]
+            ahead = [other.run for other in self._places if other.bequest is None]  # the others have ended
             for other in ahead:
                 other.end_if_lost()
             stuck = next((other for other in ahead if not other.loop.is_running() and not other.loop.is_closed()), None)
@@ -70,15 +70,15 @@ class Session:
                     f"running, so it can't end: run that loop, or close it and try again.",
                     run_id=stuck.run_id,
                 )
-            holder = next((other for other in ahead if not other.is_cancelling), None)
+            holder = next((other for other in ahead if not (other.is_cancelling or other.loop.is_closed())), None)
             if holder is not None and on_busy == "reject":
                 raise SessionBusyError(
                     f"session {self.key.session_id!r} is busy: run {holder.run_id!r} is {holder.status.name} in it. "
                     f'Wait for it, cancel it, use another session, or pass on_busy="queue" or on_busy="cancel".',
                     run_id=holder.run_id,
                 )
-            place.granted = not ahead
-            if ahead:
+            place.granted = not self._places
+            if self._places:
                 place.waiters = Waiters()
             self._places.append(place)
         return place

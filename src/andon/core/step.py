@@ -141,11 +141,13 @@ class Step(Generic[T]):
     def cut(self) -> None:
         if self.finished or self.was_cut or self._task.done():
             return
-        self._mark_cut()
-        if not (self._run.host_has_cancelled and self._task.cancelling()):
-            # A host that ends its loop has done it: the work is to see one CancelledError, not two.
-            self._task.cancel()
-        self._timer = self._run.loop.call_later(self._run.bounds.cut_seconds, self._cut_again)
+        try:
+            self._mark_cut()
+        finally:
+            if not (self._run.host_has_cancelled and self._task.cancelling()):
+                # A host that ends its loop has done it: the work is to see one CancelledError, not two.
+                self._task.cancel()
+            self._timer = self._run.loop.call_later(self._run.bounds.cut_seconds, self._cut_again)
 
     def _mark_cut(self) -> None:
         if not self.was_cut:

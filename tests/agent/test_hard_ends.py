@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends that are hard to come to: callbacks, models, tools and stores that behave badly at the moment of the cut."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from andon import (
+    Agent,
+    ConfigurationError,
+    MemoryStore,
+    Message,
+    ModelError,
+    RunEvent,
+    RunRecord,
+    RunStatus,
+    Runtime,
+    ToolContext,
+    tool,
+)
+from andon.models.base import ModelRequest
+from andon.models.scripted import Call, ScriptedModel, Stall
+from andon.testing import validate
+from tests.support import play
+
+
+def test_an_on_cancel_callback_may_raise_anything() -> None:
+    async def main() -> None:
+        started = asyncio.Event()
+
+        @tool
+        async def slow(ctx: ToolContext) -> str:
+            ctx.on_cancel(ctx.check_cancelled)  # raises what is no Exception
+            started.set()
+            await asyncio.sleep(1000)
+            return "never"
+
+        agent = Agent("A", ScriptedModel([Call("slow")]), tools=[slow])
+        async with agent.start("go") as run:
+            await started.wait()
+            assert run.cancel()
+            result = await run.result()
+        assert result.status is RunStatus.cancelled
+        assert [call.outcome for call in result.receipt.tools] == ["cut"]  # type: ignore[union-attr]
+
+    play(main)
+
+
+class SlowStore(MemoryStore):
+    """Waits in its first save until its loop is gone, and is quick from then on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saving = threading.Event()
+
+    def save(self, record: RunRecord, messages: Sequence[Message]) -> Any:
+        if self.saving.is_set():
+            return super().save(record, messages)
+        self.saving.set()
+        return asyncio.sleep(1000)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's: the task was destroyed
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_loop_that_is_closed_while_the_store_saves(cancelled: bool) -> None:
+    store = SlowStore()
+    agent = Agent("A", ScriptedModel([Stall()] if cancelled else "Hello."), runtime=Runtime(store))
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> Any:
+        run = agent.start("go", run_id="r")
+        run.begin()
+        if cancelled:
+            while run.phase != "waiting":  # noqa: ASYNC110 - this loop is to stop right after
+                await asyncio.sleep(0)
+            run.cancel()
+        while not store.saving.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        return run
+
+    run = loop.run_until_complete(begin())
+    loop.close()
+    result = agent.run("next")
+    assert result.status is RunStatus.completed
+    assert run.status is (RunStatus.cancelled if cancelled else RunStatus.completed)
+    kinds = [event.event for event in run.journal.events]
+    assert kinds.count(RunEvent.cancel_requested) == cancelled
+    assert sum(kind.terminal for kind in kinds) == 1
+    assert [message.role for message in result.messages] == ["user", "assistant"] * 2
+    assert validate(result.messages) == []
+
+
+def test_a_run_that_ended_in_the_queue_does_not_make_the_session_busy() -> None:
+    async def main() -> None:
+        started, cleaning, clean = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        @tool
+        async def slow() -> str:
+            started.set()
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                cleaning.set()
+                await clean.wait()
+            return "never"
+
+        agent = Agent("A", ScriptedModel([Call("slow")]), tools=[slow])
+        async with agent.start("first") as first, agent.start("second", on_busy="queue") as second:
+            await started.wait()
+            second.cancel()
+            assert (await second.result()).status is RunStatus.cancelled
+            first.cancel()
+            await cleaning.wait()
+            third = asyncio.create_task(agent.invoke_async("third"))
+            await asyncio.sleep(0)
+            clean.set()
+            assert (await third).status is RunStatus.completed
+        assert [message.text for message in agent.messages if message.role == "user"] == ["first", "second", "third"]
+
+    play(main)
+
+
+class Late:
+    """Fails, and a task of its own goes on talking."""
+
+    id = "late"
+
+    def __init__(self) -> None:
+        self.sinks: list[Any] = []
+
+    async def stream(self, request: ModelRequest, sink: Any) -> None:
+        sink.text("Well, ")
+        self.sinks.append(sink)
+        raise ModelError("broken")
+
+
+def test_nothing_follows_the_terminal_event_of_a_failed_run() -> None:
+    model = Late()
+    agent = Agent("A", model)
+    stream = agent.run("go", stream=True)
+    events = list(stream)
+    model.sinks[0].text("late")
+    assert events[-1].event is RunEvent.run_error
+    assert stream.run.journal.events == events
+
+
+def test_a_tool_of_ones_own_must_return_text() -> None:
+    class Odd:
+        name, description = "odd", "Returns what is no text."
+
+        @property
+        def parameters(self) -> dict[str, Any]:
+            return {"type": "object", "properties": {}}
+
+        def bind(self, arguments: dict[str, Any]) -> dict[str, Any]:
+            return arguments
+
+        async def invoke(self, bound: dict[str, Any], ctx: ToolContext) -> Any:
+            return 42
+
+    agent = Agent("A", ScriptedModel([Call("odd")], "Done."), tools=[Odd()])
+    assert agent.run("go").content == "Done."
+    assert "returned int" in agent.messages[2].tool_results[0].content
+
+
+def test_calls_whose_ids_differ_in_what_providers_refuse_stay_two_calls() -> None:
+    seen: list[int] = []
+
+    @tool
+    def note(n: int) -> str:
+        seen.append(n)
+        return "noted"
+
+    calls = [
+        Call("note", {"n": 1}, id="call/1"),
+        Call("note", {"n": 2}, id="call.1"),
+        Call("note", {"n": 3}, id="call_1"),
+    ]
+    agent = Agent("A", ScriptedModel(calls, "Done."), tools=[note], parallel_tools=False)
+    assert agent.run("go").status is RunStatus.completed
+    assert seen == [1, 2, 3]
+    assert validate(agent.messages) == []
+
+
+@pytest.mark.parametrize("max_turns", [0, 1.5, "3"])
+def test_max_turns_is_a_whole_number(max_turns: Any) -> None:
+    with pytest.raises(ConfigurationError, match="max_turns"):
+        Agent("A", ScriptedModel()).run("go", max_turns=max_turns)

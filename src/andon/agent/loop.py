@@ -122,7 +122,7 @@ class Loop:
                     raise
                 self._spent += turn.spent_failed()
                 self.turn = None
-                await self._back_off(delay)
+                await self._back_off(delay, error)
         await self._take(turn)
 
     async def _use_tools(self) -> None:
@@ -144,8 +144,9 @@ class Loop:
         specs = [ToolSpec(tool.name, tool.description, tool.parameters) for tool in self._plan.tools.values()]
         return ModelRequest(self._run.session.messages, self._plan.instructions, specs)
 
-    async def _back_off(self, seconds: float) -> None:
+    async def _back_off(self, seconds: float, error: Exception) -> None:
         self._run.phase = Phase.backoff
+        self._run.journal.add(RunEvent.model_retry, error=describe(error), delay=seconds)
         await self._run.step(lambda: asyncio.sleep(seconds), name="back-off", cut_by=CancelMode.after_turn)
 
     async def _take(self, turn: Turn) -> None:

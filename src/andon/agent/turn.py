@@ -147,6 +147,10 @@ class Turn:
             raise _wrong("usage", usage, *counts)
         self._usage = usage or Usage(input_tokens, output_tokens, cached_tokens, reasoning_tokens)
 
+    def warn(self, text: str) -> None:
+        if not self._shut:
+            self._run.warn(text)
+
     def _begin_text(self) -> tuple[list[str], Callable[[str], None]]:
         pieces = self._text = []
         write = self._write = self._run.journal.pen(RunEvent.run_content)

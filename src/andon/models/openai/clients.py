@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SDK's clients: one per event loop and settings, shared by all models that have the same ones.
+
+A client's connections belong to the event loop that opened them, so none is ever used, or closed, on another loop.
+Whoever comes first opens it. It is closed by `model.aclose()` of the last model that uses it, when its models are
+gone, or with its loop: an asynchronous generator waits there, which `asyncio.run` closes before the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, NamedTuple
+
+from andon.errors import ConfigurationError, MissingExtraError
+
+HttpClient = Callable[[], Any]
+"""Makes the SDK's HTTP client, once per event loop; `openai.DefaultAioHttpClient`, for one."""
+
+ApiKey = str | Callable[[], Awaitable[str]]
+
+NO_KEY = "none"
+"""What is sent to a server of your own that asks for no key; the SDK wants one."""
+
+
+class Settings(NamedTuple):
+    """What makes two clients the same."""
+
+    api_key: ApiKey | None = None
+    base_url: str | None = None
+    organization: str | None = None
+    project: str | None = None
+    http_client: HttpClient | None = None
+
+
+def sdk() -> Any:
+    """The official SDK, imported when it is first needed."""
+    try:
+        import openai
+    except ImportError as error:
+        raise MissingExtraError(
+            f'OpenAI models need the openai package: pip install "andon[openai]" ({error})'
+        ) from None
+    return openai
+
+
+class _Client:
+    __slots__ = ("sdk_client", "users")
+
+    def __init__(self, sdk_client: Any) -> None:
+        self.sdk_client = sdk_client
+        self.users: weakref.WeakSet[object] = weakref.WeakSet()
+
+
+class _Shelf:
+    """The clients of one loop."""
+
+    __slots__ = ("clients", "keeper")
+
+    def __init__(self) -> None:
+        self.clients: dict[Settings, _Client] = {}
+        self.keeper: AsyncGenerator[None, None] | None = None
+
+    async def close(self, keys: list[Settings]) -> None:
+        for key in keys:
+            await self.clients.pop(key).sdk_client.close()
+
+
+class Clients:
+    """All clients of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shelves: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Shelf] = weakref.WeakKeyDictionary()
+        self._inherited: list[object] = []
+
+    async def get(self, settings: Settings, user: object) -> Any:
+        """The client for these settings on this loop, for `user` until it lets go or is gone."""
+        shelf = await self._shelf()
+        if unused := [key for key, client in shelf.clients.items() if not client.users and key != settings]:
+            await shelf.close(unused)
+        client = shelf.clients.get(settings)
+        if client is None:
+            client = shelf.clients[settings] = _Client(_open(settings))
+        client.users.add(user)
+        return client.sdk_client
+
+    async def let_go(self, settings: Settings, user: object) -> None:
+        """`user` needs it no more on this loop; the last one closes it."""
+        with self._lock:
+            shelf = self._shelves.get(asyncio.get_running_loop())
+        client = shelf.clients.get(settings) if shelf else None
+        if shelf is None or client is None:
+            return
+        client.users.discard(user)
+        if not client.users:
+            await shelf.close([settings])
+
+    async def _shelf(self) -> _Shelf:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            shelf = self._shelves.get(loop)
+            if shelf is not None:
+                return shelf
+            lost = [self._shelves.pop(other) for other in list(self._shelves) if other.is_closed()]
+            shelf = self._shelves[loop] = _Shelf()
+        if any(other.clients for other in lost):
+            _drop(lost)
+        shelf.keeper = self._keep(loop, shelf)
+        await anext(shelf.keeper)
+        return shelf
+
+    async def _keep(self, loop: asyncio.AbstractEventLoop, shelf: _Shelf) -> AsyncGenerator[None, None]:
+        """Is closed by the loop, as its last act; there is no other hook that tells of a loop's end."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._shelves.pop(loop, None)
+            await shelf.close(list(shelf.clients))
+
+    def forget(self) -> None:
+        """In a forked child the connections are still the parent's: don't use them, and don't close them either."""
+        self._inherited.append(self._shelves)
+        self._lock = threading.Lock()
+        self._shelves = weakref.WeakKeyDictionary()
+
+
+def _open(settings: Settings) -> Any:
+    openai = sdk()
+    base_url = settings.base_url or os.environ.get("OPENAI_BASE_URL") or None
+    api_key = settings.api_key or os.environ.get("OPENAI_API_KEY") or (NO_KEY if base_url else None)
+    if api_key is None:
+        raise ConfigurationError("there is no API key for OpenAI: set OPENAI_API_KEY, or pass api_key= to the model")
+    # Always one of ours: the SDK's own closes itself, when it is collected, on whichever loop happens to run.
+    http_client = (settings.http_client or openai.DefaultAsyncHttpxClient)()
+    return openai.AsyncOpenAI(
+        api_key=api_key,
+        base_url=base_url,
+        organization=settings.organization,
+        project=settings.project,
+        max_retries=0,  # retries are the run's, so that a cancel ends them and the events tell of them
+        http_client=http_client,
+    )
+
+
+def _drop(lost: list[_Shelf]) -> None:
+    """Let go of connections whose loop was closed around them: nobody can close them properly any more."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        lost.clear()
+        gc.collect()
+
+
+clients = Clients()
+os.register_at_fork(after_in_child=clients.forget)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request to OpenAI, or to a server that speaks like it, from the client to the last byte.
+
+A cancel arrives as a CancelledError wherever this waits: for a connection, for the headers, for the next byte. The
+response is always held by an `async with`, so the connection is closed before the error goes on. Tokens are pushed
+as they are found in what one read of the network brought; the event loop gets its turn between two reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, Protocol
+
+from andon.errors import ConfigurationError, ModelError, ModelStreamError
+from andon.models.openai import faults
+from andon.models.openai.clients import Settings, clients, sdk
+from andon.models.reads import join_chunks
+from andon.models.sse import Splitter
+
+LINGER_SECONDS = 0.25
+"""After the answer, the stream is read to its end for so long, so that the connection can be used again."""
+
+TURN_EVENTS = 64
+"""After so many events the loop gets its turn, even if the next ones are there already."""
+
+EXCERPT_BYTES = 4096
+
+STREAMS = ("text/event-stream", "text/plain", "application/octet-stream")
+"""What a stream may call itself. Only the first is right; pages and plain JSON are told from it by theirs."""
+
+
+class Decoder(Protocol):
+    """Understands the events of one answer."""
+
+    finished: bool
+    """Whether the answer is complete."""
+
+    def take(self, payloads: list[bytes]) -> None:
+        """Push what these events say."""
+        ...
+
+    def end(self) -> None:
+        """There will be no more events."""
+        ...
+
+
+class OpenAIModel:
+    """What both interfaces have in common: where the requests go, and with what."""
+
+    provider = "OpenAI"
+
+    def __init__(
+        self, id: str, settings: Settings, client: Any, options: Mapping[str, Any], output_key: str | None = None
+    ) -> None:
+        if not isinstance(id, str) or not id.strip():
+            raise ConfigurationError(f'the model\'s id is {id!r}; it is its name, as in {type(self).__name__}("gpt-5.2")')
+        if client is not None and any(setting is not None for setting in settings):
+            raise ConfigurationError("pass either client= or what makes one (api_key=, base_url= and so on), not both")
+        self.id = id
+        self._settings = settings
+        self._given = client
+        self._given_quiet: Any = None
+        self._options = {name: value for name, value in options.items() if value is not None}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id!r})"  # nothing of the settings: the key is one of them
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections, unless other models use them too.
+
+        A client that was passed as `client=` stays open. Without this call they are closed with the loop.
+        """
+        if self._given is None:
+            await clients.let_go(self._settings, self)
+
+    async def _client(self) -> Any:
+        if self._given is None:
+            return await clients.get(self._settings, self)
+        if self._given_quiet is None:
+            self._given_quiet = self._given.with_options(max_retries=0)
+        return self._given_quiet
+
+    async def _ask(self, interface: Callable[[Any], Any], body: Mapping[str, Any], decoder: Decoder) -> None:
+        """Send it, and have the answer decoded as it comes."""
+        openai, key, failure = sdk(), None, None
+        client = await self._client()
+        key = client.api_key
+        try:
+            async with interface(client).with_streaming_response.create(**self._options, **body, stream=True) as response:
+                await _pour(response.http_response, decoder)
+        except (ModelError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            failure = faults.translate(error, openai, key)
+            if failure is None:
+                raise
+        if failure is not None:
+            # Out here, so that it doesn't drag the other one along, with its frames, its request and the key in it.
+            raise failure
+
+
+async def _pour(response: Any, decoder: Decoder) -> None:
+    kind = response.headers.get("content-type", STREAMS[0]).lower()
+    if not kind.startswith(STREAMS):
+        await _refuse(response, kind)
+    join_chunks(response)
+    splitter, events = Splitter(), 0
+    async with contextlib.aclosing(response.aiter_bytes()) as reads:
+        async for read in reads:
+            payloads = splitter.feed(read)
+            if not payloads:
+                continue
+            decoder.take(payloads)
+            if decoder.finished:
+                break
+            events += len(payloads)
+            if events >= TURN_EVENTS:
+                events = 0
+                await asyncio.sleep(0)
+        else:
+            _take_rest(splitter, decoder)
+        if decoder.finished:
+            await _linger(reads)
+    decoder.end()
+    if not decoder.finished:
+        raise faults.ended_early()
+
+
+def _take_rest(splitter: Splitter, decoder: Decoder) -> None:
+    """The last event may lack its blank line. If it can't be read, it was cut: that is told as an early end."""
+    with contextlib.suppress(ModelStreamError):
+        decoder.take(splitter.finish())
+
+
+async def _linger(reads: Any) -> None:
+    # asyncio.timeout keeps a cancel of ours and its own apart.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            async for _ in reads:
+                pass
+
+
+async def _refuse(response: Any, kind: str) -> NoReturn:
+    body = b""
+    async with contextlib.aclosing(response.aiter_bytes()) as reads:
+        async for read in reads:
+            body += read
+            if len(body) >= EXCERPT_BYTES:
+                break
+    raise faults.no_stream(kind, body[:EXCERPT_BYTES], response.headers.get("x-request-id"))

@@ -2,19 +2,21 @@
 """The SDK's clients: one per event loop and settings, shared by all models that have the same ones.
 
 A client's connections belong to the event loop that opened them, so none is ever used, or closed, on another loop.
-Whoever comes first opens it. It is closed by `model.aclose()` of the last model that uses it, when its models are
+Whoever comes first opens it, in a thread: to import the SDK and to read certificates takes most of a second, and a
+cancel must get through meanwhile. It is closed by `model.aclose()` of the last model that uses it, when its models are
 gone, or with its loop: an asynchronous generator waits there, which `asyncio.run` closes before the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import threading
 import warnings
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 
 from andon.errors import ConfigurationError, MissingExtraError
@@ -36,6 +38,16 @@ class Settings(NamedTuple):
     organization: str | None = None
     project: str | None = None
     http_client: HttpClient | None = None
+
+    def resolved(self) -> Settings:
+        """With what the environment says right now in place of what was left open."""
+        base_url = self.base_url or os.environ.get("OPENAI_BASE_URL") or None
+        api_key = self.api_key or os.environ.get("OPENAI_API_KEY") or (NO_KEY if base_url else None)
+        if api_key is None:
+            raise ConfigurationError(
+                "there is no API key for OpenAI: set OPENAI_API_KEY, or pass api_key= to the model"
+            )
+        return self._replace(api_key=api_key, base_url=base_url)
 
 
 def sdk() -> Any:
@@ -60,15 +72,33 @@ class _Client:
 class _Shelf:
     """The clients of one loop."""
 
-    __slots__ = ("clients", "keeper")
+    __slots__ = ("clients", "keeper", "opening")
 
     def __init__(self) -> None:
         self.clients: dict[Settings, _Client] = {}
+        self.opening: dict[Settings, asyncio.Future[Any]] = {}
         self.keeper: AsyncGenerator[None, None] | None = None
 
-    async def close(self, keys: list[Settings]) -> None:
-        for key in keys:
-            await self.clients.pop(key).sdk_client.close()
+    async def open(self, settings: Settings) -> None:
+        """Open it once, however many ask, and whichever of them is cancelled meanwhile."""
+        future = self.opening.get(settings)
+        if future is None:
+            future = asyncio.get_running_loop().run_in_executor(None, _open, settings)
+            self.opening[settings] = future
+            future.add_done_callback(functools.partial(self._opened, settings))
+        await asyncio.shield(future)
+
+    def _opened(self, settings: Settings, future: asyncio.Future[Any]) -> None:
+        del self.opening[settings]
+        if not future.cancelled() and future.exception() is None:
+            self.clients[settings] = _Client(future.result())
+
+    async def close(self, keys: Iterable[Settings], *, used: bool = False) -> None:
+        for key in list(keys):
+            client = self.clients.get(key)
+            if client is not None and (used or not client.users):
+                del self.clients[key]
+                await client.sdk_client.close()
 
 
 class Clients:
@@ -82,11 +112,10 @@ class Clients:
     async def get(self, settings: Settings, user: object) -> Any:
         """The client for these settings on this loop, for `user` until it lets go or is gone."""
         shelf = await self._shelf()
-        if unused := [key for key, client in shelf.clients.items() if not client.users and key != settings]:
-            await shelf.close(unused)
-        client = shelf.clients.get(settings)
-        if client is None:
-            client = shelf.clients[settings] = _Client(_open(settings))
+        if len(shelf.clients) > 1:
+            await shelf.close(shelf.clients.keys() - {settings})
+        while (client := shelf.clients.get(settings)) is None:
+            await shelf.open(settings)
         client.users.add(user)
         return client.sdk_client
 
@@ -98,8 +127,7 @@ class Clients:
         if shelf is None or client is None:
             return
         client.users.discard(user)
-        if not client.users:
-            await shelf.close([settings])
+        await shelf.close([settings])
 
     async def _shelf(self) -> _Shelf:
         loop = asyncio.get_running_loop()
@@ -122,7 +150,7 @@ class Clients:
         finally:
             with self._lock:
                 self._shelves.pop(loop, None)
-            await shelf.close(list(shelf.clients))
+            await shelf.close(shelf.clients, used=True)
 
     def forget(self) -> None:
         """In a forked child the connections are still the parent's: don't use them, and don't close them either."""
@@ -133,15 +161,11 @@ class Clients:
 
 def _open(settings: Settings) -> Any:
     openai = sdk()
-    base_url = settings.base_url or os.environ.get("OPENAI_BASE_URL") or None
-    api_key = settings.api_key or os.environ.get("OPENAI_API_KEY") or (NO_KEY if base_url else None)
-    if api_key is None:
-        raise ConfigurationError("there is no API key for OpenAI: set OPENAI_API_KEY, or pass api_key= to the model")
     # Always one of ours: the SDK's own closes itself, when it is collected, on whichever loop happens to run.
     http_client = (settings.http_client or openai.DefaultAsyncHttpxClient)()
     return openai.AsyncOpenAI(
-        api_key=api_key,
-        base_url=base_url,
+        api_key=settings.api_key,
+        base_url=settings.base_url,
         organization=settings.organization,
         project=settings.project,
         max_retries=0,  # retries are the run's, so that a cancel ends them and the events tell of them

@@ -144,9 +144,7 @@ def _assistant(message: Message, stored: bool) -> list[dict[str, Any]]:
                 items.append({"role": "assistant", "content": [part]})
         elif isinstance(block, ToolCall):
             arguments = msgspec.json.encode(block.arguments).decode()
-            items.append(
-                {"type": "function_call", "call_id": block.id, "name": block.name, "arguments": arguments}
-            )
+            items.append({"type": "function_call", "call_id": block.id, "name": block.name, "arguments": arguments})
         elif isinstance(block, Reasoning) and goes_back(place) and (item := _reasoning(block, stored)) is not None:
             items.append(item)
     return items

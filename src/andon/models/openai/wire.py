@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 from andon.errors import ConfigurationError, ModelError, ModelStreamError
 from andon.models.openai import faults
@@ -50,12 +50,13 @@ class OpenAIModel:
     """What both interfaces have in common: where the requests go, and with what."""
 
     provider = "OpenAI"
+    _loaded: ClassVar[bool] = False
 
-    def __init__(
-        self, id: str, settings: Settings, client: Any, options: Mapping[str, Any], output_key: str | None = None
-    ) -> None:
+    def __init__(self, id: str, settings: Settings, client: Any, options: Mapping[str, Any]) -> None:
         if not isinstance(id, str) or not id.strip():
-            raise ConfigurationError(f'the model\'s id is {id!r}; it is its name, as in {type(self).__name__}("gpt-5.2")')
+            raise ConfigurationError(
+                f'the model\'s id is {id!r}; it is its name, as in {type(self).__name__}("gpt-5.2")'
+            )
         if client is not None and any(setting is not None for setting in settings):
             raise ConfigurationError("pass either client= or what makes one (api_key=, base_url= and so on), not both")
         self.id = id
@@ -73,27 +74,30 @@ class OpenAIModel:
         A client that was passed as `client=` stays open. Without this call they are closed with the loop.
         """
         if self._given is None:
-            await clients.let_go(self._settings, self)
+            with contextlib.suppress(ConfigurationError):  # without a key nothing was opened
+                await clients.let_go(self._settings.resolved(), self)
 
     async def _client(self) -> Any:
         if self._given is None:
-            return await clients.get(self._settings, self)
+            return await clients.get(self._settings.resolved(), self)
         if self._given_quiet is None:
             self._given_quiet = self._given.with_options(max_retries=0)
         return self._given_quiet
 
     async def _ask(self, interface: Callable[[Any], Any], body: Mapping[str, Any], decoder: Decoder) -> None:
         """Send it, and have the answer decoded as it comes."""
-        openai, key, failure = sdk(), None, None
         client = await self._client()
-        key = client.api_key
+        if not self._loaded:  # the SDK imports an interface when it is first looked at, which takes a while
+            await asyncio.get_running_loop().run_in_executor(None, interface, client)
+            type(self)._loaded = True
+        ask, failure = interface(client).with_streaming_response.create, None
         try:
-            async with interface(client).with_streaming_response.create(**self._options, **body, stream=True) as response:
+            async with ask(**self._options, **body, stream=True) as response:
                 await _pour(response.http_response, decoder)
-        except (ModelError, asyncio.CancelledError):
+        except ModelError:
             raise
         except Exception as error:
-            failure = faults.translate(error, openai, key)
+            failure = faults.translate(error, sdk(), client.api_key)
             if failure is None:
                 raise
         if failure is not None:

@@ -6,7 +6,7 @@ A map of the package. Imports point one way, from the bottom of this list to its
     errors      the error tree
     messages    provider-neutral messages and blocks, usage
     core/       runs and their cancelling: signal, step, run, journal, session, cord, receipt, runtime
-    models/     one protocol (base); the scripted model for offline work
+    models/     one protocol (base); OpenAI's models; the scripted model for offline work
     tools/      async functions, and sync functions in threads of our own
     store/      the in-memory store (the seam is core/store)
     sync        the blocking facade
@@ -28,15 +28,23 @@ from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, Run
 from andon.core.store import RunRecord, SessionKey, Store
 from andon.errors import (
     AndonError,
+    AuthenticationError,
     BadArgumentsError,
+    BadRequestError,
     BadResultError,
     ConfigurationError,
+    ContextLengthError,
     EmptyPromptError,
     HandleError,
     HookDefinitionError,
     InsideEventLoopError,
+    MissingExtraError,
+    ModelConnectionError,
     ModelError,
+    ModelStreamError,
     NoModelError,
+    OutputError,
+    RateLimitError,
     RunIdTakenError,
     SessionBusyError,
     StartError,
@@ -59,7 +67,9 @@ __all__ = [
     "AfterTool",
     "Agent",
     "AndonError",
+    "AuthenticationError",
     "BadArgumentsError",
+    "BadRequestError",
     "BadResultError",
     "BeforeModel",
     "BeforeTool",
@@ -68,6 +78,7 @@ __all__ = [
     "CancelMode",
     "CancelOutcome",
     "ConfigurationError",
+    "ContextLengthError",
     "Deny",
     "EmptyPromptError",
     "Event",
@@ -79,9 +90,14 @@ __all__ = [
     "MemoryStore",
     "Message",
     "MessageAdded",
+    "MissingExtraError",
+    "ModelConnectionError",
     "ModelError",
+    "ModelStreamError",
     "NoModelError",
+    "OutputError",
     "Phase",
+    "RateLimitError",
     "Reasoning",
     "Receipt",
     "Retry",

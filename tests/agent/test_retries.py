@@ -55,3 +55,10 @@ def test_what_was_shown_is_not_said_twice(shown: str | Think) -> None:
     assert len(asked(agent)) == 1
     assert result.content == ("Half a " if isinstance(shown, str) else "")
     assert agent.run("and now?").status is RunStatus.completed
+
+
+def test_a_longer_wait_than_is_sane_is_told_at_once() -> None:
+    error = ModelError("come back tomorrow", retryable=True, retry_after=86_400)
+    agent = make(Fail(error))
+    assert agent.run("go").error is error
+    assert len(asked(agent)) == 1

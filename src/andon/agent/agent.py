@@ -11,10 +11,11 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from andon.agent.hooks import Hooks
 from andon.agent.loop import Loop, Plan
+from andon.agent.output import Output
 from andon.agent.retry import Retry
 from andon.core.cord import Cord
 from andon.core.limits import Limits
@@ -33,6 +34,9 @@ from andon.sync import BlockingStream, check_blocking, run_blocking
 from andon.tools.base import Tool
 from andon.tools.function import as_tool
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
 
 class RunOptions(TypedDict, total=False):
     """What every way to run an agent takes besides the prompt."""
@@ -43,6 +47,8 @@ class RunOptions(TypedDict, total=False):
     """Whose conversation it is: two users' sessions never meet."""
     run_id: str | None
     """The run's id, if you want to choose it."""
+    output_type: type[BaseModel] | None
+    """The pydantic model that the answer must be; `result.output` is one then."""
     timeout: float | None
     """Seconds after which the run is cancelled with cause `deadline`; waiting in a queue counts."""
     max_turns: int | None
@@ -147,6 +153,8 @@ class Agent:
                 raise ConfigurationError(f"{name} must be text, not {type(value).__name__}")
         plan = self._plan()
         session = self._find_session(options.get("session_id"), options.get("user_id"))
+        output_type = options.get("output_type")
+        output = None if output_type is None else Output(output_type)
         max_turns, on_busy = options.get("max_turns"), options.get("on_busy", "reject")
         if max_turns is not None and not (isinstance(max_turns, int) and max_turns >= 1):
             raise ConfigurationError(f"max_turns is {max_turns!r}; it is a whole number, 1 or more")
@@ -161,7 +169,7 @@ class Agent:
             limits=Limits(options.get("timeout"), options.get("cancel_on")),
             metadata=options.get("metadata") or {},
         )
-        run.employ(Loop(plan, run, prompt, max_turns))
+        run.employ(Loop(plan, run, prompt, max_turns, output))
         return run
 
     def _plan(self) -> Plan:

@@ -19,11 +19,12 @@ from msgspec import Struct
 from andon.agent import settle
 from andon.agent.calls import CallRecord
 from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, Happening, Hooks, MessageAdded, RunEnded
+from andon.agent.output import Output
 from andon.agent.retry import Retry
 from andon.agent.turn import Turn
 from andon.core.events import RunEvent
 from andon.core.run import Run
-from andon.core.signal import Failed, Fate
+from andon.core.signal import Completed, Failed, Fate
 from andon.core.states import CancelMode, Phase, StopReason, ToolOutcome
 from andon.core.step import Cut
 from andon.core.store import Store
@@ -52,6 +53,8 @@ class Loop:
     __slots__ = (
         "_announced",
         "_max_turns",
+        "_output",
+        "_parsed",
         "_plan",
         "_run",
         "_spent",
@@ -62,8 +65,10 @@ class Loop:
         "turn",
     )
 
-    def __init__(self, plan: Plan, run: Run, prompt: str, max_turns: int | None) -> None:
-        self._plan, self._run, self._max_turns = plan, run, max_turns
+    def __init__(
+        self, plan: Plan, run: Run, prompt: str, max_turns: int | None = None, output: Output | None = None
+    ) -> None:
+        self._plan, self._run, self._max_turns, self._output = plan, run, max_turns, output
         self.messages: list[Message] = [user(prompt)]
         """What the run has added to the conversation."""
         self.turn: Turn | None = None
@@ -75,6 +80,7 @@ class Loop:
         self._spent = Usage()
         self._text = ""
         self._announced = 0
+        self._parsed: Any = None
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -85,6 +91,8 @@ class Loop:
             turns += 1
             await self._model_turn()
             if not self.open_calls:
+                if self._output is not None:
+                    self._parsed = self._output.parse(self.messages[-1].text)
                 return StopReason.end_turn
             await self._use_tools()
         return StopReason.max_turns
@@ -142,7 +150,8 @@ class Loop:
 
     def _request(self) -> ModelRequest:
         specs = [ToolSpec(tool.name, tool.description, tool.parameters) for tool in self._plan.tools.values()]
-        return ModelRequest(self._run.session.messages, self._plan.instructions, specs)
+        output = self._output.spec if self._output is not None else None
+        return ModelRequest(self._run.session.messages, self._plan.instructions, specs, output)
 
     async def _back_off(self, seconds: float, error: Exception) -> None:
         self._run.phase = Phase.backoff
@@ -233,6 +242,7 @@ class Loop:
             spent,
             [record.receipt() for record in calls],
             [record.ended_view() for record in calls if record.outcome is not ToolOutcome.completed],
+            self._parsed if isinstance(fate, Completed) else None,
         )
 
     async def farewell(self) -> None:

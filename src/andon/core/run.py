@@ -78,6 +78,7 @@ class Run(Life):
             fate.error if isinstance(fate, Failed) else None,
             list(self.warnings),
             self.metadata,
+            self.settlement.output,
         )
 
     @property

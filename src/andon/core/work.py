@@ -6,7 +6,7 @@ The agent's loop is the one real implementation; the core knows no more of it th
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -27,6 +27,8 @@ class Settlement(Struct, frozen=True, gc=False):
     tools: list[ToolReceipt]
     cancelled: list[ToolView]
     """The calls that the end of the run cancelled."""
+    output: Any = None
+    """The answer as what `output_type` asked for."""
 
 
 class Work(Protocol):

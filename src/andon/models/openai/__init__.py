@@ -4,6 +4,7 @@
     chat        Chat Completions: what is sent, and what is received
     responses   Responses: the same
     wire        one request, from the client to the last byte; where a cancel closes the connection
+    answer      the events of Responses
     clients     the SDK's clients, one per event loop and settings, and who closes them
     faults      the provider's errors in our tree
     schema      what OpenAI wants of a JSON schema

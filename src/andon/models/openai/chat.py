@@ -30,6 +30,8 @@ class OpenAIChat(OpenAIModel):
     provider's defaults hold; what this list does not have goes into `extra_body`.
     """
 
+    _path = "/chat/completions"
+
     def __init__(
         self,
         id: str,
@@ -91,12 +93,12 @@ class OpenAIChat(OpenAIModel):
         self._with_tools = {name: value for name, value in with_tools.items() if value is not None}
 
     async def stream(self, request: ModelRequest, sink: Sink) -> None:
-        body: dict[str, Any] = {"model": self.id, "messages": _messages(request)}
+        body: dict[str, Any] = {"messages": _messages(request)}
         if request.tools:
             body |= {"tools": [_tool(spec) for spec in request.tools], **self._with_tools}
         if request.output is not None:
             body["response_format"] = _format(request.output)
-        await self._ask(lambda client: client.chat.completions, body, _Answer(sink))
+        await self._ask(body, _Answer(sink))
 
 
 # -- what is sent -----------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 
 from andon.errors import ConfigurationError, MissingExtraError
+from andon.models.reads import watch_handshake
 
 HttpClient = Callable[[], Any]
 """Makes the SDK's HTTP client, once per event loop; `openai.DefaultAioHttpClient`, for one."""
@@ -59,6 +60,13 @@ def sdk() -> Any:
             f'OpenAI models need the openai package: pip install "andon[openai]" ({error})'
         ) from None
     return openai
+
+
+def raw_response() -> Any:
+    """What the SDK must be asked for to leave a response as it is."""
+    import httpx2
+
+    return httpx2.Response
 
 
 class _Client:
@@ -162,7 +170,10 @@ class Clients:
 def _open(settings: Settings) -> Any:
     openai = sdk()
     # Always one of ours: the SDK's own closes itself, when it is collected, on whichever loop happens to run.
-    http_client = (settings.http_client or openai.DefaultAsyncHttpxClient)()
+    if settings.http_client is not None:
+        http_client = settings.http_client()
+    else:
+        http_client = openai.DefaultAsyncHttpxClient(event_hooks={"request": [watch_handshake]})
     return openai.AsyncOpenAI(
         api_key=settings.api_key,
         base_url=settings.base_url,

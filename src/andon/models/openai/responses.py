@@ -38,6 +38,8 @@ class OpenAIResponses(OpenAIModel):
     encrypted reasoning, which goes back to them. What this list does not have goes into `extra_body`.
     """
 
+    _path = "/responses"
+
     def __init__(
         self,
         id: str,
@@ -98,7 +100,7 @@ class OpenAIResponses(OpenAIModel):
         self._stored = store
 
     async def stream(self, request: ModelRequest, sink: Sink) -> None:
-        body: dict[str, Any] = {"model": self.id, "input": _items(request.messages, self._stored)}
+        body: dict[str, Any] = {"input": _items(request.messages, self._stored)}
         if request.instructions:
             body["instructions"] = request.instructions
         if request.tools:
@@ -106,7 +108,7 @@ class OpenAIResponses(OpenAIModel):
         text = self._text if request.output is None else self._text | _format(request.output)
         if text:
             body["text"] = text
-        await self._ask(lambda client: client.responses, body, ResponsesAnswer(sink))
+        await self._ask(body, ResponsesAnswer(sink))
 
 
 def _reasons(model: str) -> bool:

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """One request to OpenAI, or to a server that speaks like it, from the client to the last byte.
 
-A cancel arrives as a CancelledError wherever this waits: for a connection, for the headers, for the next byte. The
-response is always held by an `async with`, so the connection is closed before the error goes on. Tokens are pushed
-as they are found in what one read of the network brought; the event loop gets its turn between two reads.
+A cancel arrives as a CancelledError wherever this waits: for a connection, for the headers, for the next byte. As soon
+as there is a response, an `async with` holds it, so the connection is closed before the error goes on. Tokens are
+pushed as they are found in what one read of the network brought; the event loop gets its turn between two reads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn, Protocol
 
 from andon.errors import ConfigurationError, ModelError, ModelStreamError
 from andon.models.openai import faults
-from andon.models.openai.clients import Settings, clients, sdk
+from andon.models.openai.clients import Settings, clients, raw_response, sdk
 from andon.models.reads import join_chunks
 from andon.models.sse import Splitter
 
@@ -46,11 +46,15 @@ class Decoder(Protocol):
         ...
 
 
+_OPTIONS = {"timeout": "timeout", "extra_headers": "headers", "extra_query": "params", "extra_body": "extra_json"}
+"""What is no part of the request's body, by the SDK's names for it."""
+
+
 class OpenAIModel:
     """What both interfaces have in common: where the requests go, and with what."""
 
     provider = "OpenAI"
-    _loaded: ClassVar[bool] = False
+    _path: ClassVar[str]
 
     def __init__(self, id: str, settings: Settings, client: Any, options: Mapping[str, Any]) -> None:
         if not isinstance(id, str) or not id.strip():
@@ -63,7 +67,9 @@ class OpenAIModel:
         self._settings = settings
         self._given = client
         self._given_quiet: Any = None
-        self._options = {name: value for name, value in options.items() if value is not None}
+        given = {name: value for name, value in options.items() if value is not None}
+        self._options = {_OPTIONS[name]: given.pop(name) for name in _OPTIONS if name in given}
+        self._body = {**given, "model": id, "stream": True}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r})"  # nothing of the settings: the key is one of them
@@ -84,16 +90,17 @@ class OpenAIModel:
             self._given_quiet = self._given.with_options(max_retries=0)
         return self._given_quiet
 
-    async def _ask(self, interface: Callable[[Any], Any], body: Mapping[str, Any], decoder: Decoder) -> None:
+    async def _ask(self, body: Mapping[str, Any], decoder: Decoder) -> None:
         """Send it, and have the answer decoded as it comes."""
-        client = await self._client()
-        if not self._loaded:  # the SDK imports an interface when it is first looked at, which takes a while
-            await asyncio.get_running_loop().run_in_executor(None, interface, client)
-            type(self)._loaded = True
-        ask, failure = interface(client).with_streaming_response.create, None
+        client, failure = await self._client(), None
         try:
-            async with ask(**self._options, **body, stream=True) as response:
-                await _pour(response.http_response, decoder)
+            # The SDK's way to a bare response. Its typed ways to the same path import megabytes of types for what
+            # is not used here, and walk through the whole conversation each time.
+            response = await client.post(
+                self._path, cast_to=raw_response(), body={**self._body, **body}, options=self._options, stream=True
+            )
+            async with contextlib.aclosing(response):
+                await _pour(response, decoder)
         except ModelError:
             raise
         except Exception as error:

@@ -10,13 +10,12 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import zip_longest
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 from andon.testing.providers import chat_rules
-from andon.testing.providers.fake import Fake
-from andon.testing.providers.play import Writer
+from andon.testing.providers.fake import Fake, Options
+from andon.testing.providers.play import Writer, as_json
 from andon.testing.providers.rules import Json
 from andon.testing.providers.script import Call, Fail, Finish, Reasoning, Script, Spent, Text
 
@@ -33,7 +32,7 @@ class FakeChat(Fake):
     path: ClassVar[str] = "/v1/chat/completions"
 
     def __init__(
-        self, script: Script | None = None, *, reasoning_field: str = "reasoning_content", **options: Any
+        self, script: Script | None = None, *, reasoning_field: str = "reasoning_content", **options: Unpack[Options]
     ) -> None:
         super().__init__(script, **options)
         self._reasoning_field = reasoning_field
@@ -156,15 +155,9 @@ class ChatWriter:
     def _pieces_of(self, field: str, pieces: tuple[str, ...]) -> list[bytes]:
         # All but the piece is the same each time: it is encoded once, since there may be tens of thousands of pieces.
         before, after = self._event({field: "\0"}).split(rb'"\u0000"')
-        return [b"%b%b%b" % (before, piece, after) for piece in _escaped(pieces)]
+        return [b"%b%b%b" % (before, piece, after) for piece in as_json(pieces)]
 
 
 def _data(value: Json) -> bytes:
     # Without blanks and with real characters, as OpenAI sends it.
     return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-
-
-@lru_cache(maxsize=32)
-def _escaped(pieces: tuple[str, ...]) -> list[bytes]:
-    """Each piece as JSON; kept, since the same word is played again and again."""
-    return [json.dumps(piece, ensure_ascii=False).encode() for piece in pieces]

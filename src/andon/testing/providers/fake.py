@@ -10,7 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypedDict
 
 from andon.testing.providers import rules
 from andon.testing.providers.play import Player, Writer
@@ -20,6 +20,15 @@ from andon.testing.providers.served import Bell, Served
 from andon.testing.providers.server import Connection, Request, Server
 
 HANG_SECONDS = 10.0
+
+
+class Options(TypedDict, total=False):
+    """What every fake can be told."""
+
+    api_key: str
+    extra: Collection[str]
+    newline: str
+    split: int | None
 
 
 class Fake(ABC):
@@ -47,6 +56,8 @@ class Fake(ABC):
         self._script = _checked(script)
         self._extra = frozenset(extra)
         self._newline = newline.encode()
+        if split is not None and split < 1:
+            raise ValueError(f"split must be at least 1 byte, not {split}")
         self._split = split
         self._answered = 0
         self._bell = Bell()
@@ -112,7 +123,7 @@ class Fake(ABC):
             raise self._too_long(what, timeout)
 
     def _is_at(self, request: int, at: str) -> bool:
-        if request >= len(self.served):
+        if not -len(self.served) <= request < len(self.served):
             return False
         record = self.served[request]
         return record.over if at == "over" else at in record.reached

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from andon.testing.providers.script import (
@@ -105,11 +106,11 @@ class Player:
         writer = self._writer
         match step:
             case Text():
-                await self._say("text", writer.text(step), step.pace)
+                await self._say("text", partial(writer.text, step), step.pace)
             case Reasoning():
-                await self._say("reasoning", writer.reasoning(step), step.pace)
+                await self._say("reasoning", partial(writer.reasoning, step), step.pace)
             case list():
-                await self._say("call", writer.calls(step), step[0].pace)
+                await self._say("call", partial(writer.calls, step), step[0].pace)
             case Raw():
                 await self._raw(step.data)
             case Spent():
@@ -135,10 +136,12 @@ class Player:
 
     # -- saying
 
-    async def _say(self, state: str, events: list[bytes], pace: float) -> None:
+    async def _say(self, state: str, write: Callable[[], list[bytes]], pace: float) -> None:
         if not self._streams:
+            write()  # for the answer as a whole
             return
         await self._headers_sent()
+        events = write()  # not before: events are numbered as they are made
         marked = False
         for batch in _batches(events, 1 if pace else BATCH):
             if marked and pace:
@@ -223,21 +226,15 @@ class Player:
 
 
 async def _set(event: threading.Event) -> None:
-    """Waits for an event of threads, in a thread; a cancel leaves that thread behind until the event is set."""
-    if event.is_set():
-        return
-    loop = asyncio.get_running_loop()
-    seen = asyncio.Event()
+    # Looked at again and again, because a thread that waits for it would outlive a client that leaves.
+    while not event.is_set():  # noqa: ASYNC110
+        await asyncio.sleep(0.002)
 
-    def watch() -> None:
-        event.wait()
-        try:
-            loop.call_soon_threadsafe(seen.set)
-        except RuntimeError:  # the fake was closed meanwhile
-            pass
 
-    threading.Thread(target=watch, name="andon-fake-held", daemon=True).start()
-    await seen.wait()
+@lru_cache(maxsize=32)
+def as_json(pieces: tuple[str, ...]) -> list[bytes]:
+    """Each piece as JSON; kept, since the same word is played again and again."""
+    return [json.dumps(piece, ensure_ascii=False).encode() for piece in pieces]
 
 
 def _batches(events: list[bytes], size: int) -> list[list[bytes]]:

@@ -12,12 +12,12 @@ import secrets
 import time
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from andon.testing.providers import responses_rules
-from andon.testing.providers.fake import Fake
+from andon.testing.providers.fake import Fake, Options
 from andon.testing.providers.memory import Issued, Memory
-from andon.testing.providers.play import Writer
+from andon.testing.providers.play import Writer, as_json
 from andon.testing.providers.rules import Json
 from andon.testing.providers.script import Call, Fail, Finish, Reasoning, Script, Spent, Text
 
@@ -33,7 +33,7 @@ class FakeResponses(Fake):
 
     path: ClassVar[str] = "/v1/responses"
 
-    def __init__(self, script: Script | None = None, **options: Any) -> None:
+    def __init__(self, script: Script | None = None, **options: Unpack[Options]) -> None:
         super().__init__(script, **options)
         self.memory = Memory()
 
@@ -105,25 +105,29 @@ class ResponsesWriter:
 
     def calls(self, words: Sequence[Call]) -> list[bytes]:
         closed = self._closed()
-        streams, ends = [], []
+        items: list[Json] = []
+        begun: list[bytes] = []
         for word in words:
             call_id = word.id or _id("call")
             item = {"id": _id("fc"), "type": "function_call", "status": "in_progress", "call_id": call_id}
-            item |= {"name": word.name, "arguments": ""}
-            begun = self._begun(item, self._reasoning)
-            item["arguments"] = "".join(word.parts)
-            self._pieces += len(word.parts)
-            at = self._at(item, None)
-            deltas = [self._event("response.function_call_arguments.delta", **at, delta=part) for part in word.parts]
-            streams.append([b"".join(begun), *deltas])
+            items.append({**item, "name": word.name, "arguments": ""})
+            begun += self._begun(items[-1], self._reasoning)
+        events: list[bytes] = []
+        for turn in zip_longest(*(word.parts for word in words)):
+            for item, part in zip(items, turn, strict=True):
+                if part is not None:
+                    item["arguments"] += part
+                    events.append(
+                        self._event("response.function_call_arguments.delta", **self._at(item, None), delta=part)
+                    )
+        self._pieces += len(events)
+        events = _led([*closed, *begun], events)
+        for word, item in zip(words, items, strict=True):
             if word.whole:
-                ends.append((item, at))
-        events = [event for turn in zip_longest(*streams) for event in turn if event is not None]
-        for item, at in ends:
-            name, arguments = item["name"], item["arguments"]
-            done = self._event("response.function_call_arguments.done", **at, name=name, arguments=arguments)
-            events[-1] += done + self._done(item)
-        return _led(closed, events)
+                whole = {"name": item["name"], "arguments": item["arguments"]}
+                events[-1] += self._event("response.function_call_arguments.done", **self._at(item, None), **whole)
+                events[-1] += self._done(item)
+        return events
 
     def spent(self, word: Spent) -> None:
         self._spent = word
@@ -132,10 +136,13 @@ class ResponsesWriter:
         self._reason = word.reason
 
     def failed(self, word: Fail) -> bytes:
+        error: Json = {"code": word.code, "message": word.message}
         if word.event == "response.failed":
-            error = {"code": word.code or "server_error", "message": word.message}
+            error["code"] = word.code or "server_error"
             return self._event("response.failed", response={**self._response("failed"), "error": error})
-        return self._event("error", code=word.code, message=word.message, param=None)
+        if word.event == "nested":
+            return self._event("error", error={"type": word.type or "server_error", **error, "param": None})
+        return self._event("error", **error, param=None)
 
     def last(self) -> bytes:
         closed = b"".join(self._closed())
@@ -247,14 +254,11 @@ class ResponsesWriter:
 
     def _pieces_of(self, kind: str, pieces: tuple[str, ...], **at: Any) -> list[bytes]:
         # Only the number and the piece change: the rest is encoded once, since there may be tens of thousands of them.
-        rest = json.dumps(at, separators=(",", ":"))[1:-1]
+        start = f'event: {kind}\ndata: {{"type":"{kind}","sequence_number":'.encode()
+        rest = f',{json.dumps(at, separators=(",", ":"))[1:-1]},"delta":'.encode()
         first = self._number
         self._number += len(pieces)
-        start = f'event: {kind}\ndata: {{"type":"{kind}","sequence_number":'
-        return [
-            f'{start}{number},{rest},"delta":{json.dumps(piece, ensure_ascii=False)}}}\n\n'.encode()
-            for number, piece in enumerate(pieces, first)
-        ]
+        return [b"%b%d%b%b}\n\n" % (start, n, rest, piece) for n, piece in enumerate(as_json(pieces), first)]
 
 
 def _led(before: list[bytes], events: list[bytes]) -> list[bytes]:

@@ -209,11 +209,15 @@ def fail(
     *,
     event: str = "error",
 ) -> Fail:
-    """An HTTP error; after other words of a stream, an `error` event (or, of Responses, `response.failed`)."""
+    """An HTTP error; after other words, an error in the stream.
+
+    Responses has three ways to say that: `event="error"`, as documented, `"nested"`, which is how it is often seen, and
+    `"response.failed"`.
+    """
     if not 400 <= status <= 599:
         raise ValueError(f"an error's status is 400 to 599, not {status}")
-    if event not in ("error", "response.failed"):
-        raise ValueError(f"a stream fails by 'error' or 'response.failed', not by {event!r}")
+    if event not in ("error", "nested", "response.failed"):
+        raise ValueError(f"a stream fails by 'error', 'nested' or 'response.failed', not by {event!r}")
     return Fail(status, message, code, type, dict(headers or {}), event)
 
 

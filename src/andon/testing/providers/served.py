@@ -46,11 +46,18 @@ class Bell:
                     # Registered first, then looked at: a change in between rings for us already.
                     with self._condition:
                         self._waiting.append((loop, event))
-                    if so():
-                        return True
-                    await event.wait()
+                    try:
+                        if so():
+                            return True
+                        await event.wait()
+                    finally:
+                        self._forget(event)
         except TimeoutError:
             return so()
+
+    def _forget(self, event: asyncio.Event) -> None:
+        with self._condition:
+            self._waiting = [each for each in self._waiting if each[1] is not event]
 
 
 class Served:
@@ -72,7 +79,7 @@ class Served:
         """The words that were sent whole."""
         self.bytes_sent = 0
         self.pieces_sent = 0
-        """How many pieces of text, reasoning and arguments."""
+        """How many events with a piece of text, of reasoning or of a call."""
         self.left_at: float | None = None
         """When the client was seen to leave before the answer was complete; None if it didn't."""
         self.error: dict[str, Any] | None = None

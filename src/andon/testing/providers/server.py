@@ -9,6 +9,8 @@ is sent to a client that has left.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -90,7 +92,9 @@ class Connection(asyncio.Protocol):
         self._transport.write(data)
 
     async def drain(self) -> None:
-        while self in self._server.full:
+        # Also where nothing has to be waited for: a client that left, or another one, must get its turn.
+        await asyncio.sleep(0)
+        while self in self._server.full or self._transport.is_closing():
             self._changed.clear()
             await self._changed.wait()
 
@@ -98,6 +102,8 @@ class Connection(asyncio.Protocol):
         """Our end of it: the client did not leave."""
         self._gone = True
         if reset:
+            linger = struct.pack("ii", 1, 0)
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self._transport.abort()
         else:
             self._transport.close()

@@ -23,7 +23,7 @@ from andon.models.openai.clients import ApiKey, HttpClient, Settings
 from andon.models.openai.schema import strict
 from andon.models.openai.wire import OpenAIModel
 
-_REASONS = re.compile(r"(?:.*/)?(?:gpt-(?:[5-9]|\d{2,})(?!\d*-chat)|o\d|codex|computer-use|gpt-oss)")
+_REASONS = re.compile(r"(?:.*/)?(?:gpt-(?:[5-9]|\d{2,})|o\d|codex|computer-use|gpt-oss)")
 _CHATS = re.compile(r".*-chat(?:-|$)")
 ENCRYPTED = "reasoning.encrypted_content"
 
@@ -113,7 +113,8 @@ class OpenAIResponses(OpenAIModel):
 
 def _reasons(model: str) -> bool:
     """Whether the model is one that reasons: the others refuse to be asked for it."""
-    return _REASONS.match(model) is not None and _CHATS.match(model) is None
+    name = str(model)
+    return _REASONS.match(name) is not None and _CHATS.match(name) is None
 
 
 # -- what is sent -----------------------------------------------------------------------------------------------------

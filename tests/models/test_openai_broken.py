@@ -113,7 +113,7 @@ def test_a_response_that_failed() -> None:
     from tests.support.openai import APIS
 
     async def main() -> None:
-        answer = [HALF, fail(429, "Too fast.", code="rate_limit_exceeded", event="response.failed")]
+        answer: Any = [HALF, fail(429, "Too fast.", code="rate_limit_exceeded", event="response.failed")]
         check_failed(await broken(APIS[1], answer), RateLimitError, "Too fast.")
 
     play(main)
@@ -122,7 +122,7 @@ def test_a_response_that_failed() -> None:
 @each_api
 def test_an_error_in_mid_stream_before_anything_was_shown_is_tried_again(api: Api) -> None:
     async def main() -> None:
-        first = [raw(b'data: {"error": {"message": "Overloaded.", "code": "server_error"}}\n\n'), stall()]
+        first: Any = [raw(b'data: {"error": {"message": "Overloaded.", "code": "server_error"}}\n\n'), stall()]
         with api.fake([first, [text("Fine.")]]) as fake:
             result = await Agent("Tester", api.model(fake)).invoke_async("go")
             assert result.content == "Fine."

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,11 +21,15 @@ from andon.models.openai.clients import clients
 from andon.models.reads import join_chunks
 from andon.testing.providers import FakeChat, silence, stall, text
 from tests.support import Worker, play, until
-from tests.support.openai import ID, Api, each_api
+from tests.support.openai import ID, Api, Fake, each_api
 
 
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def all_wait(fake: Fake, first: int) -> bool:
+    return sum(each.state in ("silent", "stalled") for each in fake.served[first:]) == 50
 
 
 async def ask(agent: Agent, **options: Any) -> None:
@@ -50,9 +55,7 @@ def test_a_thousand_cancelled_streams_on_one_client(api: Api) -> None:
             for _ in range(10):
                 first = len(fake.served)
                 runs = [await agent.start("go", session_id=os.urandom(8).hex()).__aenter__() for _ in range(50)]
-                await fake.wait_until_async(
-                    lambda first=first: sum(s.state in ("silent", "stalled") for s in fake.served[first:]) == 50
-                )
+                await fake.wait_until_async(partial(all_wait, fake, first))
                 agent.cancel()
                 for run in runs:
                     assert (await run.result()).status is RunStatus.cancelled
@@ -101,12 +104,13 @@ def test_many_loops_leave_nothing_behind() -> None:
     with FakeChat([[text("Fine.")]]) as fake:
         agent = Agent("Tester", OpenAIChat(ID, base_url=fake.base_url, api_key=fake.api_key))
         asyncio.run(ask(agent))
-        before = open_files()
-        for _ in range(100):
-            asyncio.run(ask(agent))
-        assert open_files() <= before
-        assert len(clients._shelves) <= 1
         fake.wait_until(lambda: fake.open_connections == 0)
+        before, shelves = open_files(), len(clients._shelves)
+        for _ in range(50):
+            asyncio.run(ask(agent))
+        fake.wait_until(lambda: fake.open_connections == 0)
+        assert open_files() <= before
+        assert len(clients._shelves) == shelves
 
 
 def test_a_loop_that_was_closed_without_a_word() -> None:
@@ -114,6 +118,7 @@ def test_a_loop_that_was_closed_without_a_word() -> None:
     with FakeChat([[text("Fine.")]]) as fake:
         agent = Agent("Tester", OpenAIChat(ID, base_url=fake.base_url, api_key=fake.api_key))
         asyncio.run(ask(agent))
+        fake.wait_until(lambda: fake.open_connections == 0)
         before = open_files()
         for _ in range(3):
             loop = asyncio.new_event_loop()
@@ -121,7 +126,7 @@ def test_a_loop_that_was_closed_without_a_word() -> None:
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
         asyncio.run(ask(agent))
-        gc.collect()
+        fake.wait_until(lambda: fake.open_connections == 0)
         assert open_files() <= before
 
 

@@ -112,7 +112,7 @@ def test_what_is_left_out_is_not_sent(api: Api) -> None:
 
 @each_api
 def test_options_of_tools_are_sent_with_tools_alone(api: Api) -> None:
-    options = {"parallel_tool_calls": False, "tool_choice": "auto"}
+    options: dict[str, Any] = {"parallel_tool_calls": False, "tool_choice": "auto"}
     assert not sent(api, **options).keys() & {"tools", *options}
     with_tools = sent(api, tools=[add], **options)
     assert options.items() <= with_tools.items()
@@ -192,7 +192,7 @@ def test_it_says_who_it_is_and_not_its_key(api: Api) -> None:
 @each_api
 def test_a_conversation_with_all_there_is(api: Api) -> None:
     calls = [call("add", {"a": 1, "b": n}, id=f"call_{n}", pieces=4, interleaved=True) for n in range(3)]
-    first = [
+    first: Any = [
         reasoning("I must add."),
         text("Let me add. "),
         *calls,
@@ -219,7 +219,7 @@ def test_a_conversation_with_all_there_is(api: Api) -> None:
 
 
 def test_reasoning_goes_back_to_responses_as_it_came() -> None:
-    first = [reasoning("Hm.", signature="one"), text("A. "), reasoning("", signature="two"), text("B.")]
+    first: Any = [reasoning("Hm.", signature="one"), text("A. "), reasoning("", signature="two"), text("B.")]
     with FakeResponses([first, [text("C.")]]) as fake:
         agent = Agent("Tester", OpenAIResponses(ID, base_url=fake.base_url, api_key=fake.api_key))
         agent.run("go")

@@ -173,7 +173,7 @@ def _open(settings: Settings) -> Any:
     if settings.http_client is not None:
         http_client = settings.http_client()
     else:
-        http_client = openai.DefaultAsyncHttpxClient(event_hooks={"request": [watch_handshake]})
+        http_client = openai.DefaultAsyncHttpxClient(verify=_certificates(), event_hooks={"request": [watch_handshake]})
     return openai.AsyncOpenAI(
         api_key=settings.api_key,
         base_url=settings.base_url,
@@ -182,6 +182,14 @@ def _open(settings: Settings) -> Any:
         max_retries=0,  # retries are the run's, so that a cancel ends them and the events tell of them
         http_client=http_client,
     )
+
+
+@functools.cache
+def _certificates() -> Any:
+    """Read once: they take time and memory, and any number of loops can share them."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
 
 
 def _drop(lost: list[_Shelf]) -> None:

@@ -14,10 +14,10 @@ $(shell test -x $(PYTHON) || rm -rf $(VENV))
 MAKEFLAGS += --no-print-directory
 unexport PYTHONPATH
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench lint types unit clean
+.PHONY: help demo test test-live bench lint types unit clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
 
 demo: $(VENV)/.core ## a story and three slow tools, each cancelled midway; offline
 	@$(PYTHON) examples/demo.py
@@ -29,7 +29,10 @@ test: lint types ## linter, types and tests, on every Python from 3.11 to 3.13 t
 		test $$version = $$done || $(MAKE) unit VENV=.venv-$$version VERSION=$$version || exit 1; \
 	done
 
-bench: $(VENV)/.core ## every figure that the README quotes
+test-live: $(VENV)/.core $(VENV)/.dev ## the models against real providers, where there are keys; costs a little
+	@$(PYTHON) -m pytest --quiet -rs tests/live/live_*.py
+
+bench: $(VENV)/.core $(VENV)/.dev ## every figure that the README quotes
 	@$(PYTHON) -m bench
 
 lint: $(VENV)/.dev ## ruff, the rules and the format

@@ -76,7 +76,11 @@ def sample(way: str, api: str, url: str, count: int) -> fresh.Values:
 
 async def _disconnects(at: str, rounds: int) -> list[float]:
     """Milliseconds from the cancel to the provider's noticing."""
-    answer = {"silent": [silence()], "stalled": [text("Half "), stall()], "text": [text("word " * 1000, pace=0.002)]}
+    answer: dict[str, Any] = {
+        "silent": [silence()],
+        "stalled": [text("Half "), stall()],
+        "text": [text("word " * 1000, pace=0.002)],
+    }
     taken = []
     with FakeChat([answer[at]]) as fake:
         agent = Agent("Stopped", OpenAIChat(MODEL, base_url=fake.base_url, api_key=fake.api_key))

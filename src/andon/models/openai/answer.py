@@ -151,6 +151,8 @@ class ResponsesAnswer:
                     continue
                 raise faults.broken(payload, error) from None
             handle(more)
+            if self.finished:
+                return
 
     def end(self) -> None:
         """All is said by then."""

@@ -141,7 +141,7 @@ def _root(error: BaseException) -> str:
     while (below := seen.__cause__ or seen.__context__) is not None:
         seen = below
         words = str(below) or words
-    return f"{words} ({type(seen).__name__})" if words else type(seen).__name__
+    return f"{_excerpt(words)} ({type(seen).__name__})" if words else type(seen).__name__
 
 
 def _hidden(text: str, key: object) -> str:

@@ -71,10 +71,20 @@ def test_a_client_that_takes_nothing_is_waited_for_and_seen_to_leave() -> None:
     with FakeChat([[text(pieces=["x" * 1000] * 30_000)]]) as fake, Wire(fake) as wire:
         wire.send()
         record = fake.wait_for(at="text")
-        assert not record.over  # thirty megabytes don't fit into any buffer
+        fake.wait_until(lambda: bool(fake._server.full))  # thirty megabytes don't fit into any buffer
+        assert not record.over
         wire.leave()
         fake.wait_for(at="left")
         assert record.sent == []
+
+
+def test_a_client_that_takes_its_time_gets_everything() -> None:
+    pieces = ["x" * 1000] * 30_000
+    with FakeChat([[text(pieces=pieces)]]) as fake, Wire(fake) as wire:
+        wire.send(connection="close")
+        fake.wait_until(lambda: bool(fake._server.full))
+        assert wire.rest().count(b'"content":"xxx') == len(pieces)
+        assert fake.wait_for(at="finished").pieces_sent == len(pieces)
 
 
 def test_what_was_sent_after_a_moment_is_counted() -> None:
@@ -192,14 +202,14 @@ def test_waiting_in_an_event_loop() -> None:
 def test_a_loop_that_was_closed_while_it_waited_is_no_trouble() -> None:
     with FakeChat([[silence()]]) as fake, Wire(fake) as wire:
         loop = asyncio.new_event_loop()
-        waiting = fake.wait_for_async(at="silent")
-        loop.call_soon(waiting.send, None)
+        waiting = loop.create_task(fake.wait_for_async(at="silent"))
         loop.call_soon(loop.stop)
         loop.run_forever()
         loop.close()
+        assert fake._bell._waiting
         wire.send()
         fake.wait_for(at="silent")
-        waiting.close()
+        assert not waiting.done()
 
 
 def test_leaving_the_block_closes_every_connection_and_ends_the_thread() -> None:

@@ -267,7 +267,7 @@ def test_a_body_may_end_without_the_last_events(kind: type[Fake]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failure_first_is_an_http_error(kind: type[Fake], stream: bool) -> None:
     slow = fail(429, "Slow down.", code="rate_limit_exceeded", headers={"retry-after": "7"})
-    with kind([[slow], [pause(0.001), fail(503, "Overloaded.", type="overloaded")]]) as fake:
+    with kind([[slow], [pause(0.001), fail(529, "Overloaded.", type="overloaded")]]) as fake:
         ask: Callable[[Fake], Any] = chunks if stream else whole
         with pytest.raises(openai.RateLimitError, match=r"Slow down\.") as caught:
             ask(fake)
@@ -275,7 +275,7 @@ def test_a_failure_first_is_an_http_error(kind: type[Fake], stream: bool) -> Non
         assert (caught.value.code, caught.value.type) == ("rate_limit_exceeded", "rate_limit_error")
         with pytest.raises(openai.InternalServerError, match=r"Overloaded\.") as failed:
             ask(fake)
-        assert failed.value.type == "overloaded"
+        assert (failed.value.type, failed.value.status_code) == ("overloaded", 529)
         assert [record.state for record in fake.served] == ["failed", "failed"]
 
 

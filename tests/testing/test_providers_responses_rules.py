@@ -97,6 +97,12 @@ def test_accepted(fake: FakeResponses, items: list[Json]) -> None:
             "invalid_value",
             "Invalid value: 'text'.",
         ),
+        (
+            [{"role": "assistant", "content": [{"type": "output_text", "text": "x", "parsed": None}]}],
+            "input[0].content[0].parsed",
+            "unknown_parameter",
+            "Unknown parameter",
+        ),
         ([{**USER, "tool_calls": []}], "input[0].tool_calls", "unknown_parameter", "Unknown parameter"),
         ([{**SAID, "id": "m1"}], "input[0].id", "invalid_value", "Expected an ID that begins with 'msg'."),
         # others

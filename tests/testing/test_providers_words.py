@@ -14,10 +14,12 @@ import pytest
 
 from andon.testing.providers import (
     Answer,
+    ConnectNever,
     FakeChat,
     FakeResponses,
     Script,
     call,
+    connect_never,
     cut,
     end,
     fail,
@@ -41,7 +43,7 @@ def client_of(fake: Fake) -> openai.OpenAI:
     return openai.OpenAI(base_url=fake.base_url, api_key=fake.api_key, max_retries=0, http_client=plain)
 
 
-def async_client_of(fake: Fake) -> openai.AsyncOpenAI:
+def async_client_of(fake: Fake | ConnectNever) -> openai.AsyncOpenAI:
     plain = openai.DefaultAsyncHttpxClient(verify=False)
     return openai.AsyncOpenAI(base_url=fake.base_url, api_key=fake.api_key, max_retries=0, http_client=plain)
 
@@ -410,6 +412,21 @@ async def _leaves() -> None:
 
 def test_a_task_that_is_cancelled_leaves() -> None:
     asyncio.run(_leaves())
+
+
+async def _connects() -> None:
+    async with connect_never() as nowhere, async_client_of(nowhere) as client:
+        asking = asyncio.create_task(client.responses.create(model="m", input="Hi", stream=True))
+        # Nobody but the client can see its attempt to connect; had it been refused, this would end.
+        await asyncio.wait([asking], timeout=0.2)
+        assert not asking.done()
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+
+
+def test_a_task_that_is_cancelled_while_it_connects() -> None:
+    asyncio.run(_connects())
 
 
 async def _raw_stream() -> None:

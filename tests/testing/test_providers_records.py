@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from urllib.parse import urlsplit
@@ -200,15 +202,16 @@ def test_waiting_in_an_event_loop() -> None:
 
 
 def test_a_loop_that_was_closed_while_it_waited_is_no_trouble() -> None:
-    with FakeChat([[silence()]]) as fake, Wire(fake) as wire:
+    with FakeChat([[silence()]]) as fake:
         loop = asyncio.new_event_loop()
         waiting = loop.create_task(fake.wait_for_async(at="silent"))
         loop.call_soon(loop.stop)
         loop.run_forever()
         loop.close()
         assert fake._bell._waiting
-        wire.send()
-        fake.wait_for(at="silent")
+        with Wire(fake) as wire:
+            wire.send()
+            fake.wait_for(at="silent")
         assert not waiting.done()
 
 
@@ -257,6 +260,12 @@ def test_twenty_thousand_tokens_are_an_event_each_in_few_writes(kind: type[FakeC
         record = fake.wait_for(at="finished")
         assert record.pieces_sent == 20_000
         assert len(record._writes) < 500
+
+
+def test_the_fakes_need_no_extra() -> None:
+    code = "import sys, andon.testing.providers; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert set(output.split()) & {"openai", "httpx", "httpx2", "aiohttp", "fastapi", "uvicorn", "pydantic"} == set()
 
 
 # -- connecting for ever ----------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from urllib.parse import urlsplit
@@ -71,10 +73,20 @@ def test_a_client_that_takes_nothing_is_waited_for_and_seen_to_leave() -> None:
     with FakeChat([[text(pieces=["x" * 1000] * 30_000)]]) as fake, Wire(fake) as wire:
         wire.send()
         record = fake.wait_for(at="text")
-        assert not record.over  # thirty megabytes don't fit into any buffer
+        fake.wait_until(lambda: bool(fake._server.full))  # thirty megabytes don't fit into any buffer
+        assert not record.over
         wire.leave()
         fake.wait_for(at="left")
         assert record.sent == []
+
+
+def test_a_client_that_takes_its_time_gets_everything() -> None:
+    pieces = ["x" * 1000] * 30_000
+    with FakeChat([[text(pieces=pieces)]]) as fake, Wire(fake) as wire:
+        wire.send(connection="close")
+        fake.wait_until(lambda: bool(fake._server.full))
+        assert wire.rest().count(b'"content":"xxx') == len(pieces)
+        assert fake.wait_for(at="finished").pieces_sent == len(pieces)
 
 
 def test_what_was_sent_after_a_moment_is_counted() -> None:
@@ -190,16 +202,17 @@ def test_waiting_in_an_event_loop() -> None:
 
 
 def test_a_loop_that_was_closed_while_it_waited_is_no_trouble() -> None:
-    with FakeChat([[silence()]]) as fake, Wire(fake) as wire:
+    with FakeChat([[silence()]]) as fake:
         loop = asyncio.new_event_loop()
-        waiting = fake.wait_for_async(at="silent")
-        loop.call_soon(waiting.send, None)
+        waiting = loop.create_task(fake.wait_for_async(at="silent"))
         loop.call_soon(loop.stop)
         loop.run_forever()
         loop.close()
-        wire.send()
-        fake.wait_for(at="silent")
-        waiting.close()
+        assert fake._bell._waiting
+        with Wire(fake) as wire:
+            wire.send()
+            fake.wait_for(at="silent")
+        assert not waiting.done()
 
 
 def test_leaving_the_block_closes_every_connection_and_ends_the_thread() -> None:
@@ -247,6 +260,12 @@ def test_twenty_thousand_tokens_are_an_event_each_in_few_writes(kind: type[FakeC
         record = fake.wait_for(at="finished")
         assert record.pieces_sent == 20_000
         assert len(record._writes) < 500
+
+
+def test_the_fakes_need_no_extra() -> None:
+    code = "import sys, andon.testing.providers; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert set(output.split()) & {"openai", "httpx", "httpx2", "aiohttp", "fastapi", "uvicorn", "pydantic"} == set()
 
 
 # -- connecting for ever ----------------------------------------------------------------------------------------------

@@ -14,10 +14,12 @@ import pytest
 
 from andon.testing.providers import (
     Answer,
+    ConnectNever,
     FakeChat,
     FakeResponses,
     Script,
     call,
+    connect_never,
     cut,
     end,
     fail,
@@ -41,7 +43,7 @@ def client_of(fake: Fake) -> openai.OpenAI:
     return openai.OpenAI(base_url=fake.base_url, api_key=fake.api_key, max_retries=0, http_client=plain)
 
 
-def async_client_of(fake: Fake) -> openai.AsyncOpenAI:
+def async_client_of(fake: Fake | ConnectNever) -> openai.AsyncOpenAI:
     plain = openai.DefaultAsyncHttpxClient(verify=False)
     return openai.AsyncOpenAI(base_url=fake.base_url, api_key=fake.api_key, max_retries=0, http_client=plain)
 
@@ -267,7 +269,7 @@ def test_a_body_may_end_without_the_last_events(kind: type[Fake]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failure_first_is_an_http_error(kind: type[Fake], stream: bool) -> None:
     slow = fail(429, "Slow down.", code="rate_limit_exceeded", headers={"retry-after": "7"})
-    with kind([[slow], [pause(0.001), fail(503, "Overloaded.", type="overloaded")]]) as fake:
+    with kind([[slow], [pause(0.001), fail(529, "Overloaded.", type="overloaded")]]) as fake:
         ask: Callable[[Fake], Any] = chunks if stream else whole
         with pytest.raises(openai.RateLimitError, match=r"Slow down\.") as caught:
             ask(fake)
@@ -275,7 +277,7 @@ def test_a_failure_first_is_an_http_error(kind: type[Fake], stream: bool) -> Non
         assert (caught.value.code, caught.value.type) == ("rate_limit_exceeded", "rate_limit_error")
         with pytest.raises(openai.InternalServerError, match=r"Overloaded\.") as failed:
             ask(fake)
-        assert failed.value.type == "overloaded"
+        assert (failed.value.type, failed.value.status_code) == ("overloaded", 529)
         assert [record.state for record in fake.served] == ["failed", "failed"]
 
 
@@ -410,6 +412,21 @@ async def _leaves() -> None:
 
 def test_a_task_that_is_cancelled_leaves() -> None:
     asyncio.run(_leaves())
+
+
+async def _connects() -> None:
+    async with connect_never() as nowhere, async_client_of(nowhere) as client:
+        asking = asyncio.create_task(client.responses.create(model="m", input="Hi", stream=True))
+        # Nobody but the client can see its attempt to connect; had it been refused, this would end.
+        await asyncio.wait([asking], timeout=0.2)
+        assert not asking.done()
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+
+
+def test_a_task_that_is_cancelled_while_it_connects() -> None:
+    asyncio.run(_connects())
 
 
 async def _raw_stream() -> None:

@@ -11,6 +11,7 @@ from andon.core.receipt import ToolReceipt
 from andon.core.run import Run
 from andon.core.scope import CallScope
 from andon.core.states import ToolOutcome
+from andon.core.step import Step
 from andon.errors import ToolError
 from andon.messages import ToolCall, ToolResult
 
@@ -25,14 +26,16 @@ _TRUTH = {ToolOutcome.not_started: NOT_STARTED, ToolOutcome.cut: CUT, ToolOutcom
 class CallRecord:
     """What is known of one tool call."""
 
-    __slots__ = ("_abandoned", "_result", "_started", "call", "problem", "scope")
+    __slots__ = ("_result", "_started", "call", "problem", "scope", "step")
 
     def __init__(self, run: Run, call: ToolCall, problem: ToolError | None = None) -> None:
         self.call = call
         self.problem = problem
         """What is wrong with the call as the model sent it."""
         self.scope = CallScope(run, call.id, call.name)
-        self._started = self._abandoned = False
+        self.step: Step[None] | None = None
+        """The work itself, once it has begun."""
+        self._started = False
         self._result: ToolResult | None = None
 
     def start(self) -> None:
@@ -44,16 +47,14 @@ class CallRecord:
     def fail(self, text: str) -> None:
         self._result = ToolResult(self.call.id, self.call.name, text, "error")
 
-    def abandon(self) -> None:
-        self._abandoned = True
-
     @property
     def outcome(self) -> ToolOutcome:
         if self._result is not None:
             return ToolOutcome.completed
         if not self._started:
             return ToolOutcome.not_started
-        return ToolOutcome.abandoned if self._abandoned or self.scope.thread_running else ToolOutcome.cut
+        left = self.scope.thread_running or (self.step is not None and self.step.abandoned)
+        return ToolOutcome.abandoned if left else ToolOutcome.cut
 
     @property
     def result(self) -> ToolResult:

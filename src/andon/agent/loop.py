@@ -137,11 +137,8 @@ class Loop:
         """Run the calls of a turn, and answer each of them."""
         self._run.phase = Phase.tools
         records = self.open_calls
-        if self._plan.parallel_tools and len(records) > 1:
-            await self._run.together([functools.partial(self._call, record) for record in records], "a tool call")
-        else:
-            for record in records:
-                await self._call(record)
+        for group in [records] if self._plan.parallel_tools else [[record] for record in records]:
+            await self._call(group)
         self.messages.append(Message("tool", [record.result for record in records]))
         self.open_calls = ()
         await self._announce()
@@ -175,46 +172,80 @@ class Loop:
     def _records(self, turn: Turn, blocks: Sequence[Block]) -> list[CallRecord]:
         return [CallRecord(self._run, block, turn.problem(block.id)) for block in blocks if isinstance(block, ToolCall)]
 
-    # -- one tool call ------------------------------------------------------------------------------------------------
+    # -- tool calls ---------------------------------------------------------------------------------------------------
 
-    async def _call(self, record: CallRecord) -> None:
-        """Run one call to its end, whichever that is; a cancel leaves the record as it is."""
+    async def _call(self, records: Sequence[CallRecord]) -> None:
+        """Run calls side by side, each to its end, whichever that is; a cancel leaves their records as they are.
+
+        Hooks are told of one call after the other, so no two of them ever run at once.
+        """
         try:
-            text = await self._invoke(record)
-            if not isinstance(text, str):
-                raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
-            record.finish(text)
-            self._run.journal.add(RunEvent.tool_call_completed, tool=record.ended_view())
-        except Cut as cut:
-            if cut.abandoned:
-                record.abandon()
+            for record in records:
+                await self._begin(record)
+            for record in records:
+                await self._end(record)
+        except Cut:
+            for record in records:
+                if record.step is not None:  # nothing that was begun is left to itself
+                    await record.step.wait()
             raise
-        except Exception as error:  # noqa: BLE001 - the boundary: the model is told
-            record.fail(describe(error))
-            self._run.journal.add(RunEvent.tool_call_error, tool=record.ended_view())
-        await self._tell(AfterTool, call=record.call, result=record.result)
 
-    async def _invoke(self, record: CallRecord) -> str:
+    async def _begin(self, record: CallRecord) -> None:
         call = record.call
-        if record.problem is not None:
-            raise record.problem
-        tool = self._plan.tools.get(call.name)
-        if tool is None:
-            known = ", ".join(self._plan.tools) or "none"
-            raise UnknownToolError(f"there is no tool {call.name!r}; there are: {known}")
-        bound = tool.bind(call.arguments)
-        verdict = await self._tell(BeforeTool, call=call)
-        if isinstance(verdict, BeforeTool) and verdict.refusal is not None:
-            raise ToolBlockedError(verdict.refusal)
+        try:
+            tool, bound = self._find(record)
+            verdict = await self._tell(BeforeTool, call=call)
+            if isinstance(verdict, BeforeTool) and verdict.refusal is not None:
+                raise ToolBlockedError(verdict.refusal)
+        except Exception as error:  # noqa: BLE001 - the boundary: the model is told
+            self._fail(record, error)
+            return
         self._run.gate(CancelMode.after_tools)
         record.start()
         self._run.journal.add(RunEvent.tool_call_started, tool=record.view())
-        return await self._run.step(
-            lambda: tool.invoke(bound, self._context(record)),
+        record.step = self._run.begin_step(
+            functools.partial(self._invoke, record, tool, bound),
             name=f"tool {call.name} ({call.id})",
             cut_by=CancelMode.now,
             on_cut=record.scope.fire,
         )
+
+    def _find(self, record: CallRecord) -> tuple[Tool, Any]:
+        """The tool that is asked for, and the arguments as it takes them."""
+        if record.problem is not None:
+            raise record.problem
+        tool = self._plan.tools.get(record.call.name)
+        if tool is None:
+            known = ", ".join(self._plan.tools) or "none"
+            raise UnknownToolError(f"there is no tool {record.call.name!r}; there are: {known}")
+        return tool, tool.bind(record.call.arguments)
+
+    async def _invoke(self, record: CallRecord, tool: Tool, bound: Any) -> None:
+        """Run in the call's own task, so that it is known to have ended the moment it has, whatever the others do."""
+        try:
+            text = await tool.invoke(bound, self._context(record))
+            if not isinstance(text, str):
+                raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
+        except Exception as error:  # noqa: BLE001 - the boundary: the model is told
+            if not record.scope.cancelled:
+                self._fail(record, error)
+        else:
+            if not record.scope.cancelled:  # else it ended too late to be believed
+                record.finish(text)
+                self._run.journal.add(RunEvent.tool_call_completed, tool=record.ended_view())
+
+    async def _end(self, record: CallRecord) -> None:
+        if record.step is not None:
+            await record.step.wait()
+            try:
+                record.step.outcome()
+            except Exception as error:  # noqa: BLE001 - the boundary: the model is told
+                self._fail(record, error)
+        await self._tell(AfterTool, call=record.call, result=record.result)
+
+    def _fail(self, record: CallRecord, error: Exception) -> None:
+        record.fail(describe(error))
+        self._run.journal.add(RunEvent.tool_call_error, tool=record.ended_view())
 
     def _context(self, record: CallRecord) -> ToolContext:
         run = self._run

@@ -8,6 +8,7 @@ line before them writes them down.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Literal
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from andon.core.life import Life
     from andon.core.store import SessionKey
     from andon.messages import Message
+
+LOST_CHECK_SECONDS = 1.0
+"""The safety net for whoever queues behind a run on another loop: nothing tells that a loop was closed."""
 
 OnBusy = Literal["reject", "queue", "cancel"]
 
@@ -63,13 +67,6 @@ class Session:
             ahead = [other.run for other in self._places if other.bequest is None]  # the others have ended
             for other in ahead:
                 other.end_if_lost()
-            stuck = next((other for other in ahead if not other.loop.is_running() and not other.loop.is_closed()), None)
-            if stuck is not None:
-                raise SessionBusyError(
-                    f"session {self.key.session_id!r} is held by run {stuck.run_id!r}, whose event loop is not "
-                    f"running, so it can't end: run that loop, or close it and try again.",
-                    run_id=stuck.run_id,
-                )
             holder = next((other for other in ahead if not (other.is_cancelling or other.loop.is_closed())), None)
             if holder is not None and on_busy == "reject":
                 raise SessionBusyError(
@@ -92,8 +89,18 @@ class Session:
 
     async def turn(self, place: Place) -> None:
         """Wait until all that were ahead have left."""
-        if place.waiters is not None:
-            await place.waiters.wait(lambda: place.granted)
+        if (waiters := place.waiters) is None:
+            return
+        with self._lock:
+            ahead = self._places[: self._places.index(place)]
+        elsewhere = [other.run for other in ahead if other.run.loop is not place.run.loop]
+        while not place.granted:
+            try:
+                async with asyncio.timeout(LOST_CHECK_SECONDS if elsewhere else None):
+                    await waiters.wait(lambda: place.granted)
+            except TimeoutError:
+                for run in elsewhere:
+                    run.end_if_lost()
 
     def bequeath(self, place: Place, write: Callable[[Life], Awaitable[None]]) -> bool:
         """Leave the writing to whoever is ahead. False if nobody is: then it is the run's own to do."""

@@ -17,6 +17,17 @@ Json: TypeAlias = dict[str, Any]
 _NAME = re.compile(r"[a-zA-Z0-9_-]+")
 NAME_LENGTH = 64
 
+# The parts of a message that may have more than their type and one field.
+_PART_KEYS = {
+    "output_text": {"type", "text", "annotations", "logprobs"},
+    "input_text": {"type", "text", "prompt_cache_breakpoint"},
+    "input_image": {"type", "image_url", "file_id", "detail", "prompt_cache_breakpoint"},
+    "input_file": {"type", "file_data", "file_id", "file_url", "filename", "detail", "prompt_cache_breakpoint"},
+    "text": {"type", "text", "prompt_cache_breakpoint"},
+    "image_url": {"type", "image_url", "prompt_cache_breakpoint"},
+    "file": {"type", "file", "prompt_cache_breakpoint"},
+}
+
 
 class Rejected(Exception):  # noqa: N818 - it is an answer, not an error of ours
     """The request is answered with an error."""
@@ -175,6 +186,7 @@ def content(value: object, param: str, types: Mapping[str, str]) -> None:
             raise missing(f"{where}.type")
         if kind not in types:
             raise wrong_value(where, kind, list(types))
+        known(part, _PART_KEYS.get(kind, {"type", types[kind]}), (), where)
         if part.get(types[kind]) is None:
             raise missing(f"{where}.{types[kind]}")
         if types[kind] in ("text", "refusal") and not isinstance(part[types[kind]], str):

@@ -68,6 +68,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._server.full.add(self)
+        self._server.changed()
 
     def resume_writing(self) -> None:
         self._server.full.discard(self)
@@ -119,7 +120,7 @@ class Connection(asyncio.Protocol):
 
     async def _serve(self) -> None:
         try:
-            while (request := await self._request()) is not None and await self._server.answer(self, request):
+            while await self._server.answer(self, await self._request()):
                 pass
         except BadRequestError as error:
             await self.respond(400, {"content-type": "text/plain", "connection": "close"}, str(error).encode())
@@ -127,10 +128,8 @@ class Connection(asyncio.Protocol):
             if not self._gone:
                 self.close()
 
-    async def _request(self) -> Request | None:
+    async def _request(self) -> Request:
         start = await self._until(b"\r\n\r\n")
-        if start is None:
-            return None
         lines = start.decode("latin-1").split("\r\n")
         try:
             method, path, version = lines[0].split(" ")
@@ -144,10 +143,8 @@ class Connection(asyncio.Protocol):
         body = await self._take(size)
         return Request(method, path, headers, body)
 
-    async def _until(self, mark: bytes) -> bytes | None:
+    async def _until(self, mark: bytes) -> bytes:
         while (end := self._received.find(mark)) < 0:
-            if len(self._received) > MAX_REQUEST:
-                raise BadRequestError("headers without an end")
             self._changed.clear()
             await self._changed.wait()
         taken = bytes(self._received[:end])

@@ -29,7 +29,7 @@ test: lint types ## linter, types and tests, on every Python from 3.11 to 3.13 t
 		test $$version = $$done || $(MAKE) unit VENV=.venv-$$version VERSION=$$version || exit 1; \
 	done
 
-bench: $(VENV)/.core ## every figure that the README quotes
+bench: $(VENV)/.core $(VENV)/.dev ## every figure that the README quotes
 	@$(PYTHON) -m bench
 
 lint: $(VENV)/.dev ## ruff, the rules and the format

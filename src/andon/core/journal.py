@@ -166,6 +166,14 @@ class Reader:
         self._next += 1
         return self._events[self._next - 1]
 
+    async def batch(self, limit: int) -> list[Event]:
+        """All that is there, up to a limit, and at least one; empty after the last one."""
+        if self._next >= len(self._events):
+            await self._journal.waiters.wait(self._ready)
+        batch = self._events[self._next : self._next + limit]
+        self._next += len(batch)
+        return batch
+
     def next_blocking(self) -> Event | None:
         """The next event, or None after the last one."""
         if self._next >= len(self._events):

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
+from andon.core.archive import Archive
 from andon.core.receipt import CancelRequest
 from andon.core.session import Session
 from andon.core.signal import Batch, wake_all
@@ -76,12 +77,38 @@ class Runtime:
         self._runs: dict[str, Life] = {}
         self._ended: dict[str, RunStatus] = {}
         self._ended_order: deque[str] = deque()
+        self._archive: Archive | None = None
         self._sessions: WeakValueDictionary[SessionKey, Session] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def run(self, run_id: str) -> Run | None:
         """The run with this id, if it has not ended yet."""
         return cast("Run | None", self._runs.get(run_id))  # there is no other kind of life
+
+    def recent(self, run_id: str) -> Run | None:
+        """The run with this id, also if it has ended not long ago and `keep_ended` was called."""
+        run = self._runs.get(run_id)  # first: a run that ends is in the archive before it leaves here
+        if run is None and self._archive is not None:
+            run = self._archive.find(run_id)
+        return cast("Run | None", run)
+
+    @property
+    def ended(self) -> list[Run]:
+        """The runs that have ended not long ago, oldest first, if `keep_ended` was called."""
+        return cast("list[Run]", [] if self._archive is None else self._archive.runs)
+
+    @property
+    def ended_counts(self) -> dict[RunStatus, int]:
+        """How many runs have ended since `keep_ended` was called, and how."""
+        return {} if self._archive is None else dict(self._archive.counts)
+
+    def keep_ended(self, seconds: float = 60.0, max_bytes: int = 64 * 2**20) -> None:
+        """Keep runs and their events readable for a while after their end, or for less where that takes more bytes.
+
+        Servers want this, for readers that come back. Otherwise an ended run is freed with its last handle.
+        """
+        if self._archive is None:
+            self._archive = Archive(seconds, max_bytes)
 
     @property
     def runs(self) -> list[Run]:
@@ -150,6 +177,8 @@ class Runtime:
     def unregister(self, run: Life) -> None:
         self._ended[run.run_id] = run.status
         self._ended_order.append(run.run_id)
+        if self._archive is not None:
+            self._archive.add(run)
         self._runs.pop(run.run_id, None)
         if len(self._ended_order) > ENDED_KEPT:
             self._ended.pop(self._ended_order.popleft(), None)

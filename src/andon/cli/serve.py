@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`andon serve module:agent`: agents over HTTP, until a signal.
+
+The first SIGTERM or SIGINT stops taking runs, while the server goes on answering: runs finish, or are cancelled when
+their time is up, and every reader sees the end. Only then does the server close. The second signal ends the process as
+if nobody had caught it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from andon.agent.agent import Agent
+from andon.cli.mistake import Mistake
+from andon.errors import ConfigurationError, describe
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+CLOSE_SECONDS = 3
+"""What readers get to take in the end, once every run has ended; one that has stalled is cut off then."""
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("serve", help="serve agents over HTTP", description=__doc__.splitlines()[0])
+    parser.add_argument("agents", nargs="+", metavar="module:agent", help="an Agent, or a list of them, in a module")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (%(default)s: this machine only)")
+    parser.add_argument("--port", type=int, default=7777, help="the port; 0 picks a free one (%(default)s)")
+    parser.add_argument("--root-path", default="", help="the prefix that a proxy in front takes off")
+    parser.add_argument(
+        "--drain", type=_seconds, default=10.0, metavar="SECONDS", help="what runs get to finish in (%(default)s)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        import uvicorn  # noqa: F401
+
+        from andon.server import create_app
+    except ImportError as error:
+        raise Mistake(f'the server is an extra ({error}): pip install "andon[server]"') from error
+    # As `python -m` does it: what is here can be imported.
+    sys.path.insert(0, os.getcwd())
+    agents = [agent for name in options.agents for agent in find_agents(name)]
+    try:
+        app = create_app(agents, drain=options.drain)
+    except ConfigurationError as error:
+        raise Mistake(str(error)) from None
+    with bound(options.host, options.port) as listener:
+        serve(app, listener, options.root_path)
+    return 0
+
+
+def find_agents(name: str) -> list[Agent]:
+    """The agent, or the agents, that `module:name` means."""
+    module_name, colon, attribute = name.partition(":")
+    if not (module_name and colon and attribute):
+        raise Mistake(f"{name!r} names no agent: write module:agent, for instance main:agent for `agent` in main.py")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise Mistake(f"{module_name!r} can't be imported: {describe(error)}") from error
+        raise Mistake(f"there is no module {module_name!r} here ({os.getcwd()}) or among what is installed") from None
+    except Exception as error:
+        raise Mistake(f"{module_name!r} can't be imported: {describe(error)}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            agents = (
+                [key for key, value in vars(found).items() if isinstance(value, Agent)] if part == attribute else []
+            )
+            hint = f"; the agents in it are: {', '.join(agents)}" if agents else ""
+            raise Mistake(f"there is no {attribute!r} in {module_name!r}{hint}")
+        found = getattr(found, part)
+    agents = list(found) if isinstance(found, list | tuple) else [found]
+    for agent in agents:
+        if not isinstance(agent, Agent):
+            raise Mistake(f"{name!r} is {agent!r}, which is no Agent")
+    return agents
+
+
+@contextlib.contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens there."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, OverflowError) as error:
+        raise Mistake(f"can't listen on {host}: {error}") from None
+    with listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except (OSError, OverflowError) as error:
+            raise Mistake(f"can't listen on {host}, port {port} ({error}): choose another with --port") from None
+        yield listener
+
+
+def serve(app: FastAPI, listener: socket.socket, root_path: str = "") -> None:
+    """Serve until a signal; returns when every run has ended."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """uvicorn closes connections first and asks the app later, and raises the signal again: both too early."""
+
+        closing: asyncio.Task[None] | None = None
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                _announce(app, listener, root_path)
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            loop = asyncio.get_running_loop()
+
+            def first(number: int, frame: FrameType | None) -> None:
+                for each in (signal.SIGINT, signal.SIGTERM):
+                    signal.signal(each, signal.SIG_DFL)
+                loop.call_soon_threadsafe(self.close)
+
+            before = {each: signal.signal(each, first) for each in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                yield
+            finally:
+                for each, handler in before.items():
+                    signal.signal(each, handler)
+
+        def close(self) -> None:
+            self.closing = asyncio.get_running_loop().create_task(self._close())
+
+        async def _close(self) -> None:
+            try:
+                await app.state.andon.shut_down()
+            finally:
+                self.should_exit = True
+
+    config = uvicorn.Config(
+        app,
+        root_path=root_path,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+        server_header=False,
+    )
+    Server(config).run([listener])
+
+
+def _announce(app: FastAPI, listener: socket.socket, root_path: str) -> None:
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    agents = list(app.state.andon.agents)
+    print(f"serving {', '.join(agents)} at {url}{root_path}", flush=True)
+    print(f"try: curl -N {url}/agents/{agents[0]}/runs -F message=Hello", flush=True)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError("it is a number of seconds, 0 or more")
+    return seconds

@@ -8,9 +8,11 @@ has a key `error`, at which ADK's client raises.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from andon.core.events import Event, RunEvent
@@ -18,6 +20,7 @@ from andon.core.run import Run
 from andon.core.states import CancelCause, RunStatus
 from andon.core.store import RunRecord, SessionRecord
 from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, Usage
+from andon.server.body import fill
 from andon.server.problems import Problem
 from andon.server.wire import to_json
 
@@ -185,3 +188,34 @@ def text_of(content: dict[str, Any]) -> str:
             raise Problem(415, f"a part of the message has {what} where only text is taken: send text parts alone")
         texts.append(given["text"])
     return "\n".join(texts)
+
+
+class Said(Struct):
+    """One message of a live connection. Signs of activity have a meaning for sound alone, and are passed over."""
+
+    content: dict[str, Any] | None = None
+    blob: Any = None
+    close: bool = False
+    partial: bool = False
+    state_delta: dict[str, Any] = {}
+
+
+def understood(text: str | None, limit: int) -> Said:
+    if text is None:
+        raise Problem(415, "only text is taken here: send JSON in text frames")
+    if len(text) > limit:
+        raise Problem(413, f"the message is larger than {limit:,} characters")
+    try:
+        fields = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise Problem(422, f"the message is not JSON: {error}") from None
+    said = fill(in_snake_case(fields), Said)
+    if said.blob is not None:
+        raise Problem(415, "blobs are not taken: send content with text parts")
+    return said
+
+
+def in_snake_case(fields: Any) -> dict[str, Any]:
+    if not isinstance(fields, dict):
+        raise Problem(422, "the message must be a JSON object")
+    return {re.sub(r"(?<=[a-z])[A-Z]", lambda found: f"_{found[0].lower()}", name): fields[name] for name in fields}

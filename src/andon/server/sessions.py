@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import sys
 import time
 import uuid
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import msgspec
 from fastapi import APIRouter, Request, WebSocket
 from msgspec import Struct
 from starlette.responses import Response
@@ -26,7 +24,17 @@ from andon.agent.agent import Agent
 from andon.core.run import Run
 from andon.core.states import CancelCause
 from andon.core.store import SessionKey, SessionRecord, Store
-from andon.server.adk import METADATA, REFUSED, Invocation, Shape, Teller, session_shape, text_of
+from andon.server.adk import (
+    METADATA,
+    REFUSED,
+    Invocation,
+    Shape,
+    Teller,
+    in_snake_case,
+    session_shape,
+    text_of,
+    understood,
+)
 from andon.server.body import fill, read_fields
 from andon.server.host import Host
 from andon.server.lists import answer, host_of
@@ -109,16 +117,6 @@ class Address(Struct):
     app_name: str | None = None
 
 
-class Said(Struct):
-    """One message of a live connection. Signs of activity have a meaning for sound alone, and are passed over."""
-
-    content: dict[str, Any] | None = None
-    blob: Any = None
-    close: bool = False
-    partial: bool = False
-    state_delta: dict[str, Any] = {}
-
-
 _CLOSE_CODES = {404: 1002, 413: 1009, 415: 1003, 422: 1007}
 
 
@@ -174,7 +172,7 @@ class _Talk:
 
     async def _hear(self, socket: WebSocket, agent: Agent, key: SessionKey) -> None:
         while (frame := await socket.receive())["type"] == "websocket.receive":
-            said = _understood(frame.get("text"), self._host.settings.max_body)
+            said = understood(frame.get("text"), self._host.settings.max_body)
             if said.state_delta:
                 await _store(agent).update_session(key, said.state_delta)
             if said.close:
@@ -210,21 +208,6 @@ class _Talk:
                     shapes[-1]["turnComplete"] = True
                 for shape in shapes:
                     await socket.send_text(to_json(shape).decode())
-
-
-def _understood(text: str | None, limit: int) -> Said:
-    if text is None:
-        raise Problem(415, "only text is taken here: send JSON in text frames")
-    if len(text) > limit:
-        raise Problem(413, f"the message is larger than {limit:,} characters")
-    try:
-        fields = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise Problem(422, f"the message is not JSON: {error}") from None
-    said = fill(_in_snake_case(fields), Said)
-    if said.blob is not None:
-        raise Problem(415, "blobs are not taken: send content with text parts")
-    return said
 
 
 def _is_foreign(socket: WebSocket) -> bool:
@@ -401,10 +384,4 @@ def _store(agent: Agent) -> Store:
 
 async def _read(request: Request, kind: type[T]) -> T:
     """The body, whose keys may be in camelCase or in snake_case."""
-    return fill(_in_snake_case(await read_fields(request, host_of(request).settings.max_body)), kind)
-
-
-def _in_snake_case(fields: Any) -> dict[str, Any]:
-    if not isinstance(fields, dict):
-        raise Problem(422, "the message must be a JSON object")
-    return {re.sub(r"(?<=[a-z])[A-Z]", lambda found: f"_{found[0].lower()}", name): fields[name] for name in fields}
+    return fill(in_snake_case(await read_fields(request, host_of(request).settings.max_body)), kind)

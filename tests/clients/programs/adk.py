@@ -39,6 +39,13 @@ async def status_of(call):
     return None
 
 
+async def until(ask):
+    """Ask again and again, as a client does that has nothing to wait for; the test ends what takes too long."""
+    while not (found := await ask()):  # noqa: ASYNC110 - there is nothing else over HTTP
+        await asyncio.sleep(0.01)
+    return found
+
+
 async def collect(client, asked):
     return [dump(event) async for event in client.run_agent(asked)]
 
@@ -67,8 +74,11 @@ async def cancelled_while_whole(client, app):
     """Without streaming nothing is said before the end, so the cancel is repeated until it finds the run."""
     session = await client.create_session(app_name=app, user_id=USER)
     reading = asyncio.create_task(collect(client, request(app, session, "Tell me a story.")))
-    while not (await cancel(client, app, session))["body"]["cancelled"]:
-        await asyncio.sleep(0.01)
+
+    async def found():
+        return (await cancel(client, app, session))["body"]["cancelled"]
+
+    await until(found)
     events = await reading
     return {"events": events, "after": await collect(client, request(app, session, "Are you there?"))}
 
@@ -81,11 +91,12 @@ async def left_while_streaming(client, app):
         seen += event.content.parts[0].text
         break
     await stream.aclose()
-    while True:  # the server notices by itself
+
+    async def noticed():
         kept = await client.get_session(app_name=app, user_id=USER, session_id=session.id)
-        if kept.events and kept.events[-1].error_code:
-            break
-        await asyncio.sleep(0.01)
+        return kept if kept.events and kept.events[-1].error_code else None
+
+    kept = await until(noticed)
     after = await collect(client, request(app, session, "Are you there?"))
     return {"seen": seen, "events": [dump(event) for event in kept.events], "after": after}
 

@@ -40,6 +40,21 @@ async def get_run(client, agent, run_id):
     return RunOutput.from_dict(await client._aget(f"/agents/{agent}/runs/{run_id}"))
 
 
+async def until(ask):
+    """Ask again and again, as a client does that has nothing to wait for; the test ends what takes too long."""
+    while not (found := await ask()):  # noqa: ASYNC110 - there is nothing else over HTTP
+        await asyncio.sleep(0.01)
+    return found
+
+
+async def ended(client, agent, run_id):
+    async def ask():
+        run = await get_run(client, agent, run_id)
+        return run if show(run)["status"] in ("COMPLETED", "CANCELLED", "ERROR") else None
+
+    return await until(ask)
+
+
 async def found(client, agent):
     return {
         "config": [each.id for each in (await client.aget_config()).agents],
@@ -68,12 +83,14 @@ async def cancelled_while_streaming(client, agent):
 
 async def cancelled_in_the_background(client, agent):
     started = await client.run_agent(agent, "Tell me a story.", session_id="s2", background=True)
-    while not (await get_run(client, agent, started.run_id)).content:
-        await asyncio.sleep(0.01)
+
+    async def spoken():
+        return (await get_run(client, agent, started.run_id)).content
+
+    await until(spoken)
     running = [RunOutput.from_dict(each) for each in await client._aget(f"/agents/{agent}/runs")]
     await client.cancel_agent_run(agent, started.run_id)
-    while (run := await get_run(client, agent, started.run_id)).status.value in ("PENDING", "RUNNING"):
-        await asyncio.sleep(0.01)
+    run = await ended(client, agent, started.run_id)
     after = await client.run_agent(agent, "Are you there?", session_id="s2")
     return {
         "started": show(started),
@@ -89,8 +106,7 @@ async def left_while_streaming(client, agent):
         if event.event == "RunContent":
             break
     await stream.aclose()
-    while (run := await get_run(client, agent, event.run_id)).status.value == "RUNNING":
-        await asyncio.sleep(0.01)
+    run = await ended(client, agent, event.run_id)
     return {"run": show(run), "after": show(await client.run_agent(agent, "Are you there?", session_id="s3"))}
 
 

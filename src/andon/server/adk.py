@@ -149,8 +149,10 @@ class Teller:
             told.append(self._run.own_messages[self._next])
             self._calls = told[0].tool_calls
         if event.event is not RunEvent.tool_call_started:
-            status = "ok" if event.event is RunEvent.tool_call_completed else "error"
-            self._answers[view.call_id] = ToolResult(view.call_id, view.name, view.result or "", status)
+            good = event.event is RunEvent.tool_call_completed
+            self._answers[view.call_id] = ToolResult(
+                view.call_id, view.name, view.result or "", "ok" if good else "error"
+            )
         if len(self._answers) == len(self._calls):
             told.append(Message("tool", [self._answers[call.id] for call in self._calls]))
             self._calls, self._answers = [], {}

@@ -15,7 +15,7 @@ import uuid
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Request, WebSocket
+from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
 from msgspec import Struct
 from starlette.responses import Response
 
@@ -130,13 +130,15 @@ async def run_live(socket: WebSocket) -> None:
             code, reason = 1008, "this origin is not allowed"
         else:
             await _Talk(host_of(socket)).go(socket)
+    except WebSocketDisconnect:  # it left while it was told something
+        pass
     except Problem as problem:
         code, reason = _CLOSE_CODES.get(problem.status_code, 1008), problem.detail
     except Exception:
         code, reason = 1011, "the server failed; its log says why"
         raise
     finally:
-        with contextlib.suppress(RuntimeError):  # the client has closed it
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # the client was quicker
             await socket.close(code, reason.encode()[:120].decode(errors="ignore"))
 
 
@@ -177,9 +179,10 @@ class _Talk:
                 await _store(agent).update_session(key, said.state_delta)
             if said.close:
                 return
-            if said.content is not None:
-                self._pieces.append(text_of(said.content))
-            if self._pieces and not said.partial:
+            if said.content is None:
+                continue
+            self._pieces.append(text_of(said.content))
+            if not said.partial:
                 self._answer("\n".join(self._pieces), agent, key)
                 self._pieces = []
 
@@ -191,8 +194,9 @@ class _Talk:
             self._run = _begin(self._host, agent, key, prompt, {})
             self._to_tell.put_nowait(self._run)
         except Problem as problem:
-            why = {"errorCode": REFUSED, "errorMessage": problem.detail}
-            refusal = Invocation(uuid.uuid4().hex, agent.id, {}).event("end", time.time(), turnComplete=True, **why)
+            refusal = Invocation(uuid.uuid4().hex, agent.id, {}).event(
+                "end", time.time(), errorCode=REFUSED, errorMessage=problem.detail, turnComplete=True
+            )
             self._to_tell.put_nowait(refusal)
 
     async def _tell(self, socket: WebSocket) -> None:
@@ -243,10 +247,17 @@ async def cancel_session(request: Request, app: str, user: str, session: str) ->
     agent = host.agent(app)
     fields = await read_fields(request, host.settings.max_body)
     asked = fill({**request.query_params, **fields}, Cancel).request()
-    key = (await _find(agent, user, session)).key
-    how = {"reason": asked.reason, "by": asked.by, "mode": asked.mode, "grace": asked.grace}
-    outcomes = await agent.runtime.cancel(agent_id=agent.id, user_id=user, session_id=session, **how)
-    return answer({"session_id": key.session_id, "cancelled": [run_id for run_id, found in outcomes.items() if found]})
+    await _find(agent, user, session)
+    outcomes = await agent.runtime.cancel(
+        agent_id=agent.id,
+        user_id=user,
+        session_id=session,
+        reason=asked.reason,
+        by=asked.by,
+        mode=asked.mode,
+        grace=asked.grace,
+    )
+    return answer({"session_id": session, "cancelled": [run_id for run_id, found in outcomes.items() if found]})
 
 
 @router.post(SESSION)
@@ -310,10 +321,12 @@ async def delete_session(request: Request, app: str, user: str, session: str) ->
     """What runs in the session is cancelled first, so that nothing is written into it after its end."""
     agent = host_of(request).agent(app)
     key = (await _find(agent, user, session)).key
+    runs = _runs_in(agent, key)
+    for run in runs:
+        run.cancel(reason="its session was deleted")
     try:
         async with asyncio.timeout(DELETE_SECONDS):
-            for run in _runs_in(agent, key):
-                run.cancel(reason="its session was deleted")
+            for run in runs:
                 await run.result()
     except TimeoutError:
         raise Problem(409, f"a run in session {session!r} was cancelled and has not ended yet: try again") from None

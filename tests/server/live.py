@@ -125,6 +125,15 @@ def frames(lines: Iterable[str]) -> Iterator[Frame]:
     assert not told, "the stream ended in the middle of an event"
 
 
+def read_until(bare: socket.socket, word: bytes) -> bytes:
+    read = b""
+    while word not in read:
+        part = bare.recv(1 << 20)
+        assert part, "the stream ended too early"
+        read += part
+    return read
+
+
 def reset(bare: socket.socket) -> None:
     """Leave without a goodbye."""
     bare.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -135,16 +144,17 @@ def reset(bare: socket.socket) -> None:
 def serving_app(app: FastAPI, **config: Any) -> Iterator[Live]:
     """Serve an app. At the end no connection, request or run may be left."""
     listener = socket.create_server(("127.0.0.1", 0))
-    settings = {"log_level": "critical", "access_log": False, "ws": "none", "timeout_graceful_shutdown": 10} | config
-    server = _Server(uvicorn.Config(app, **settings))
+    settings: dict[str, Any] = {"log_level": "critical", "access_log": False, "ws": "none"}
+    server = _Server(uvicorn.Config(app, **settings, **{"timeout_graceful_shutdown": 10} | config))
     worker = Worker(lambda: asyncio.run(server.serve([listener])))
     server.up.wait()
     live = Live(app, listener.getsockname()[1], server)
     try:
         yield live
-    finally:
         live.client.close()
         eventually(lambda: not server.server_state.tasks)
+    finally:
+        live.client.close()
         server.down.set()
         worker.done()
 
@@ -153,4 +163,3 @@ def serving_app(app: FastAPI, **config: Any) -> Iterator[Live]:
 def serving(*agents: Agent, **settings: Any) -> Iterator[Live]:
     with serving_app(create_app(agents, **{"heartbeat": NEVER, "drain": 0.0} | settings)) as live:
         yield live
-        # Runs that a test left behind are ended by the server's own end, which the next line doesn't wait for.

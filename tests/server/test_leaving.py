@@ -15,7 +15,7 @@ import pytest
 
 from andon import Agent, Run, RunStatus, ToolContext, tool
 from andon.models.scripted import Burst, Call, ScriptedModel, Stall
-from tests.server.live import Live, frames, reset, serving
+from tests.server.live import Live, frames, read_until, reset, serving
 from tests.support import Do, Flag, Hold, Reach, eventually, forever
 
 RUNS = "/agents/helper/runs"
@@ -227,11 +227,7 @@ def test_a_slow_reader_slows_nobody_and_misses_nothing() -> None:
             whole = sum(1 for _ in stream)
         assert whole == 502
         # And now it reads all that has waited for it.
-        ended_with = b""
-        while b"event: RunCompleted" not in ended_with:
-            part = slow.recv(1 << 20)
-            assert part, "the stream ended too early"
-            ended_with = ended_with[-100:] + part
+        read_until(slow, b"event: RunCompleted")
 
 
 def test_one_who_leaves_while_stalled_leaves_nothing() -> None:

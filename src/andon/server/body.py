@@ -101,13 +101,16 @@ async def _of_multipart(request: Request, body: bytes, limit: int) -> dict[str, 
     except (MultiPartException, UnicodeDecodeError, KeyError) as error:
         reason = error.message if isinstance(error, MultiPartException) else str(error)
         raise Problem(400, f"the body is not a multipart form: {reason}") from None
-    fields: dict[str, Any] = {}
-    for name, value in form.multi_items():
-        if not isinstance(value, UploadFile):
-            fields[name] = value
-        elif value.filename or value.size:
-            raise Problem(422, f"files are not taken yet: leave out {value.filename!r} in {name!r}, or send its text")
-    await form.close()
+    fields: dict[str, str] = {}
+    try:
+        for name, value in form.multi_items():
+            if not isinstance(value, UploadFile):
+                fields[name] = value
+            elif value.filename or value.size:
+                detail = f"files are not taken yet: leave out {value.filename!r} in {name!r}, or send its text"
+                raise Problem(422, detail)
+    finally:
+        await form.close()
     return _given(fields)
 
 

@@ -12,7 +12,7 @@ from andon import Agent, tool
 from andon.errors import ModelError
 from andon.models.base import ModelRequest
 from andon.models.scripted import Call, Fail, ScriptedModel, Turn
-from tests.clients.serving import serving
+from tests.server.live import serving
 from tests.support import HANG
 
 HERE = Path(__file__).parent
@@ -40,9 +40,9 @@ def drive(environment: str, program: str) -> Any:
         Agent("tools", ScriptedModel(then=_ask_then_tell), tools=[weather]),
         Agent("broken", ScriptedModel(then=Fail(ModelError("out of order")))),
     ]
-    with serving(*agents) as url:
+    with serving(*agents) as live:
         done = subprocess.run(
-            [python, HERE / "programs" / f"{program}.py", url, "story"],
+            [python, HERE / "programs" / f"{program}.py", live.url, "story"],
             capture_output=True,
             text=True,
             timeout=HANG,

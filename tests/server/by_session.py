@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 
-from andon import Agent, Runtime
-from tests.clients.serving import serving
-from tests.support import HANG, eventually
+from andon import Agent
+from tests.server.live import Live, serving
+from tests.support import eventually
 
 Shape = dict[str, Any]
 
@@ -23,10 +22,9 @@ ABORTED = "INVOCATION_ABORTED"
 class Client:
     """One user's client to one agent."""
 
-    def __init__(self, url: str, agent: Agent, user: str = "ada") -> None:
-        self.url, self.agent, self.user = url, agent, user
-        # Without certificates: to load them takes longer than most tests.
-        self.http = httpx.Client(base_url=url, timeout=HANG, verify=False)
+    def __init__(self, live: Live, agent: Agent, user: str = "ada") -> None:
+        self.live, self.agent, self.user = live, agent, user
+        self.url, self.http = live.url, live.client
 
     def path(self, session: str = "s1") -> str:
         return f"/apps/{self.agent.id}/users/{self.user}/sessions/{session}"
@@ -66,7 +64,7 @@ class Client:
         """Ask for a run on a bare connection, and leave that at the end of the block without having read anything."""
         body = json.dumps(self.body("Hello")).encode()
         head = f"POST {route} HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-        with socket.create_connection((self.http.base_url.host, self.http.base_url.port or 80), HANG) as bare:
+        with self.live.connect() as bare:
             bare.sendall(head.encode() + b"\r\n\r\n" + body)
             yield
 
@@ -76,11 +74,9 @@ class Client:
 
 
 @contextlib.contextmanager
-def served(agent: Agent, *others: Agent, runtime: Runtime | None = None) -> Iterator[Client]:
-    with serving(agent, *others, runtime=runtime) as url:
-        client = Client(url, agent)
-        with client.http:
-            yield client
+def served(agent: Agent, *others: Agent) -> Iterator[Client]:
+    with serving(agent, *others) as live:
+        yield Client(live, agent)
 
 
 def texts(events: list[Shape]) -> list[str]:

@@ -138,6 +138,15 @@ def test_every_open_call_of_a_cancelled_run_is_answered() -> None:
         assert end["errorCode"] == ABORTED
 
 
+def test_an_event_is_one_line_whatever_is_in_its_text() -> None:
+    text = "One\u2028two\u2029three\u0085four\nfive\r\nsix"
+    with served(Agent("Helper", ScriptedModel(Say(text, pieces=1)))) as client:
+        client.create()
+        with client.stream() as stream:
+            assert texts(list(stream)) == [text, text]
+        assert texts(client.get()["events"]) == ["Hello", text]
+
+
 def test_a_failure_is_an_event_after_what_was_said() -> None:
     with served(Agent("Helper", ScriptedModel(["So far ", Fail(ModelError("overloaded"))], "Better."))) as client:
         client.create()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -22,7 +22,7 @@ from andon.core.store import RunRecord, SessionRecord
 from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, Usage
 from andon.server.body import fill
 from andon.server.problems import Problem
-from andon.server.wire import to_json
+from andon.server.wire import one_line_each, to_json
 
 ABORTED = "INVOCATION_ABORTED"
 FAILED = "INVOCATION_FAILED"
@@ -65,16 +65,13 @@ class Invocation(Struct, frozen=True):
         self, messages: Sequence[Message], at: float, end: Event | RunRecord | None, first: int = 0
     ) -> list[Shape]:
         """The messages from the given one on, and the end if it was another than the answer's."""
-        messages, shapes, last = list(messages), [], None
-        if end is not None and end.status in _CODES and messages:
-            *kept, marker = messages.pop().content
-            if kept:
-                messages.append(Message("assistant", kept))
-            last = _failure(end, marker)
-        for number, message in enumerate(messages[first:], first):
-            shapes.append(self.event(number, at, message))
+        last: Shape | None = None
+        if end is not None and end.status in _CODES:
+            messages, marker = _without_marker(messages)
+            last = self.event("end", at, **_failure(end, marker))
+        shapes = [self.event(number, at, message) for number, message in enumerate(messages[first:], first)]
         if last is not None:
-            shapes.append(self.event("end", at, **last))
+            shapes.append(last)
         if end is not None and end.usage is not None and shapes:
             shapes[-1] |= _usage(end.usage)
         return shapes
@@ -83,10 +80,19 @@ class Invocation(Struct, frozen=True):
 _CODES = {RunStatus.cancelled: ABORTED, RunStatus.error: FAILED}
 
 
-def _failure(end: Event | RunRecord, marker: Block) -> Shape:
-    assert end.status is not None
+def _without_marker(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
+    """The last words of a run that was cut are the marker, which is the end's to tell."""
+    if not messages:  # it could not even be settled
+        return [], ""
+    *before, last = messages
+    *said, marker = last.content
     assert isinstance(marker, Text)
-    shape: Shape = {"errorCode": _CODES[end.status], "errorMessage": end.error or marker.text}
+    return [*before, Message(last.role, said)] if said else before, marker.text
+
+
+def _failure(end: Event | RunRecord, marker: str) -> Shape:
+    assert end.status is not None
+    shape: Shape = {"errorCode": _CODES[end.status], "errorMessage": end.error or marker}
     if end.receipt is not None and end.receipt.cause is CancelCause.superseded:
         shape["interrupted"] = True
     return shape
@@ -146,13 +152,13 @@ class Teller:
         view, told = event.tool, []
         assert view is not None
         if all(call.id != view.call_id for call in self._calls):
-            told.append(self._run.own_messages[self._next])
+            told = self._run.own_messages[self._next : self._next + 1]
+            if not told:  # it could not even be settled
+                return []
             self._calls = told[0].tool_calls
         if event.event is not RunEvent.tool_call_started:
-            good = event.event is RunEvent.tool_call_completed
-            self._answers[view.call_id] = ToolResult(
-                view.call_id, view.name, view.result or "", "ok" if good else "error"
-            )
+            status: Literal["ok", "error"] = "ok" if event.event is RunEvent.tool_call_completed else "error"
+            self._answers[view.call_id] = ToolResult(view.call_id, view.name, view.result or "", status)
         if len(self._answers) == len(self._calls):
             told.append(Message("tool", [self._answers[call.id] for call in self._calls]))
             self._calls, self._answers = [], {}
@@ -161,7 +167,8 @@ class Teller:
 
     def frames(self, events: Sequence[Event]) -> bytes:
         """A batch as server-sent events, which have nothing but data here."""
-        return b"".join([b"data: %b\n\n" % to_json(shape) for event in events for shape in self.tell(event)])
+        shapes = [shape for event in events for shape in self.tell(event)]
+        return one_line_each(b"".join([b"data: %b\n\n" % to_json(shape) for shape in shapes]))
 
 
 def session_shape(record: SessionRecord, events: Sequence[Shape] = ()) -> Shape:

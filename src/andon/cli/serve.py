@@ -30,12 +30,15 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 3
 """What readers get to take in the end, once every run has ended; one that has stalled is cut off then."""
 
+END_SECONDS = 1
+"""What is left on the loop after that, a tool that takes no notice of being cancelled, ends with the process."""
+
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("serve", help="serve agents over HTTP", description=__doc__.splitlines()[0])
     parser.add_argument("agents", nargs="+", metavar="module:agent", help="an Agent, or a list of them, in a module")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (%(default)s: this machine only)")
-    parser.add_argument("--port", type=int, default=7777, help="the port; 0 picks a free one (%(default)s)")
+    parser.add_argument("--port", type=_port, default=7777, help="the port; 0 picks a free one (%(default)s)")
     parser.add_argument("--root-path", default="", help="the prefix that a proxy in front takes off")
     parser.add_argument(
         "--drain", type=_seconds, default=10.0, metavar="SECONDS", help="what runs get to finish in (%(default)s)"
@@ -98,15 +101,24 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise Mistake(f"can't listen on {host}: {error}") from None
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _notice_the_vanished(listener)
         try:
             listener.bind(address)
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             raise Mistake(f"can't listen on {host}, port {port} ({error}): choose another with --port") from None
         yield listener
+
+
+def _notice_the_vanished(listener: socket.socket) -> None:
+    """Connections inherit this: a peer that says nothing more, not even goodbye, is given up after half a minute."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in {"KEEPIDLE": 15, "KEEPINTVL": 5, "KEEPCNT": 3, "USER_TIMEOUT": 30_000}.items():
+        if (option := getattr(socket, f"TCP_{name}", None)) is not None:  # not every system has all of them
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def serve(app: FastAPI, listener: socket.socket, root_path: str = "") -> None:
@@ -148,15 +160,40 @@ def serve(app: FastAPI, listener: socket.socket, root_path: str = "") -> None:
             finally:
                 self.should_exit = True
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._cut_off)
+            await super().shutdown(sockets)
+
+        def _cut_off(self) -> None:
+            for connection in list(self.server_state.connections):
+                if connection.transport is not None:
+                    connection.transport.abort()
+
     config = uvicorn.Config(
         app,
         root_path=root_path,
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=CLOSE_SECONDS,
+        timeout_graceful_shutdown=CLOSE_SECONDS + 2,
         server_header=False,
     )
-    Server(config).run([listener])
+    runner = asyncio.Runner(loop_factory=config.get_loop_factory())
+    runner.run(Server(config).serve([listener]))
+    if left := runner.run(_end_tasks()):
+        # A loop can't be closed before its last task has ended, and these don't.
+        print(f"andon: still running at the end: {', '.join(left)}", file=sys.stderr, flush=True)
+        os._exit(0)
+    runner.close()
+
+
+async def _end_tasks() -> list[str]:
+    """Cancel what is left on the loop, and name what stays all the same."""
+    if not (tasks := asyncio.all_tasks() - {asyncio.current_task()}):
+        return []
+    for task in tasks:
+        task.cancel()
+    _, stubborn = await asyncio.wait(tasks, timeout=END_SECONDS)
+    return [task.get_name() for task in stubborn]
 
 
 def _announce(app: FastAPI, listener: socket.socket, root_path: str) -> None:
@@ -165,6 +202,13 @@ def _announce(app: FastAPI, listener: socket.socket, root_path: str) -> None:
     agents = list(app.state.andon.agents)
     print(f"serving {', '.join(agents)} at {url}{root_path}", flush=True)
     print(f"try: curl -N {url}/agents/{agents[0]}/runs -F message=Hello", flush=True)
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port < 65536:  # the system would take the rest of a division for it
+        raise argparse.ArgumentTypeError("it is a number from 0 to 65535")
+    return port
 
 
 def _seconds(text: str) -> float:

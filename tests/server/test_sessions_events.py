@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 
 from andon import Agent, Run, tool
+from andon.agent.loop import Loop
 from andon.errors import ModelError
 from andon.models.scripted import Call, Fail, ScriptedModel, Think
 from andon.server.adk import Invocation, Shape, Teller
@@ -75,6 +77,23 @@ def test_whoever_reads_a_run_reads_the_same(script: Script) -> None:
         assert answers == calls
 
     play(main)
+
+
+def test_a_run_that_could_not_be_settled_is_told_as_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Loop, fate: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    async def main() -> None:
+        agent = Agent("helper", ScriptedModel([Call("look", {"at": "a"})]), tools=[look])
+        async with agent.start("Go") as run:
+            await run.result()
+        teller = Teller(run, streaming=False)
+        (end,) = [shape for event in run.journal.events for shape in teller.tell(event)]
+        assert end["errorCode"] == "INVOCATION_FAILED"
+        assert "could not be ended properly" in end["errorMessage"]
+
+    monkeypatch.setattr(Loop, "settle", broken)
+    asyncio.run(main())
 
 
 def _timeless(shape: Shape) -> Shape:

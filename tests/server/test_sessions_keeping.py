@@ -7,6 +7,7 @@ import pytest
 
 from andon import Agent, tool
 from andon.models.scripted import Call, ScriptedModel
+from andon.server import sessions
 from tests.server.by_session import ABORTED, served, texts
 from tests.support import Silence, eventually
 
@@ -65,6 +66,13 @@ def test_an_id_that_could_not_be_addressed_is_refused(session: str) -> None:
         refused = client.http.post("/apps/helper/users/ada/sessions", json={"sessionId": session})
         assert refused.status_code == 422
         assert "can't be the id of a session" in refused.json()["detail"]
+
+
+def test_no_run_makes_a_session_that_could_not_be_addressed() -> None:
+    with served(Agent("Helper", ScriptedModel())) as client:
+        refused = client.http.post("/agents/helper/runs", data={"message": "Hello", "session_id": "s1:cancel"})
+        assert refused.status_code == 422
+        assert "':cancel'" in refused.json()["detail"]
 
 
 def test_a_session_is_not_made_of_events() -> None:
@@ -226,6 +234,21 @@ def test_deleting_a_session_cancels_what_runs_in_it_first() -> None:
             assert client.http.delete(client.path()).status_code == 200
             assert texts(list(stream)) == [ABORTED]
         assert client.http.get(client.path()).status_code == 404  # and nothing was written into it afterwards
+
+
+def test_a_session_whose_run_does_not_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "DELETE_SECONDS", 0)
+    silence = Silence()
+    with served(Agent("Helper", ScriptedModel(silence))) as client:
+        client.create()
+        with client.stream() as stream:
+            silence.reached.wait()
+            refused = client.http.delete(client.path())
+            assert refused.status_code == 409
+            assert "has not ended yet" in refused.json()["detail"]
+            assert texts(list(stream)) == [ABORTED]
+        assert texts(client.get()["events"]) == ["Hello", ABORTED]
+        assert client.http.delete(client.path()).status_code == 200
 
 
 def test_the_apps_and_the_version_are_known() -> None:

@@ -199,6 +199,42 @@ def text_of(content: dict[str, Any]) -> str:
     return "\n".join(texts)
 
 
+class Invoke(Struct):
+    """What a client may say to run an agent."""
+
+    user_id: str
+    session_id: str
+    new_message: dict[str, Any]
+    app_name: str | None = None
+    streaming: bool = False
+    state_delta: dict[str, Any] = {}
+    custom_metadata: dict[str, Any] = {}
+    invocation_id: str | None = None
+    function_call_event_id: str | None = None
+
+
+class Create(Struct):
+    """What a client may say to make a session."""
+
+    session_id: str | None = None
+    state: dict[str, Any] = {}
+    events: list[Any] = []
+
+
+class Update(Struct):
+    """What a client may say to change a session's state."""
+
+    state_delta: dict[str, Any]
+
+
+class Address(Struct):
+    """What a live connection is about."""
+
+    user_id: str
+    session_id: str
+    app_name: str | None = None
+
+
 class Said(Struct):
     """One message of a live connection. Signs of activity have a meaning for sound alone, and are passed over."""
 

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
-from msgspec import Struct
 from starlette.responses import Response
 
 from andon import __version__
@@ -27,9 +26,13 @@ from andon.core.store import SessionKey, SessionRecord, Store
 from andon.server.adk import (
     METADATA,
     REFUSED,
+    Address,
+    Create,
     Invocation,
+    Invoke,
     Shape,
     Teller,
+    Update,
     in_snake_case,
     session_shape,
     text_of,
@@ -48,20 +51,6 @@ router = APIRouter()
 T = TypeVar("T")
 
 # -- running ----------------------------------------------------------------------------------------------------------
-
-
-class Invoke(Struct):
-    """What a client may say to run an agent."""
-
-    user_id: str
-    session_id: str
-    new_message: dict[str, Any]
-    app_name: str | None = None
-    streaming: bool = False
-    state_delta: dict[str, Any] = {}
-    custom_metadata: dict[str, Any] = {}
-    invocation_id: str | None = None
-    function_call_event_id: str | None = None
 
 
 @router.post("/run")
@@ -94,7 +83,7 @@ async def _start(host: Host, wanted: Invoke) -> Run:
     run = _begin(host, agent, session.key, prompt, wanted.custom_metadata)
     if wanted.state_delta:
         try:
-            await _store(agent).update_session(session.key, wanted.state_delta)
+            await _set(agent, session.key, wanted.state_delta)
         except BaseException:  # whoever asked for the run won't read it
             run.cancel_for(CancelCause.caller)
             raise
@@ -107,14 +96,6 @@ def _begin(host: Host, agent: Agent, key: SessionKey, prompt: str, custom: dict[
 
 
 # -- talking ----------------------------------------------------------------------------------------------------------
-
-
-class Address(Struct):
-    """What a live connection is about."""
-
-    user_id: str
-    session_id: str
-    app_name: str | None = None
 
 
 _CLOSE_CODES = {404: 1002, 413: 1009, 415: 1003, 422: 1007}
@@ -176,7 +157,7 @@ class _Talk:
         while (frame := await socket.receive())["type"] == "websocket.receive":
             said = understood(frame.get("text"), self._host.settings.max_body)
             if said.state_delta:
-                await _store(agent).update_session(key, said.state_delta)
+                await _set(agent, key, said.state_delta)
             if said.close:
                 return
             if said.content is None:
@@ -227,18 +208,6 @@ SESSION = SESSIONS + "/{session}"
 CANCEL = ":cancel"
 DELETE_SECONDS = 5.0
 """How long a deletion waits for the runs that it cancelled."""
-
-
-class Create(Struct):
-    """What a client may say to make a session."""
-
-    session_id: str | None = None
-    state: dict[str, Any] = {}
-    events: list[Any] = []
-
-
-class Update(Struct):
-    state_delta: dict[str, Any]
 
 
 @router.post(SESSION + CANCEL)  # before the route that would take `s1:cancel` for the id of a new session
@@ -308,11 +277,7 @@ async def update_session(request: Request, app: str, user: str, session: str) ->
     wanted = await _read(request, Update)
     agent = host_of(request).agent(app)
     key = (await _find(agent, user, session)).key
-    store = _store(agent)
-    await store.create_session(key, {})  # its first run may not have left anything yet
-    record = await store.update_session(key, wanted.state_delta)
-    if record is None:
-        raise _missing(key)
+    record = await _set(agent, key, wanted.state_delta)
     return answer(session_shape(record, await _events(agent, key)))
 
 
@@ -342,6 +307,15 @@ async def _find(agent: Agent, user: str, session_id: str) -> SessionRecord:
     if record is None and not running:
         raise _missing(key)
     return record or _begun_by(running[0])
+
+
+async def _set(agent: Agent, key: SessionKey, delta: dict[str, Any]) -> SessionRecord:
+    store = _store(agent)
+    await store.create_session(key, {})  # its first run may not have left anything yet
+    record = await store.update_session(key, delta)
+    if record is None:  # deleted at this very moment
+        raise _missing(key)
+    return record
 
 
 async def _events(agent: Agent, key: SessionKey) -> list[Shape]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
@@ -258,3 +262,40 @@ def test_an_empty_text_is_refused_and_the_talk_goes_on() -> None:
             assert "the prompt is empty" in refusal["errorMessage"]
             talk.say("Hello")
             assert texts(talk.turn()) == ["OK."]
+
+
+PROGRAM = """
+from andon import Agent
+from andon.models.scripted import ScriptedModel, Stall
+
+agent = Agent("Helper", ScriptedModel(["One ", Stall()]))
+"""
+
+
+def test_a_server_that_goes_down_tells_whoever_talks(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "andon", "serve", "program:agent", "--port", "0", "--drain", "0"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            path = process.stdout.readline().split("http://")[1].strip()
+            httpx.post(f"http://{path}/apps/helper/users/ada/sessions/s1", timeout=HANG, verify=False)
+            url = f"ws://{path}/run_live?app_name=helper&user_id=ada&session_id=s1"
+            with connect(url, proxy=None) as socket, connect(url, proxy=None) as idle:
+                talk = Talk(socket)
+                talk.say("Hello")
+                assert talk.hear()["partial"] is True
+                process.terminate()
+                *_, end = talk.turn()
+                assert end["errorMessage"] == "Cancelled: the server was shut down"
+                assert talk.closed()[0] == Talk(idle).closed()[0] == 1012  # the server restarts
+            assert process.wait(HANG) == 0
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()

@@ -125,13 +125,12 @@ def frames(lines: Iterable[str]) -> Iterator[Frame]:
     assert not told, "the stream ended in the middle of an event"
 
 
-def read_until(bare: socket.socket, word: bytes) -> bytes:
-    read = b""
-    while word not in read:
+def read_until(bare: socket.socket, word: bytes) -> None:
+    tail = b""
+    while word not in tail:
         part = bare.recv(1 << 20)
         assert part, "the stream ended too early"
-        read += part
-    return read
+        tail = tail[-len(word) :] + part
 
 
 def reset(bare: socket.socket) -> None:

@@ -227,6 +227,7 @@ def test_a_slow_reader_slows_nobody_and_misses_nothing() -> None:
             whole = sum(1 for _ in stream)
         assert whole == 502
         # And now it reads all that has waited for it.
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         read_until(slow, b"event: RunCompleted")
 
 

@@ -174,6 +174,11 @@ class Reader:
         self._next += len(batch)
         return batch
 
+    @property
+    def at_end(self) -> bool:
+        """Has it read the last event that there will be?"""
+        return self._journal.closed and self._next >= len(self._events)
+
     def next_blocking(self) -> Event | None:
         """The next event, or None after the last one."""
         if self._next >= len(self._events):

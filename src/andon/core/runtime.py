@@ -115,6 +115,11 @@ class Runtime:
         """Every run that has not ended yet."""
         return cast("list[Run]", list(self._runs.copy().values()))
 
+    @property
+    def live(self) -> int:
+        """How many runs have not ended yet."""
+        return len(self._runs)
+
     def cancel_run(self, run_id: str, request: CancelRequest) -> CancelOutcome:
         run = self._runs.get(run_id)
         if run is not None:

@@ -117,7 +117,7 @@ class Host:
         """Begin a run on this loop, or say why not. Without a session it gets a fresh one, never the agent's own."""
         if self.draining:
             raise Problem(503, "the server is shutting down and takes no new runs", {"retry-after": "5"})
-        if len(self.live) >= self.settings.max_runs:
+        if sum(runtime.live for runtime in self.runtimes) >= self.settings.max_runs:
             detail = f"{self.settings.max_runs} runs are going on, as many as this server takes: try again later"
             raise Problem(429, detail, {"retry-after": "1"})
         if not options.get("session_id"):

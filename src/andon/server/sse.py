@@ -92,16 +92,15 @@ class EventResponse(Response):
         while True:
             try:
                 async with asyncio.timeout(self._heartbeat):
-                    batch = await self._reader.batch(BATCH)
+                    chunk = self._encode(await self._reader.batch(BATCH))
             except TimeoutError:
                 chunk = HEARTBEAT
-            else:
-                if not batch:
-                    break
-                chunk = self._encode(batch)
-            if chunk:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+            # The last event goes with the end of the response: a write costs more than all that came before it.
+            ended = self._reader.at_end
+            if chunk or ended:
+                await send({"type": "http.response.body", "body": chunk, "more_body": not ended})
+            if ended:
+                return
 
 
 class AnswerResponse(Response):

@@ -143,7 +143,7 @@ def reset(bare: socket.socket) -> None:
 def serving_app(app: FastAPI, **config: Any) -> Iterator[Live]:
     """Serve an app. At the end no connection, request or run may be left."""
     listener = socket.create_server(("127.0.0.1", 0))
-    settings: dict[str, Any] = {"log_level": "critical", "access_log": False, "ws": "none"}
+    settings: dict[str, Any] = {"log_level": "critical", "access_log": False}
     server = _Server(uvicorn.Config(app, **settings, **{"timeout_graceful_shutdown": 10} | config))
     worker = Worker(lambda: asyncio.run(server.serve([listener])))
     server.up.wait()

@@ -126,6 +126,13 @@ class Life(Stepper):
         return self._stage
 
     @property
+    def own_messages(self) -> list[Message]:
+        """What the run has added to its session: so far, and, once it is settled, in the final form."""
+        if self._settlement is not None:
+            return self._settlement.messages
+        return [] if self._stage is RunStatus.pending else self.session.tail
+
+    @property
     def is_cancelling(self) -> bool:
         return self.status is RunStatus.cancelling
 

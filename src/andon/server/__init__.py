@@ -4,8 +4,10 @@
 app       puts the app together
 host      what all routes share: the agents, their runs, the limits, draining
 runs      the routes by run, in the shapes of the AgentOS family
+sessions  the routes by session, in the shapes of ADK
 lists     what there is: agents, runs, health, metrics
 wire      our events and results as that family's JSON
+adk       our events and messages as ADK's JSON
 sse       a run's events as a response, and noticing that a client left
 body      reading what clients send, within bounds
 problems  errors as JSON with `detail`

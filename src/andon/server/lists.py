@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from msgspec import Struct
+from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, Response
 
 from andon.agent.agent import Agent
@@ -21,8 +22,8 @@ from andon.server.wire import model_of, to_json
 router = APIRouter()
 
 
-def host_of(request: Request) -> Host:
-    host = request.app.state.andon
+def host_of(connection: HTTPConnection) -> Host:
+    host = connection.app.state.andon
     assert isinstance(host, Host)
     return host
 

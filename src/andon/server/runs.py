@@ -51,6 +51,8 @@ class Start(Struct):
         for name, value in (("session_id", self.session_id), ("user_id", self.user_id)):
             if value is not None and len(value) > ID_LENGTH:
                 raise Problem(422, f"{name} is longer than {ID_LENGTH} characters")
+        if self.session_id is not None and self.session_id.endswith(":cancel"):
+            raise Problem(422, "session_id ends in ':cancel', which means something else where sessions are addressed")
         if self.run_id is not None and not _RUN_ID.fullmatch(self.run_id):
             raise Problem(422, "run_id may have letters, digits and . _ ~ : @ -, and 256 of them at the most")
         if self.timeout is not None and not 0 < self.timeout < math.inf:

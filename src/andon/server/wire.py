@@ -93,6 +93,14 @@ def to_json(value: Any) -> bytes:
         return json.dumps(msgspec.to_builtins(value, enc_hook=str)).encode()
 
 
+def one_line_each(frames: bytes) -> bytes:
+    """Frames in which every line is one, also for clients that see more line breaks than there are."""
+    for separator, escape in _SEPARATORS:
+        if separator in frames:
+            frames = frames.replace(separator, escape)
+    return frames
+
+
 class EventWriter:
     """Writes an agent's events as frames of server-sent events."""
 
@@ -109,10 +117,7 @@ class EventWriter:
                 if event.event not in self._hidden
             ]
         )
-        for separator, escape in _SEPARATORS:
-            if separator in frames:
-                frames = frames.replace(separator, escape)
-        return frames
+        return one_line_each(frames)
 
     def view(self, event: Event) -> WireEvent:
         kind = event.event

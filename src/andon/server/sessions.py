@@ -23,7 +23,7 @@ from andon.agent.agent import Agent, RunOptions
 from andon.core.run import Run
 from andon.core.session import OnBusy
 from andon.core.states import CancelCause
-from andon.core.store import SessionKey, SessionRecord, Store
+from andon.core.store import SessionKey, SessionRecord, SessionStore
 from andon.server.adk import (
     METADATA,
     REFUSED,
@@ -375,9 +375,11 @@ def _agent(host: Host, app: str | None) -> Agent:
     return host.agent(next(iter(host.agents)) if app is None else app)
 
 
-def _store(agent: Agent) -> Store:
+def _store(agent: Agent) -> SessionStore:
     store = agent.runtime.store
-    assert store is not None
+    if not isinstance(store, SessionStore):
+        detail = f"the store of {agent.id!r} keeps runs and no sessions: address its runs, or give it a SessionStore"
+        raise Problem(501, detail)
     return store
 
 

@@ -27,7 +27,7 @@ from andon.core.receipt import Deny, Interrupt, Receipt, RunResult, ToolReceipt
 from andon.core.run import Run
 from andon.core.runtime import Runtime
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, StopReason, ToolOutcome
-from andon.core.store import RunRecord, SessionKey, Store
+from andon.core.store import RunRecord, SessionKey, SessionRecord, SessionStore, Store
 from andon.errors import (
     AndonError,
     BadArgumentsError,
@@ -97,6 +97,8 @@ __all__ = [
     "Runtime",
     "SessionBusyError",
     "SessionKey",
+    "SessionRecord",
+    "SessionStore",
     "StartError",
     "StopReason",
     "Store",

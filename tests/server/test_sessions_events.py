@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from andon import Agent, Run, tool
+from andon import Agent, Run, SessionStore, tool
 from andon.agent.loop import Loop
 from andon.errors import ModelError
 from andon.models.scripted import Call, Fail, ScriptedModel, Think
@@ -65,8 +65,9 @@ def test_whoever_reads_a_run_reads_the_same(script: Script) -> None:
                 else:
                     whole.append(shape)
         assert whole == live
-        assert agent.runtime.store is not None
-        ((record, messages),) = await agent.runtime.store.history(run.session.key)
+        store = agent.runtime.store
+        assert isinstance(store, SessionStore)
+        ((record, messages),) = await store.history(run.session.key)
         prompt, *kept = Invocation(run.run_id, "helper", {}).whole(messages, record.created_at, record)
         assert prompt["content"] == {"role": "user", "parts": [{"text": "Go"}]}
         assert [_timeless(shape) for shape in kept] == [_timeless(shape) for shape in live]

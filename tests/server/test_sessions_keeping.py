@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from andon import Agent, tool
+from andon import Agent, MemoryStore, Runtime, tool
 from andon.models.scripted import Call, ScriptedModel
 from andon.server import sessions
 from tests.server.by_session import ABORTED, served, texts
@@ -144,6 +144,22 @@ def test_a_session_of_a_run_that_was_started_by_its_agent_is_there_too() -> None
         session = client.get()
         assert texts(session["events"]) == ["Hello", ABORTED, "Go on", "And on."]
         assert session["state"] == {"a": 1}
+
+
+def test_a_store_that_knows_no_sessions_says_so() -> None:
+    class Runs:
+        """The three methods that a store must have."""
+
+        def __init__(self) -> None:
+            kept = MemoryStore()
+            self.load, self.save, self.find = kept.load, kept.save, kept.find
+
+    with served(Agent("Helper", ScriptedModel("Hi."), runtime=Runtime(Runs()))) as client:
+        refused = client.http.post(client.path())
+        assert refused.status_code == 501
+        assert "keeps runs and no sessions" in refused.json()["detail"]
+        by_run = client.http.post("/agents/helper/runs", data={"message": "Hello", "stream": "false"})
+        assert by_run.json()["content"] == "Hi."
 
 
 # -- cancelling -------------------------------------------------------------------------------------------------------

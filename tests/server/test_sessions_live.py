@@ -116,6 +116,19 @@ def test_a_new_text_interrupts_the_answer_to_the_one_before(client: Client, sile
     assert texts(client.get()["events"]) == ["Tell me a story", "Once upon a time", ABORTED, "No, stop", "And on."]
 
 
+def test_what_is_refused_interrupts_nothing(client: Client, silence: Silence) -> None:
+    with talking(client) as talk:
+        talk.say("Tell me a story")
+        silence.reached.wait()
+        talk.say(" ")
+        talk.send(state_delta={"heard": True})  # what was said before this has been heard before it
+        eventually(lambda: client.get()["state"] == {"heard": True})
+        assert silence.cuts == 0
+        client.cancel()
+        assert texts(talk.turn()) == ["Once upon a time", ABORTED]
+        assert "the prompt is empty" in talk.turn()[0]["errorMessage"]
+
+
 def test_a_cancel_ends_the_turn_and_not_the_talk(client: Client, silence: Silence) -> None:
     with talking(client) as talk:
         talk.say("Tell me a story")

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from andon import Agent, RunStatus, Runtime
-from andon.core.store import SessionKey
+from andon import Agent, MemoryStore, RunStatus, Runtime, SessionKey, SessionStore
 from andon.messages import user
 from andon.models.scripted import ScriptedModel
-from andon.store.memory import MemoryStore
 from tests.support import Silence, play
 
 KEY = SessionKey("helper", "ada", "s1")
@@ -15,7 +13,7 @@ KEY = SessionKey("helper", "ada", "s1")
 
 def test_a_session_is_there_from_its_creation_to_its_deletion() -> None:
     async def main() -> None:
-        store = MemoryStore()
+        store: SessionStore = MemoryStore()
         assert await store.find_session(KEY) is None
         made = await store.create_session(KEY, {"a": 1})
         assert made is not None
@@ -50,7 +48,7 @@ def test_a_state_is_changed_by_its_owner_only() -> None:
 
 def test_sessions_are_listed_for_one_user_of_one_agent() -> None:
     async def main() -> None:
-        store = MemoryStore()
+        store: SessionStore = MemoryStore()
         for key in (
             KEY,
             SessionKey("helper", "ada", "s2"),

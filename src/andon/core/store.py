@@ -9,7 +9,7 @@ once a run has left something in it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Generator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -78,6 +78,11 @@ class Store(Protocol):
     async def find(self, run_id: str) -> RunRecord | None:
         """The record of a run, if there is one."""
         ...
+
+
+@runtime_checkable
+class SessionStore(Store, Protocol):
+    """A store that can also say which sessions there are, and what each of them is: what servers address them by."""
 
     async def history(self, session: SessionKey) -> list[tuple[RunRecord, list[Message]]]:
         """The conversation by its runs: the record of each, and the messages that it added."""

@@ -19,10 +19,11 @@ from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
 from starlette.responses import Response
 
 from andon import __version__
-from andon.agent.agent import Agent
+from andon.agent.agent import Agent, RunOptions
 from andon.core.run import Run
+from andon.core.session import OnBusy
 from andon.core.states import CancelCause
-from andon.core.store import SessionKey, SessionRecord, Store
+from andon.core.store import SessionKey, SessionRecord, SessionStore
 from andon.server.adk import (
     METADATA,
     REFUSED,
@@ -38,7 +39,7 @@ from andon.server.adk import (
     text_of,
     understood,
 )
-from andon.server.body import fill, read_fields
+from andon.server.body import fill, read_body, read_fields
 from andon.server.host import Host
 from andon.server.lists import answer, host_of
 from andon.server.problems import Problem
@@ -90,9 +91,18 @@ async def _start(host: Host, wanted: Invoke) -> Run:
     return run
 
 
-def _begin(host: Host, agent: Agent, key: SessionKey, prompt: str, custom: dict[str, Any]) -> Run:
-    metadata = {METADATA: custom} if custom else {}
-    return host.start(agent, prompt, {"session_id": key.session_id, "user_id": key.user_id, "metadata": metadata})
+def _begin(
+    host: Host,
+    agent: Agent,
+    key: SessionKey,
+    prompt: str,
+    custom: dict[str, Any] | None = None,
+    on_busy: OnBusy = "reject",
+) -> Run:
+    options: RunOptions = {"session_id": key.session_id, "user_id": key.user_id, "on_busy": on_busy}
+    if custom:
+        options["metadata"] = {METADATA: custom}
+    return host.start(agent, prompt, options)
 
 
 # -- talking ----------------------------------------------------------------------------------------------------------
@@ -169,16 +179,19 @@ class _Talk:
 
     def _answer(self, prompt: str, agent: Agent, key: SessionKey) -> None:
         """Start the next run, in place of this connection's own one if that is still going; others' are left alone."""
-        if self._run is not None:
-            self._run.cancel_for(CancelCause.superseded)
+        before = self._run
+        going = before is not None and not before.status.final
         try:
-            self._run = _begin(self._host, agent, key, prompt, {})
-            self._to_tell.put_nowait(self._run)
+            self._run = _begin(self._host, agent, key, prompt, on_busy="queue" if going else "reject")
         except Problem as problem:
             refusal = Invocation(uuid.uuid4().hex, agent.id, {}).event(
                 "end", time.time(), errorCode=REFUSED, errorMessage=problem.detail, turnComplete=True
             )
             self._to_tell.put_nowait(refusal)
+            return
+        self._to_tell.put_nowait(self._run)
+        if before is not None:  # only now: what was refused interrupts nothing
+            before.cancel_for(CancelCause.superseded)
 
     async def _tell(self, socket: WebSocket) -> None:
         while True:
@@ -214,8 +227,7 @@ DELETE_SECONDS = 5.0
 async def cancel_session(request: Request, app: str, user: str, session: str) -> Response:
     host = host_of(request)
     agent = host.agent(app)
-    fields = await read_fields(request, host.settings.max_body)
-    asked = fill({**request.query_params, **fields}, Cancel).request()
+    asked = (await read_body(request, Cancel, host.settings.max_body)).request()
     await _find(agent, user, session)
     outcomes = await agent.runtime.cancel(
         agent_id=agent.id,
@@ -363,9 +375,11 @@ def _agent(host: Host, app: str | None) -> Agent:
     return host.agent(next(iter(host.agents)) if app is None else app)
 
 
-def _store(agent: Agent) -> Store:
+def _store(agent: Agent) -> SessionStore:
     store = agent.runtime.store
-    assert store is not None
+    if not isinstance(store, SessionStore):
+        detail = f"the store of {agent.id!r} keeps runs and no sessions: address its runs, or give it a SessionStore"
+        raise Problem(501, detail)
     return store
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from pathlib import Path
 
-from andon import Agent, Message, RunRecord, Runtime, SessionKey
+from andon import Agent, MemoryStore, Message, RunRecord, Runtime
 from andon.core.store import DONE
 from andon.models.base import ModelRequest
 from andon.models.scripted import Item, Pause, ScriptedModel, Stall
@@ -30,17 +30,11 @@ SETTLED = 5
 """The round after which memory is compared: by then every cache and pool has been filled."""
 
 
-class Forgetful:
-    """A store that keeps nothing."""
-
-    async def load(self, session: SessionKey) -> list[Message]:
-        return []
+class Forgetful(MemoryStore):
+    """A store that keeps nothing of its runs."""
 
     def save(self, record: RunRecord, messages: Sequence[Message]) -> Awaitable[None]:
         return DONE
-
-    async def find(self, run_id: str) -> RunRecord | None:
-        return None
 
 
 def _talk(request: ModelRequest) -> Iterator[str | Item]:

@@ -12,6 +12,8 @@ A map of the package. Imports point one way, from the bottom of this list to its
     sync        the blocking facade
     agent/      the definition (agent), THE loop (loop), settling (settle), hooks
     testing/    what you need to test your own agents: the cancel-everywhere explorer, history validators
+    server/     agents over HTTP: a FastAPI app (an extra)
+    cli/        the command `andon`, one file per command
     run/        two re-exports for programs written for the AgentOS family
 
 Start with `agent/loop.py`: how an agent runs, and where a cancel lands.

@@ -57,10 +57,10 @@ def test_the_oldest_leave_when_it_is_too_much() -> None:
         agent = make(Runtime(), Burst("x" * 100, 100), Burst("x" * 100, 100), Burst("x" * 100, 100))
         agent.runtime.keep_ended(max_bytes=100_000)  # two of them
         runs = [(await agent.invoke_async("Hi")).run_id for _ in range(3)]
-        assert [run.run_id for run in agent.runtime.ended] == runs[1:]
+        await until(lambda: [run.run_id for run in agent.runtime.ended] == runs[1:])
         agent.model = ScriptedModel(Burst("x" * 100_000, 5))
-        await agent.invoke_async("Hi")
-        assert agent.runtime.ended == [], "one that is too large by itself"
+        await agent.invoke_async("Hi")  # one that is too large by itself
+        await until(lambda: agent.runtime.ended == [])
 
     play(main)
 

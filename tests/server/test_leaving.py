@@ -15,6 +15,7 @@ import pytest
 
 from andon import Agent, Run, RunStatus, ToolContext, tool
 from andon.models.scripted import Burst, Call, ScriptedModel, Stall
+from andon.server.wire import EventWriter
 from tests.server.live import Live, frames, read_until, reset, serving
 from tests.support import Do, Flag, Hold, Reach, eventually, forever
 
@@ -265,3 +266,17 @@ def test_the_reader_of_a_cancelled_run_reads_its_end() -> None:
         read = list(frames(response.iter_lines()))
         assert read[-1].event == "RunCancelled"
         assert read[-1].data["receipt"]["cause"] == "user"
+
+
+def test_a_run_that_can_not_be_told_of_is_not_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect of ours in the middle of a stream."""
+
+    def fail(writer: EventWriter, events: object) -> bytes:
+        raise RuntimeError("can't be written")
+
+    monkeypatch.setattr(EventWriter, "__call__", fail)
+    state = silent()
+    with serving(state.agent) as live, live.connect() as bare:
+        live.send(bare, RUNS, message="Hi", run_id="r1")
+        eventually(lambda: state.agent.runtime.recent("r1") is not None)
+        assert ended(live.run_of(state.agent, "r1")).status is RunStatus.cancelled

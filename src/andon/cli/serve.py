@@ -1,37 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """`andon serve module:agent`: agents over HTTP, until a signal.
 
-The first SIGTERM or SIGINT stops taking runs, while the server goes on answering: runs finish, or are cancelled when
-their time is up, and every reader sees the end. Only then does the server close. The second signal ends the process as
-if nobody had caught it.
+Here is what users may say, and get wrong; the serving itself is `andon.server.serving`.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import importlib
 import os
-import signal
 import socket
 import sys
 from collections.abc import Iterator
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from andon.agent.agent import Agent
 from andon.cli.mistake import Mistake
 from andon.errors import ConfigurationError, describe
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-
-CLOSE_SECONDS = 3
-"""What readers get to take in the end, once every run has ended; one that has stalled is cut off then."""
-
-END_SECONDS = 1
-"""What is left on the loop after that, a tool that takes no notice of being cancelled, ends with the process."""
 
 
 def add(commands: Any) -> None:
@@ -48,9 +34,8 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     try:
-        import uvicorn  # noqa: F401
-
         from andon.server import create_app
+        from andon.server.serving import serve
     except ImportError as error:
         raise Mistake(f'the server is an extra ({error}): pip install "andon[server]"') from error
     # As `python -m` does it: what is here can be imported.
@@ -119,89 +104,6 @@ def _notice_the_vanished(listener: socket.socket) -> None:
     for name, value in {"KEEPIDLE": 15, "KEEPINTVL": 5, "KEEPCNT": 3, "USER_TIMEOUT": 30_000}.items():
         if (option := getattr(socket, f"TCP_{name}", None)) is not None:  # not every system has all of them
             listener.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def serve(app: FastAPI, listener: socket.socket, root_path: str = "") -> None:
-    """Serve until a signal; returns when every run has ended."""
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        """uvicorn closes connections first and asks the app later, and raises the signal again: both too early."""
-
-        closing: asyncio.Task[None] | None = None
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                _announce(app, listener, root_path)
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            loop = asyncio.get_running_loop()
-
-            def first(number: int, frame: FrameType | None) -> None:
-                for each in (signal.SIGINT, signal.SIGTERM):
-                    signal.signal(each, signal.SIG_DFL)
-                loop.call_soon_threadsafe(self.close)
-
-            before = {each: signal.signal(each, first) for each in (signal.SIGINT, signal.SIGTERM)}
-            try:
-                yield
-            finally:
-                for each, handler in before.items():
-                    signal.signal(each, handler)
-
-        def close(self) -> None:
-            self.closing = asyncio.get_running_loop().create_task(self._close())
-
-        async def _close(self) -> None:
-            try:
-                await app.state.andon.shut_down()
-            finally:
-                self.should_exit = True
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._cut_off)
-            await super().shutdown(sockets)
-
-        def _cut_off(self) -> None:
-            for connection in list(self.server_state.connections):
-                if connection.transport is not None:
-                    connection.transport.abort()
-
-    config = uvicorn.Config(
-        app,
-        root_path=root_path,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=CLOSE_SECONDS + 2,
-        server_header=False,
-    )
-    runner = asyncio.Runner(loop_factory=config.get_loop_factory())
-    runner.run(Server(config).serve([listener]))
-    if left := runner.run(_end_tasks()):
-        # A loop can't be closed before its last task has ended, and these don't.
-        print(f"andon: still running at the end: {', '.join(left)}", file=sys.stderr, flush=True)
-        os._exit(0)
-    runner.close()
-
-
-async def _end_tasks() -> list[str]:
-    """Cancel what is left on the loop, and name what stays all the same."""
-    if not (tasks := asyncio.all_tasks() - {asyncio.current_task()}):
-        return []
-    for task in tasks:
-        task.cancel()
-    _, stubborn = await asyncio.wait(tasks, timeout=END_SECONDS)
-    return [task.get_name() for task in stubborn]
-
-
-def _announce(app: FastAPI, listener: socket.socket, root_path: str) -> None:
-    host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    agents = list(app.state.andon.agents)
-    print(f"serving {', '.join(agents)} at {url}{root_path}", flush=True)
-    print(f"try: curl -N {url}/agents/{agents[0]}/runs -F message=Hello", flush=True)
 
 
 def _port(text: str) -> int:

@@ -32,7 +32,8 @@ class Archive:
         self.counts: Counter[RunStatus] = Counter()
         """How many runs have ended so far, and how."""
         self._runs: dict[str, Life] = {}
-        self._order: deque[tuple[float, int, str]] = deque()
+        self._sizes: dict[str, int] = {}
+        self._order: deque[tuple[float, str]] = deque()
         self._lock = threading.Lock()  # runs end on any loop; nothing waits under it, and a cancel never takes it
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
@@ -46,16 +47,25 @@ class Archive:
 
     def add(self, run: Life) -> None:
         """Keep a run that ends, on its own loop."""
-        now, size = time.monotonic(), sum(map(_weight, run.journal.events.copy()))
+        now = time.monotonic()
         with self._lock:
             self.counts[run.status] += 1
             self._runs[run.run_id] = run
-            self._order.append((now, size, run.run_id))
-            self.held += size
+            self._order.append((now, run.run_id))
             self._drop(now)
+        # Later, because it takes a while, and someone waits for the event that the run is about to write.
+        asyncio.get_running_loop().call_soon(self._weigh, run)
         # A timer whose loop was closed never fires: the next run that ends sets another one.
         if self._timer is None or now > self._due + self.seconds:
             self._arm(now)
+
+    def _weigh(self, run: Life) -> None:
+        size = sum(map(_weight, run.journal.events.copy()))
+        with self._lock:
+            if run.run_id in self._runs:
+                self._sizes[run.run_id] = size
+                self.held += size
+                self._drop(time.monotonic())
 
     def sweep(self) -> None:
         """Let go of what is too old."""
@@ -72,9 +82,9 @@ class Archive:
 
     def _drop(self, now: float) -> None:
         while self._order and (self._order[0][0] + self.seconds <= now or self.held > self.max_bytes):
-            _, size, run_id = self._order.popleft()
+            _, run_id = self._order.popleft()
             self._runs.pop(run_id, None)
-            self.held -= size
+            self.held -= self._sizes.pop(run_id, 0)
 
 
 def _weight(event: Event) -> int:

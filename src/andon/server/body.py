@@ -57,7 +57,8 @@ def fill(fields: Mapping[str, Any], kind: type[T]) -> T:
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    too_large = Problem(413, f"the body is larger than {limit:,} bytes", {"connection": "close"})
+    # The connection is not closed for it: a client that is still sending would never read why.
+    too_large = Problem(413, f"the body is larger than {limit:,} bytes")
     announced = request.headers.get("content-length", "0")
     if announced.isdigit() and int(announced) > limit:
         raise too_large

@@ -156,7 +156,8 @@ class Host:
         try:
             yield
         finally:
-            await self.shut_down()
+            # Whoever has drained it already, as `andon serve` does, need not wait once more.
+            await self.shut_down(0 if self.draining else None)
 
 
 async def _ended(runs: list[Run], seconds: float) -> None:

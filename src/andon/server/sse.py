@@ -50,12 +50,11 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None], leave: 
         working.cancel()
         listening.cancel()
         await asyncio.wait((working, listening))
-    if finished:
-        try:
-            await working
-        except OSError:  # some servers say so in `send` that the client has gone
-            if leave is not None:
-                leave(CancelCause.disconnect)
+    if finished and (error := working.exception()) is not None:
+        if leave is not None:
+            leave(CancelCause.disconnect)
+        if not isinstance(error, OSError):  # some servers say so in `send` that the client has gone
+            raise error
 
 
 async def _gone(receive: Receive) -> None:

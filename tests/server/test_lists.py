@@ -96,3 +96,17 @@ def test_of_a_run_that_has_left_memory_the_record_is_left() -> None:
         assert live.client.post(RUNS, data=again, headers=headers).json() == state
         assert live.client.post(RUNS, data={"message": "Hi"}, headers=headers).status_code == 410
         assert live.client.get("/agents/helper/runs").json() == []
+
+
+def test_the_app_describes_itself() -> None:
+    with serving(Agent("Helper", ScriptedModel())) as live:
+        paths = live.client.get("/openapi.json").json()["paths"]
+        body = paths["/agents/{agent_id}/runs"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
+        assert body["required"] == ["message"]
+        assert {"stream", "session_id", "on_disconnect"} <= body["properties"].keys()
+        for path in (
+            "/agents/{agent_id}/runs/{run_id}/cancel",
+            "/agents/{agent_id}/runs/{run_id}/resume",
+            "/runs/cancel",
+        ):
+            assert paths[path]["post"]["requestBody"]

@@ -19,7 +19,7 @@ from andon.core.receipt import CancelRequest, Receipt
 from andon.core.run import Run
 from andon.core.states import CancelCause, CancelOutcome, RunStatus
 from andon.core.store import RunRecord
-from andon.server.body import fill, read_body, read_fields, read_query
+from andon.server.body import described, fill, read_body, read_fields, read_query
 from andon.server.host import Host
 from andon.server.lists import answer, host_of
 from andon.server.problems import Problem
@@ -99,7 +99,7 @@ class Resume(Struct):
 # -- starting ---------------------------------------------------------------------------------------------------------
 
 
-@router.post("/agents/{agent_id}/runs")
+@router.post("/agents/{agent_id}/runs", openapi_extra=described(Start))
 async def start_run(request: Request, agent_id: str) -> Response:
     host = host_of(request)
     agent = host.agent(agent_id)
@@ -171,7 +171,7 @@ async def read_events(request: Request, agent_id: str, run_id: str) -> Response:
     return await _reattach(host, agent, run_id, int(last), everything=True)
 
 
-@router.post("/agents/{agent_id}/runs/{run_id}/resume")
+@router.post("/agents/{agent_id}/runs/{run_id}/resume", openapi_extra=described(Resume))
 async def resume(request: Request, agent_id: str, run_id: str) -> Response:
     """Go on reading, as the AgentOS family asks for it: by the index of the last event, which counts from 0."""
     host = host_of(request)
@@ -215,7 +215,7 @@ def _events(
 # -- cancelling -------------------------------------------------------------------------------------------------------
 
 
-@router.post("/agents/{agent_id}/runs/{run_id}/cancel")
+@router.post("/agents/{agent_id}/runs/{run_id}/cancel", openapi_extra=described(Cancel))
 async def cancel_run(request: Request, agent_id: str, run_id: str) -> Response:
     host = host_of(request)
     agent = host.agent(agent_id)
@@ -248,7 +248,7 @@ def _cancelled(
     return answer(view if wanted.wait is None else {**view, "receipt": receipt})
 
 
-@router.post("/runs/cancel")
+@router.post("/runs/cancel", openapi_extra=described(CancelMany))
 async def cancel_many(request: Request) -> Response:
     host = host_of(request)
     wanted = await _read_cancel(request, CancelMany, host)

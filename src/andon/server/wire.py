@@ -95,8 +95,8 @@ def to_json(value: Any) -> bytes:
 
 def one_line_each(frames: bytes) -> bytes:
     """Frames in which every line is one, also for clients that see more line breaks than there are."""
-    for separator, escape in _SEPARATORS:
-        if separator in frames:
+    if not frames.isascii():
+        for separator, escape in _SEPARATORS:
             frames = frames.replace(separator, escape)
     return frames
 

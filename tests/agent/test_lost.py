@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from andon import Agent, CancelCause, CancelOutcome, Event, Run, RunEvent, RunStatus, ToolContext, tool
+from andon.errors import SessionBusyError
 from andon.messages import Text
 from andon.models.scripted import Call
 from andon.testing.validators import validate
@@ -149,7 +150,8 @@ def test_the_thread_of_a_lost_run_is_named() -> None:
     assert agent.run("and now?").status is RunStatus.completed
 
 
-def test_whoever_waits_behind_a_lost_run_gets_its_turn() -> None:
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_whoever_waits_behind_a_lost_run_gets_its_turn(cancelled: bool) -> None:
     silence = Silence()
     agent = make([silence])
     waiting = Flag()
@@ -176,11 +178,37 @@ def test_whoever_waits_behind_a_lost_run_gets_its_turn() -> None:
     silence.reached.wait()
     second = Worker(lambda: answers.append(asyncio.run(wait_behind())))
     first.done()
-    assert agent.cancel_run(run.run_id) is CancelOutcome.requested
+    if cancelled:  # else whoever waits finds out by itself
+        assert agent.cancel_run(run.run_id) is CancelOutcome.requested
     second.done()
     assert answers == ["OK."]
     check_lost(agent, run)
     assert [message.text for message in agent.messages] == ["go", LOST, "second", "OK."]
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_loop_that_stands_still_holds_its_session_until_it_goes_on(cancelled: bool) -> None:
+    silence = Silence()
+    agent = make([silence])
+    run = agent.start("go")
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> None:
+        await run.__aenter__()
+        await silence.reached.arrived()
+
+    loop.run_until_complete(begin())  # which leaves the loop stopped, and the run in it
+    with pytest.raises(SessionBusyError, match="is busy"):
+        agent.run("second")
+    if cancelled:
+        agent.cancel_run(run.run_id)
+    queued = agent.run("third", on_busy="reject" if cancelled else "queue", stream=True)
+    assert next(queued).event is RunEvent.run_started
+    agent.cancel_run(run.run_id)
+    loop.run_until_complete(run.attend())
+    loop.close()
+    assert [event.content for event in queued][-1] == "OK."
+    assert [message.text for message in agent.messages] == ["go", "Cancelled by user", "third", "OK."]
 
 
 def test_a_reader_elsewhere_is_told() -> None:

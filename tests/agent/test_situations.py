@@ -14,7 +14,7 @@ import pytest
 from andon import CancelOutcome, RunEvent, RunStatus, Usage, tool
 from andon.agent.hooks import AfterModel, Happening
 from andon.errors import ModelError
-from andon.messages import Reasoning, Text, assistant, user
+from andon.messages import Reasoning, Text, ToolCall, assistant, user
 from andon.models.scripted import Call, Fail, ScriptedModel, Think
 from tests.support import (
     Flag,
@@ -236,6 +236,18 @@ def test_streaming_the_arguments_of_a_tool_call() -> None:
         assert [result.call_id for result in answered.tool_results] == ["whole"]
         assert last.content == [Text("Cancelled by user")]
         assert RunEvent.tool_call_started not in ended.kinds
+        await check_goes_on(agent, ended)
+
+    play(main)
+
+
+def test_open_reasoning_beside_a_finished_tool_call() -> None:
+    async def main() -> None:
+        silence = Silence()
+        agent = make([Think("Only half of", None), Call("echo", {"text": "all"}, id="whole"), silence], tools=[echo])
+        ended = await cut(agent, silence.reached)
+        check_cancelled(ended, phase="streaming", tools={"whole": "not_started"})
+        assert ended.result.messages[1] == assistant(ToolCall("whole", "echo", {"text": "all"}))
         await check_goes_on(agent, ended)
 
     play(main)

@@ -14,6 +14,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from andon.agent import settle
@@ -31,7 +32,7 @@ from andon.core.work import Settlement
 from andon.errors import BadResultError, ToolBlockedError, UnknownToolError, describe
 from andon.messages import Block, Message, ToolCall, Usage, assistant, user
 from andon.models.base import Model, ModelRequest, ToolSpec
-from andon.tools.base import Tool, ToolContext
+from andon.tools.base import NO_OUTPUT, Tool, ToolContext
 
 
 class Plan(Struct, frozen=True):
@@ -92,7 +93,9 @@ class Loop:
     async def _open_session(self) -> None:
         session, store = self._run.session, self._plan.store
         self._run.phase = Phase.loading
-        base = await self._run.step(lambda: store.load(session.key), name="the store", cut_by=CancelMode.after_turn)
+        base = session.base
+        if not session.ahead:
+            base = await self._run.step(lambda: store.load(session.key), name="the store", cut_by=CancelMode.after_turn)
         session.open(base, self.messages)
         await self._announce()
 
@@ -129,12 +132,9 @@ class Loop:
         """Run the calls of a turn, and answer each of them."""
         self._run.phase = Phase.tools
         records = self.open_calls
-        if self._plan.parallel_tools and len(records) > 1:
-            await self._run.together([functools.partial(self._call, record) for record in records], "a tool call")
-        else:
-            for record in records:
-                await self._call(record)
-        self.messages.append(Message("tool", [record.result for record in records]))
+        for group in [records] if self._plan.parallel_tools else [[record] for record in records]:
+            await self._call(group)
+        self.messages.append(Message("tool", [record.result() for record in records]))
         self.open_calls = ()
         await self._announce()
 
@@ -165,46 +165,82 @@ class Loop:
     def _records(self, turn: Turn, blocks: Sequence[Block]) -> list[CallRecord]:
         return [CallRecord(self._run, block, turn.problem(block.id)) for block in blocks if isinstance(block, ToolCall)]
 
-    # -- one tool call ------------------------------------------------------------------------------------------------
+    # -- tool calls ---------------------------------------------------------------------------------------------------
 
-    async def _call(self, record: CallRecord) -> None:
-        """Run one call to its end, whichever that is; a cancel leaves the record as it is."""
+    async def _call(self, records: Sequence[CallRecord]) -> None:
+        """Run calls side by side, each to its end, whichever that is; a cancel leaves their records as they are.
+
+        Hooks are told of one call after the other, so no two of them ever run at once.
+        """
         try:
-            text = await self._invoke(record)
-            if not isinstance(text, str):
-                raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
-            record.finish(text)
-            self._run.journal.add(RunEvent.tool_call_completed, tool=record.ended_view())
-        except Cut as cut:
-            if cut.abandoned:
-                record.abandon()
+            for record in records:
+                await self._begin(record)
+            for record in records:
+                await self._end(record)
+        except Cut:
+            for record in records:
+                if record.step is not None:  # nothing that was begun is left to itself
+                    await record.step.wait()
             raise
-        except Exception as error:  # noqa: BLE001 - the boundary: the model is told
-            record.fail(describe(error))
-            self._run.journal.add(RunEvent.tool_call_error, tool=record.ended_view())
-        await self._tell(AfterTool, call=record.call, result=record.result)
 
-    async def _invoke(self, record: CallRecord) -> str:
+    async def _begin(self, record: CallRecord) -> None:
+        self._run.gate(CancelMode.after_tools)
         call = record.call
-        if record.problem is not None:
-            raise record.problem
-        tool = self._plan.tools.get(call.name)
-        if tool is None:
-            known = ", ".join(self._plan.tools) or "none"
-            raise UnknownToolError(f"there is no tool {call.name!r}; there are: {known}")
-        bound = tool.bind(call.arguments)
-        verdict = await self._tell(BeforeTool, call=call)
-        if isinstance(verdict, BeforeTool) and verdict.refusal is not None:
-            raise ToolBlockedError(verdict.refusal)
+        try:
+            tool, bound = self._find(record)
+            verdict = await self._tell(BeforeTool, call=call)
+            if isinstance(verdict, BeforeTool) and verdict.refusal is not None:
+                raise ToolBlockedError(verdict.refusal)
+        except Exception as error:  # noqa: BLE001 - the boundary: the model is told
+            self._fail(record, error)
+            return
         self._run.gate(CancelMode.after_tools)
         record.start()
         self._run.journal.add(RunEvent.tool_call_started, tool=record.view())
-        return await self._run.step(
-            lambda: tool.invoke(bound, self._context(record)),
+        record.step = self._run.begin_step(
+            functools.partial(self._invoke, record, tool, bound),
             name=f"tool {call.name} ({call.id})",
             cut_by=CancelMode.now,
             on_cut=record.scope.fire,
         )
+
+    def _find(self, record: CallRecord) -> tuple[Tool, Any]:
+        """The tool that is asked for, and the arguments as it takes them."""
+        if record.problem is not None:
+            raise record.problem
+        tool = self._plan.tools.get(record.call.name)
+        if tool is None:
+            known = ", ".join(self._plan.tools) or "none"
+            raise UnknownToolError(f"there is no tool {record.call.name!r}; there are: {known}")
+        # A copy: the conversation has the original, and a tool may change what it is given.
+        return tool, tool.bind(msgspec.json.decode(msgspec.json.encode(record.call.arguments)))
+
+    async def _invoke(self, record: CallRecord, tool: Tool, bound: Any) -> None:
+        """Run in the call's own task, so that it is known to have ended the moment it has, whatever the others do."""
+        try:
+            text = await tool.invoke(bound, self._context(record))
+            if not isinstance(text, str):
+                raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
+        except Exception as error:  # noqa: BLE001 - the boundary: the model is told
+            if not record.scope.cancelled:
+                self._fail(record, error)
+        else:
+            if not record.scope.cancelled:  # else it ended too late to be believed
+                record.finish(text if text.strip() else NO_OUTPUT)
+                self._run.journal.add(RunEvent.tool_call_completed, tool=record.ended_view())
+
+    async def _end(self, record: CallRecord) -> None:
+        if record.step is not None:
+            await record.step.wait()
+            try:
+                record.step.outcome()
+            except Exception as error:  # noqa: BLE001 - the boundary: the model is told
+                self._fail(record, error)
+        await self._tell(AfterTool, call=record.call, result=record.result())
+
+    def _fail(self, record: CallRecord, error: Exception) -> None:
+        record.fail(describe(error))
+        self._run.journal.add(RunEvent.tool_call_error, tool=record.ended_view())
 
     def _context(self, record: CallRecord) -> ToolContext:
         run = self._run
@@ -226,12 +262,14 @@ class Loop:
             calls = [*calls, *open_calls]
             text += turn.content()
             spent += turn.spent_failed() if isinstance(fate, Failed) else turn.spent_cut()
+        # A thread may end at any moment: what is said of its call is decided once, so that all say the same.
+        ends = {record: record.outcome for record in calls}
         return Settlement(
-            settle.settle(self.messages, blocks, [record.result for record in open_calls], fate),
+            settle.settle(self.messages, blocks, [record.result(ends[record]) for record in open_calls], fate),
             text,
             spent,
-            [record.receipt() for record in calls],
-            [record.ended_view() for record in calls if record.outcome is not ToolOutcome.completed],
+            [record.receipt(end) for record, end in ends.items()],
+            [record.ended_view(end) for record, end in ends.items() if end is not ToolOutcome.completed],
         )
 
     async def farewell(self) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from andon.core.events import Event, RunEvent
@@ -139,54 +139,53 @@ class Reader:
     An object, not a generator: nothing is held open across a `yield`, so a reader may leave at any moment.
     """
 
-    __slots__ = ("_events", "_journal", "_next")
+    __slots__ = ("_batch", "_journal", "_taken")
 
     def __init__(self, journal: Journal, after: int = 0) -> None:
         self._journal = journal
-        self._events = journal.events
-        self._next = after
+        self._taken = after
+        self._batch: Iterator[Event] = iter(())
 
     def __aiter__(self) -> Reader:
         return self
 
     async def __anext__(self) -> Event:
-        at = self._next
-        try:
-            event = self._events[at]
-        except IndexError:
-            return await self._more()
-        self._next = at + 1
-        return event
+        for event in self._batch:  # the quickest way to ask for one that may not be there
+            return event
+        return await self._more()
 
     async def _more(self) -> Event:
         """Wait for what comes next."""
         await self._journal.waiters.wait(self._ready)
-        if self._next >= len(self._events):
-            raise StopAsyncIteration
-        self._next += 1
-        return self._events[self._next - 1]
+        for event in self._take():
+            return event
+        raise StopAsyncIteration
 
     async def batch(self, limit: int) -> list[Event]:
         """All that is there, up to a limit, and at least one; empty after the last one."""
-        if self._next >= len(self._events):
-            await self._journal.waiters.wait(self._ready)
-        batch = self._events[self._next : self._next + limit]
-        self._next += len(batch)
+        await self._journal.waiters.wait(self._ready)
+        batch = self._journal.events[self._taken : self._taken + limit]
+        self._taken += len(batch)
         return batch
 
     @property
     def at_end(self) -> bool:
         """Has it read the last event that there will be?"""
-        return self._journal.closed and self._next >= len(self._events)
+        return self._journal.closed and self._taken >= len(self._journal.events)
 
     def next_blocking(self) -> Event | None:
         """The next event, or None after the last one."""
-        if self._next >= len(self._events):
-            self._journal.waiters.wait_blocking(self._ready)
-            if self._next >= len(self._events):
-                return None
-        self._next += 1
-        return self._events[self._next - 1]
+        for event in self._batch:
+            return event
+        self._journal.waiters.wait_blocking(self._ready)
+        return next(self._take(), None)
 
     def _ready(self) -> bool:
-        return self._next < len(self._events) or self._journal.closed
+        return self._journal.closed or self._taken < len(self._journal.events)
+
+    def _take(self) -> Iterator[Event]:
+        """All there is. A batch is a copy, so reading it takes no look at the journal."""
+        events = self._journal.events[self._taken :]
+        self._taken += len(events)
+        self._batch = iter(events)
+        return self._batch

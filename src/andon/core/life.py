@@ -11,33 +11,32 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import contextlib
 import contextvars
-import functools
 import logging
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from andon.core.estate import Estate
 from andon.core.events import TERMINAL_EVENT, RunEvent
 from andon.core.journal import Journal
 from andon.core.limits import Limits
 from andon.core.portal import portal
-from andon.core.receipt import CancelRequest, Receipt
-from andon.core.signal import Batch, CancelSignal, Completed, Failed, stop_reason_of
+from andon.core.receipt import CancelRequest
+from andon.core.signal import Batch, Completed, Failed
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, check_step
-from andon.core.step import Cut, Stepper
-from andon.core.store import DONE, RunRecord
+from andon.core.step import Cut
 from andon.core.work import Settlement
 from andon.errors import HandleError, describe
-from andon.messages import UNKNOWN_USAGE, Message, Text, Usage, assistant
+from andon.messages import UNKNOWN_USAGE, Message, Text, assistant
 
 if TYPE_CHECKING:
     from andon.core.cord import Cord
     from andon.core.run import Run
     from andon.core.runtime import Runtime
-    from andon.core.session import OnBusy, Place, Session
+    from andon.core.session import OnBusy, Session
     from andon.core.work import Work
 
 log = logging.getLogger("andon")
@@ -46,36 +45,22 @@ spectator: contextvars.ContextVar[Callable[[Run], None] | None] = contextvars.Co
 """Is told of every run that begins in its context (the explorer watches this way)."""
 
 
-class Life(Stepper):
+class Life(Estate):
     """A run from its beginning to its end; `core/run.py` makes a handle of it."""
 
     _work: Work
-    _conversation: list[Message]
 
     __slots__ = (
         "__weakref__",
-        "_added",
-        "_conversation",
         "_cord",
-        "_cut_phase",
         "_ended",
         "_on_busy",
-        "_place",
-        "_receipt",
-        "_record",
         "_settled",
-        "_settlement",
         "_stage",
         "_task",
         "_work",
-        "created_at",
         "journal",
         "limits",
-        "metadata",
-        "phase",
-        "run_id",
-        "runtime",
-        "session",
     )
 
     def __init__(
@@ -89,20 +74,12 @@ class Life(Stepper):
         limits: Limits,
         metadata: dict[str, Any],
     ) -> None:
-        super().__init__(CancelSignal(), runtime.bounds)
-        self.runtime, self._cord, self.session, self.run_id = runtime, cord, session, run_id
-        self._on_busy, self.limits, self.metadata = on_busy, limits, metadata
+        super().__init__(runtime, session, run_id, metadata)
+        self._cord, self._on_busy, self.limits = cord, on_busy, limits
         self.journal = Journal(run_id, session.key.session_id, session.key.agent_id)
-        self.phase = Phase.pending
-        self.created_at = time.time()
         self._stage = RunStatus.pending
         self._task: asyncio.Task[None] | None = None
-        self._place: Place | None = None
-        self._settlement: Settlement | None = None
-        self._record: RunRecord | None = None
-        self._receipt: Receipt | None = None
-        self._cut_phase: Phase | None = None
-        self._ended = self._settled = self._added = False
+        self._ended = self._settled = False
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -146,6 +123,7 @@ class Life(Stepper):
 
     def ask(self, request: CancelRequest, batch: Batch | None = None) -> CancelOutcome:
         if self._ended:
+            self.end_if_lost()
             return CancelOutcome.already_finished
         if self._is_lost():
             request = msgspec.structs.replace(request, cause=CancelCause.lost)
@@ -180,9 +158,9 @@ class Life(Stepper):
         self.journal.add(RunEvent.run_started)
         self.signal.bind(self.loop, self._deliver)
         self._cord.add(self, self.bounds.arm_seconds)
-        self.limits.begin(self)
         self._task = self.loop.create_task(self._main(), name=f"andon run {self.run_id}")
         self._task.add_done_callback(self._task_done)
+        self.limits.begin(self)
         if (watcher := spectator.get()) is not None:
             watcher(cast("Run", self))
 
@@ -269,78 +247,10 @@ class Life(Stepper):
         self.journal.close(TERMINAL_EVENT[status], content, status=status, **facts)
         self._waiters.wake()
 
-    async def _put_away(self, status: RunStatus) -> None:
-        """Store the end, and pass the session on."""
-        place = self._place
-        if place is None:  # done before, by a task that was stopped right after
-            return
-        self._record = self._make_record(status)
-        if self.session.bequeath(place, self._write):  # still in the queue: whoever is ahead will write it
-            self._conversation, self._place = self.settlement.messages, None
-            return
-        await self._write(self)
-        self._conversation = self.session.base
-        await self._pass_on()
-
-    async def _pass_on(self) -> None:
-        """Give the session to the next in line; what cancelled runs left in between is written first.
-
-        Should this task be stopped here, the portal goes on with the place that was reached.
-        """
-        while (place := self._place) is not None:
-            if place.bequest is not None:
-                await place.bequest(self)
-            heir = self.session.leave(place)
-            self._place = heir if heir is not None and heir.bequest is not None else None
-
-    async def _write(self, by: Life) -> None:
-        """Add what the run leaves to its session, here and in the store. Done by itself, or by whoever was ahead."""
-        session, store = self.session, self.runtime.store
-        assert store is not None
-        assert self._record is not None
-        if not self._added:
-            self._added = True
-            session.close(self.settlement.messages)
-        save = functools.partial(store.save, self._record, self.settlement.messages)
-        try:
-            pending = save()
-        except Exception as error:  # noqa: BLE001 - the boundary to a store that isn't ours
-            pending = DONE
-            by.warn(f"the store failed: {describe(error)}")
-        if pending is not DONE:
-            first = [pending]  # what was asked is awaited once; should that be cancelled, it is asked again
-            await by.bounded(lambda: first.pop() if first else save(), "the store", self.bounds.settle_seconds)
-        if not session.loaded:  # it ended before it had read what came before
-            base = await by.bounded(lambda: store.load(session.key), "the store", self.bounds.settle_seconds)
-            if base is not None:
-                session.open(base, [])
-
-    def _make_record(self, status: RunStatus) -> RunRecord:
-        fate = self.signal.fate
-        return RunRecord(
-            self.run_id,
-            self.session.key,
-            status,
-            self.created_at,
-            self.metadata,
-            stop_reason_of(fate),
-            self.settlement.content,
-            self.settlement.usage,
-            self._receipt,
-            describe(fate.error) if isinstance(fate, Failed) else None,
-        )
-
-    def _make_receipt(self) -> Receipt:
-        request = self.signal.request
-        assert request is not None
-        tools, usage = (self._settlement.tools, self._settlement.usage) if self._settlement else ([], Usage())
-        mode, phase = self.signal.mode or request.mode, self._cut_phase or self.phase
-        return Receipt.of(request, mode, phase, tools, usage, self.leftovers)
-
-    @property
-    def settlement(self) -> Settlement:
-        assert self._settlement is not None
-        return self._settlement
+    def _sketch(self, request: CancelRequest) -> Settlement | None:
+        if asyncio._get_running_loop() is not self.loop or not hasattr(self, "_work"):
+            return None
+        return self._work.settle(request)
 
     # -- without its loop ---------------------------------------------------------------------------------------------
 
@@ -365,10 +275,14 @@ class Life(Stepper):
 
     def end_if_lost(self) -> None:
         """If the run's loop was closed under it, have the portal end it."""
-        if self._is_lost() and self.signal.adopt():
+        if self._ended:
+            if not self._settled and self.loop.is_closed():  # in its last hooks: there is nothing more to wait for
+                self._settle()
+        elif self._is_lost() and self.signal.adopt():
             self.signal.cancel(CancelRequest.make(CancelCause.lost))
             # A raw thread: the portal takes locks, and this may be a signal handler that interrupted their holder.
-            _thread.start_new_thread(self._hand_over, ())
+            with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
+                _thread.start_new_thread(self._hand_over, ())
 
     def _hand_over(self) -> None:
         portal.submit(self._end_elsewhere)
@@ -386,12 +300,17 @@ class Life(Stepper):
     async def _collapse(self, error: Exception) -> None:
         """Settling itself failed: a defect of ours. Even then nobody waits for ever, and the session goes on."""
         log.critical("%r: could not be ended properly", self, exc_info=error)
-        self.session.close([])
-        await self._pass_on()
-        self._settlement = Settlement([], "", UNKNOWN_USAGE, [], [])
+        # Of what it has said, nothing is known to be valid; the prompt is.
+        kept = [*self.session.tail[:1], assistant(Text("(lost)"))] if self._place and self._place.granted else []
+        self._settlement = Settlement(kept, "", UNKNOWN_USAGE, [], [])
         if self.signal.request is not None:
             self._receipt = self._make_receipt()
-        self._conversation = self.session.base or [assistant(Text("(lost)"))]
         self._stage = RunStatus.error if self.signal.request is None else RunStatus.cancelled
+        if kept:
+            self._record = self._make_record(self._stage)
+            with contextlib.suppress(Exception):
+                await self._write(self)
+        await self._pass_on()
+        self._conversation = self.session.base or [assistant(Text("(lost)"))]
         self._ended = True
         self._retire("", self._stage, receipt=self._receipt, error=f"could not be ended properly: {describe(error)}")

@@ -50,6 +50,8 @@ class Run(Life):
     def events(self, after: int = 0) -> Reader:
         """Read the events from a sequence number on, as often as you like. Leaving never cancels."""
         self._check_begun()
+        if after < 0:
+            raise ValueError(f"after is {after}; it is the number of the last event that was read, or 0")
         return Reader(self.journal, after)
 
     async def result(self) -> RunResult:
@@ -102,6 +104,7 @@ class Run(Life):
     async def attend(self) -> None:
         """Wait until the run is settled. The host's cancellation ends the run first, and then goes its own way."""
         cancelled: asyncio.CancelledError | None = None
+        self.end_if_lost()
         try:
             while not self._settled:
                 try:
@@ -117,6 +120,7 @@ class Run(Life):
 
     def attend_blocking(self, timeout: float | None = None) -> bool:
         """The same for a thread; False if `timeout` passed first."""
+        self.end_if_lost()
         return self._waiters.wait_blocking(lambda: self._settled, timeout)
 
     def _is_gone(self) -> bool:

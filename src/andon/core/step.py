@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from andon.core.journal import Waiters
@@ -125,6 +125,9 @@ class Step(Generic[T]):
             if self.timed_out and not self._is_cancelled():
                 raise StepTimeoutError(self.name)
             raise Cut(self.abandoned)
+        if isinstance(error, KeyboardInterrupt):  # it has gone its way, through the loop, and goes it once
+            self._run.host_cancelled()
+            raise Cut
         try:
             if error is not None:
                 raise error
@@ -187,6 +190,7 @@ class Step(Generic[T]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._run.end_step(self)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -230,19 +234,34 @@ class Stepper:
         `cut_by` is the weakest mode that cuts it, None for work that only its `timeout` may cut. Raises Cut if the run
         was cancelled so, before or under it, and StepTimeoutError if its own time was up.
         """
-        if cut_by is not None:
-            self.gate(cut_by)
-        step: Step[T] = Step(self, make, name, cut_by, on_cut)
-        self._steps.append(step)
+        step = self.begin_step(make, name=name, cut_by=cut_by, on_cut=on_cut)
         timer = None if timeout is None else self.loop.call_later(timeout, step.expire)
         try:
             await step.wait()
         finally:
-            if step in self._steps:  # not if they were lost with their loop
-                self._steps.remove(step)
             if timer is not None:
                 timer.cancel()
         return step.outcome()
+
+    def begin_step(
+        self,
+        make: Callable[[], Awaitable[T]],
+        *,
+        name: str,
+        cut_by: CancelMode | None,
+        on_cut: Callable[[], None] | None = None,
+    ) -> Step[T]:
+        """The same without the waiting, for several at once: whoever begins one waits for it, come what may."""
+        if cut_by is not None:
+            self.gate(cut_by)
+        step: Step[T] = Step(self, make, name, cut_by, on_cut)
+        if not step.finished:  # as it may be on a loop that begins its tasks at once
+            self._steps.append(step)
+        return step
+
+    def end_step(self, step: Step[Any]) -> None:
+        if step in self._steps:  # not if they were lost with their loop
+            self._steps.remove(step)
 
     async def bounded(self, make: Callable[[], Awaitable[T]], name: str, seconds: float) -> T | None:
         """Do something that no cancel cuts, but its time does; report what goes wrong.
@@ -259,14 +278,6 @@ class Stepper:
         except Exception as error:  # noqa: BLE001 - the boundary: beside the run's work, so reported and survived
             self.warn(f"{name} failed: {describe(error)}")
         return None
-
-    async def together(self, makes: Iterable[Callable[[], Awaitable[None]]], name: str) -> None:
-        """Do several things at once, each of which is made of steps and ends with them."""
-        steps: list[Step[None]] = [Step(self, make, name) for make in makes]
-        for step in steps:
-            await step.wait()
-        for step in steps:
-            step.outcome()
 
     def gate(self, mode: CancelMode) -> None:
         """Go no further if a cancel of this mode, or a stronger one, was asked for."""

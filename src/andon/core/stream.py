@@ -54,7 +54,7 @@ class EventStream(Reader):
 
     async def aclose(self) -> None:
         """Leave. Returns when the run is settled."""
-        begun, self._state, self._events = self._state == "begun", "closed", []
+        begun, self._state, self._batch = self._state == "begun", "closed", iter(())
         if begun:
             self.run.cancel_for(CancelCause.caller)
             await self.run.attend()

@@ -153,9 +153,10 @@ class Teller:
         assert view is not None
         if all(call.id != view.call_id for call in self._calls):
             told = self._run.own_messages[self._next : self._next + 1]
-            if not told:  # it could not even be settled
+            calls = told[0].tool_calls if told else []
+            if all(call.id != view.call_id for call in calls):  # the run could not even be settled
                 return []
-            self._calls = told[0].tool_calls
+            self._calls = calls
         if event.event is not RunEvent.tool_call_started:
             status: Literal["ok", "error"] = "ok" if event.event is RunEvent.tool_call_completed else "error"
             self._answers[view.call_id] = ToolResult(view.call_id, view.name, view.result or "", status)

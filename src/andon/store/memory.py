@@ -24,10 +24,10 @@ class _Kept:
 
     __slots__ = ("created_at", "runs", "state", "updated_at")
 
-    def __init__(self, created_at: float, state: dict[str, Any]) -> None:
+    def __init__(self, created_at: float, state: dict[str, Any] | None = None) -> None:
         self.created_at = self.updated_at = created_at
-        self.state = state
-        self.runs: dict[str, tuple[RunRecord, list[Message]]] = {}
+        self.state = dict(state or {})
+        self.runs: dict[tuple[str, float], tuple[RunRecord, list[Message]]] = {}
 
     def record(self, key: SessionKey) -> SessionRecord:
         return SessionRecord(key, dict(self.state), self.created_at, self.updated_at)
@@ -51,11 +51,12 @@ class MemoryStore:
         with self._lock:
             kept = self._sessions.get(record.session)
             if kept is None:
-                kept = self._sessions[record.session] = _Kept(record.created_at, {})
-            kept.runs[record.run_id] = record, list(messages)
+                kept = self._sessions[record.session] = _Kept(record.created_at)
+            # The time is part of the key: an id may come again when nobody remembers it, and then replaces nothing.
+            kept.runs[record.run_id, record.created_at] = record, list(messages)
             kept.updated_at = time.time()
-            self._records[record.run_id] = record
-            if record.status.final:
+            before, self._records[record.run_id] = self._records.get(record.run_id), record
+            if record.status.final and not (before is not None and before.status.final):
                 self._ended.append(record.run_id)
                 if len(self._ended) > RECORDS_KEPT:
                     self._records.pop(self._ended.popleft(), None)
@@ -74,7 +75,7 @@ class MemoryStore:
         with self._lock:
             if session in self._sessions:
                 return None
-            kept = self._sessions[session] = _Kept(time.time(), dict(state))
+            kept = self._sessions[session] = _Kept(time.time(), state)
             return kept.record(session)
 
     async def find_session(self, session: SessionKey) -> SessionRecord | None:

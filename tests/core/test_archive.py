@@ -52,6 +52,20 @@ def test_after_its_time_it_leaves_by_itself() -> None:
     play(main)
 
 
+def test_who_comes_later_leaves_later() -> None:
+    async def main() -> None:
+        agent = make(Runtime())
+        agent.runtime.keep_ended(seconds=0.01)
+        await agent.invoke_async("Hi")
+        archive = agent.runtime._archive
+        assert archive is not None
+        archive.sweep()  # the timer of a run before it: this one's time has not come
+        assert len(agent.runtime.ended) == 1
+        await until(lambda: agent.runtime.ended == [])
+
+    play(main)
+
+
 def test_the_oldest_leave_when_it_is_too_much() -> None:
     async def main() -> None:
         agent = make(Runtime(), Burst("x" * 100, 100), Burst("x" * 100, 100), Burst("x" * 100, 100))

@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+import pytest
+from fastapi import FastAPI, Request, Response
 
 from andon import Agent, RunStatus
 from andon.models.scripted import ScriptedModel, Stall
 from andon.server import create_app
 from tests.server.live import NEVER, read_until, serving_app
-from tests.support import eventually
+from tests.support import Silence, eventually
 
 RUNS = "/inner/agents/helper/runs"
 
@@ -34,6 +35,29 @@ def test_mounted_it_works_as_it_is() -> None:
         live.post(RUNS, message="Hi", run_id="r3", background="true", stream="false")
     # The loop's end ended it.
     assert live.run_of(agent, "r3").status is RunStatus.cancelled
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_a_leaving_client_is_noticed_through_middleware_of_the_usual_kind(stream: str) -> None:
+    outer = FastAPI()
+
+    @outer.middleware("http")
+    async def pass_on(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        return await call_next(request)
+
+    silence = Silence()
+    agent = Agent("Helper", ScriptedModel(silence))
+    outer.mount("/inner", create_app(agent, heartbeat=NEVER))
+    with serving_app(outer) as live:
+        bare = live.connect()
+        live.send(bare, RUNS, message="Hi", run_id="r1", stream=stream)
+        silence.reached.wait()
+        bare.close()
+        run = live.run_of(agent, "r1")
+        assert run.attend_blocking(60)
+        receipt = run.make_result().receipt
+        assert receipt is not None
+        assert receipt.cause == "disconnect"
 
 
 def test_with_its_lifespan_it_ends_in_order() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from andon import Agent, ModelError, RunStatus, tool
 from andon.models.scripted import Call, Fail, Say, ScriptedModel, Spend, Think
+from andon.server import host
 from tests.server.live import Frame, frames, serving
 from tests.support import Do, Flag, Hold, Silence, Worker
 
@@ -276,3 +277,16 @@ def test_the_same_key_is_the_same_run() -> None:
             assert {frame.data["run_id"] for frame in frames(response.iter_lines())} == {first["run_id"]}
     assert again == first
     assert [each["content"] for each in (first, other, ada)] == ["One.", "Two.", "Three."]
+
+
+def test_keys_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "KEYS_KEPT", 2)
+    with serving(helper()) as live:
+
+        def ask(key: str) -> str:
+            answer = live.client.post(RUNS, json={"message": "Hi", "stream": False}, headers={"idempotency-key": key})
+            return str(answer.json()["run_id"])
+
+        first, second, third = map(ask, ("k1", "k2", "k3"))
+        assert (ask("k2"), ask("k3")) == (second, third)
+        assert ask("k1") != first

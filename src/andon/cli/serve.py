@@ -99,9 +99,9 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def _notice_the_vanished(listener: socket.socket) -> None:
-    """Connections inherit this: a peer that says nothing more, not even goodbye, is given up after half a minute."""
+    """Connections inherit this: a peer that has gone without a goodbye is given up after two minutes at the latest."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in {"KEEPIDLE": 15, "KEEPINTVL": 5, "KEEPCNT": 3, "USER_TIMEOUT": 30_000}.items():
+    for name, value in {"KEEPIDLE": 15, "KEEPINTVL": 5, "KEEPCNT": 3, "USER_TIMEOUT": 120_000}.items():
         if (option := getattr(socket, f"TCP_{name}", None)) is not None:  # not every system has all of them
             listener.setsockopt(socket.IPPROTO_TCP, option, value)
 

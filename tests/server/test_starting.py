@@ -108,7 +108,8 @@ def test_a_failed_run_says_why() -> None:
 @pytest.mark.parametrize("text", ["a\u2028b\u2029c\u0085d", "\r\n\x0b\x0c\x1c", "half \ud83d of a pair", "\x00"])
 def test_no_text_breaks_a_line(text: str) -> None:
     with serving(helper([Say(text, pieces=1)])) as live, live.stream(RUNS, message="Hi") as stream:
-        assert [frame.data["content"] for frame in stream if frame.event == "RunContent"] == [text]
+        told = text.replace("\ud83d", "?")  # half a character can't be written down
+        assert [frame.data["content"] for frame in stream if frame.event == "RunContent"] == [told]
 
 
 def test_silence_is_filled_with_comments() -> None:

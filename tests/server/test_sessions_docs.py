@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 
 def test_the_lines_do_what_the_page_says() -> None:
     section = PAGE.read_text("utf-8").partition("\n## By session\n")[2].partition("\n## ")[0]
-    _serve, start, cancel = re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    start, cancel = re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     with serving(Agent("Storyteller", ScriptedModel.story(pace=0.005))) as live:
 
         def line(shown: str) -> list[str]:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from andon import Agent, MemoryStore, Runtime, tool
-from andon.models.scripted import Call, ScriptedModel
+from andon.models.scripted import Call, ScriptedModel, Stall
 from andon.server import sessions
-from tests.server.by_session import ABORTED, served, texts
+from tests.server.by_session import ABORTED, Client, served, texts
 from tests.support import Silence, eventually
 
 SESSION = {"id", "appName", "userId", "state", "events", "lastUpdateTime"}
@@ -184,27 +184,28 @@ def test_a_cancel_of_a_session_that_is_not_there_is_a_404() -> None:
 
 
 def test_a_cancel_takes_those_that_wait_too_and_no_others() -> None:
-    first, other = Silence(), Silence()
-    agent = Agent("Helper", ScriptedModel(first, other))
+    first = Silence()
+    agent = Agent("Helper", ScriptedModel(first, then=Stall()))
     with served(agent) as client:
         client.create()
         client.create("s2")
-        fields = {"message": "Hello", "user_id": "ada", "background": "true", "stream": "false", "on_busy": "queue"}
+        fields = {"message": "Hello", "background": "true", "stream": "false", "on_busy": "queue"}
 
-        def start(session: str) -> str:
-            run_id = client.http.post("/agents/helper/runs", data=fields | {"session_id": session}).json()["run_id"]
+        def start(session: str, user: str = "ada") -> str:
+            wanted = fields | {"session_id": session, "user_id": user}
+            run_id = client.http.post("/agents/helper/runs", data=wanted).json()["run_id"]
             assert isinstance(run_id, str)
             return run_id
 
         running = start("s1")
         first.reached.wait()
         queued = start("s1")
-        elsewhere = start("s2")
-        other.reached.wait()
+        elsewhere, another = start("s2"), start("s1", "bob")
         assert set(client.cancel()) == {running, queued}
-        eventually(lambda: [run.run_id for run in agent.runtime.runs] == [elsewhere])
+        eventually(lambda: {run.run_id for run in agent.runtime.runs} == {elsewhere, another})
         assert texts(client.get()["events"]) == ["Hello", ABORTED, "Hello", ABORTED]
         assert client.cancel("s2") == [elsewhere]
+        assert Client(client.live, agent, "bob").cancel() == [another]
         client.settled()
 
 

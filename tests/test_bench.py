@@ -22,6 +22,7 @@ ROWS = {
     "idle": 4,
     "growth": 4,
     "startup": 3,
+    "http": 3,
 }
 
 

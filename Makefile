@@ -5,6 +5,9 @@ VENV := .venv
 VERSION :=
 PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip -qq --disable-pip-version-check
+REST := --ignore tests/test_bench.py --ignore tests/clients
+# More than there are cores: many tests wait for a process or for a clock.
+WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 2 )) | awk '{ print ($$1 > 8) ? 8 : $$1 }')
 # The folders are in it too, so that a deleted file is noticed.
 SOURCES := pyproject.toml README.md LICENSE $(shell find src ! -name __pycache__ ! -name '*.pyc')
 
@@ -44,10 +47,11 @@ types: $(VENV)/.dev ## mypy, strict
 	@echo "checking types…"
 	@$(PYTHON) -m mypy
 
-# The tests on one Python; the first one also measures coverage, which has a gate in pyproject.toml.
+# The tests on one Python. The first one also measures coverage, which has a gate in pyproject.toml, and runs what is the
+# same on each of them: the benchmarks, and other projects' clients in environments of their own.
 unit: $(VENV)/.core $(VENV)/.dev clients
 	@echo "testing on $$($(PYTHON) --version)…"
-	@$(PYTHON) -m pytest --quiet --numprocesses auto --maxprocesses 8 --dist worksteal $(if $(VERSION),,--cov)
+	@$(PYTHON) -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal $(if $(VERSION),$(REST),--cov)
 
 # Other frameworks' clients, which the tests drive against our server: each has an environment of its own.
 clients: .venv-clients/adk/.made .venv-clients/agno/.made

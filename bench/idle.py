@@ -161,7 +161,7 @@ KINDS = {
 
 
 def measure(quick: bool, progress: Progress) -> Figure:
-    count, repeats = (2000, 1) if quick else (10_000, 5)
+    count, repeats = (500, 1) if quick else (10_000, 5)
     taken: dict[str, list[fresh.Values]] = {kind: [] for kind in KINDS}
     for repeat in range(repeats):
         for number, (kind, (name, _)) in enumerate(KINDS.items(), 1):

@@ -192,7 +192,7 @@ async def take(states: Sequence[State], samples: int, said: Callable[[int, int],
 
 
 def measure(quick: bool, progress: Progress) -> Figure:
-    samples = 200 if quick else 2000
+    samples = 50 if quick else 2000
     states = make_states()
     asyncio.run(take(states, ROUND, lambda done, of: None))  # to warm up
     taken = asyncio.run(take(states, samples, lambda done, of: progress(done, of, "rounds over all states")))

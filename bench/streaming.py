@@ -107,7 +107,7 @@ def _cancels(quick: bool, progress: Progress, done: int, of: int) -> list[Row]:
 
 
 def measure(quick: bool, progress: Progress) -> Figure:
-    count, repeats = (2000, 1) if quick else (20_000, 5)
+    count, repeats = (500, 1) if quick else (20_000, 5)
     figure = Figure("streaming", f"tokens per second of one process, {count:,} of them; medians of {repeats}")
     steps = len(ADDRESSES) * repeats * 2
     done = 0

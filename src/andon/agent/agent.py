@@ -127,7 +127,7 @@ class Agent:
         run = self.start(prompt, **options)
         run.begin()
         await run.attend()
-        return run.make_result()
+        return await run.result()
 
     def stream_async(self, prompt: str, **options: Unpack[RunOptions]) -> EventStream:
         """Run, and read the events as they come. Leaving early cancels the run."""

@@ -87,13 +87,15 @@ def _resolve(future: asyncio.Future[None]) -> None:
 class Journal:
     """A run's events. Closed by its terminal event; what comes later is refused."""
 
-    __slots__ = ("_agent_id", "_run_id", "_session_id", "closed", "events", "waiters")
+    __slots__ = ("_agent_id", "_run_id", "_session_id", "closed", "events", "resting", "waiters")
 
     def __init__(self, run_id: str, session_id: str, agent_id: str) -> None:
         self._run_id, self._session_id, self._agent_id = run_id, session_id, agent_id
         self.events: list[Event] = []
         self.waiters = Waiters()
         self.closed = False
+        self.resting = False
+        """The run is paused: readers end here, though it may go on."""
 
     def pen(self, kind: RunEvent) -> Callable[[str], None]:
         """A function that appends one content event and wakes the readers.
@@ -132,9 +134,15 @@ class Journal:
         self.closed = True
         self.waiters.wake()
 
+    def rest(self, kind: RunEvent, **facts: Any) -> None:
+        """Append an event after which nothing comes for a while."""
+        self.append(kind, **facts)
+        self.resting = True
+        self.waiters.wake()
+
 
 class Reader:
-    """Reads a journal from a sequence number on, and ends after its terminal event.
+    """Reads a journal from a sequence number on, and ends after its terminal event, or where the run is paused.
 
     An object, not a generator: nothing is held open across a `yield`, so a reader may leave at any moment.
     """
@@ -169,7 +177,8 @@ class Reader:
         return next(self._take(), None)
 
     def _ready(self) -> bool:
-        return self._journal.closed or self._taken < len(self._journal.events)
+        journal = self._journal
+        return journal.closed or journal.resting or self._taken < len(journal.events)
 
     def _take(self) -> Iterator[Event]:
         """All there is. A batch is a copy, so reading it takes no look at the journal."""

@@ -12,32 +12,30 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextvars
-import functools
 import logging
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from andon.core.estate import Estate
 from andon.core.events import TERMINAL_EVENT, RunEvent
 from andon.core.journal import Journal
 from andon.core.limits import Limits
 from andon.core.portal import portal
-from andon.core.receipt import CancelRequest, Receipt
-from andon.core.signal import Batch, CancelSignal, Completed, Failed, stop_reason_of
-from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, check_step
-from andon.core.step import Cut, Stepper
-from andon.core.store import DONE, RunRecord
+from andon.core.receipt import CancelRequest
+from andon.core.signal import Batch, Completed, Failed
+from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, StopReason, check_step
+from andon.core.step import Cut
 from andon.core.work import Settlement
 from andon.errors import HandleError, describe
-from andon.messages import UNKNOWN_USAGE, Message, Text, Usage, assistant
+from andon.messages import UNKNOWN_USAGE, Text, assistant
 
 if TYPE_CHECKING:
     from andon.core.cord import Cord
     from andon.core.run import Run
     from andon.core.runtime import Runtime
-    from andon.core.session import OnBusy, Place, Session
+    from andon.core.session import OnBusy, Session
     from andon.core.work import Work
 
 log = logging.getLogger("andon")
@@ -46,36 +44,22 @@ spectator: contextvars.ContextVar[Callable[[Run], None] | None] = contextvars.Co
 """Is told of every run that begins in its context (the explorer watches this way)."""
 
 
-class Life(Stepper):
+class Life(Estate):
     """A run from its beginning to its end; `core/run.py` makes a handle of it."""
 
     _work: Work
-    _conversation: list[Message]
 
     __slots__ = (
         "__weakref__",
-        "_added",
-        "_conversation",
         "_cord",
-        "_cut_phase",
         "_ended",
         "_on_busy",
-        "_place",
-        "_receipt",
-        "_record",
         "_settled",
-        "_settlement",
         "_stage",
         "_task",
         "_work",
-        "created_at",
         "journal",
         "limits",
-        "metadata",
-        "phase",
-        "run_id",
-        "runtime",
-        "session",
     )
 
     def __init__(
@@ -89,20 +73,12 @@ class Life(Stepper):
         limits: Limits,
         metadata: dict[str, Any],
     ) -> None:
-        super().__init__(CancelSignal(), runtime.bounds)
-        self.runtime, self._cord, self.session, self.run_id = runtime, cord, session, run_id
-        self._on_busy, self.limits, self.metadata = on_busy, limits, metadata
+        super().__init__(runtime, session, run_id, metadata)
+        self._cord, self._on_busy, self.limits = cord, on_busy, limits
         self.journal = Journal(run_id, session.key.session_id, session.key.agent_id)
-        self.phase = Phase.pending
-        self.created_at = time.time()
         self._stage = RunStatus.pending
         self._task: asyncio.Task[None] | None = None
-        self._place: Place | None = None
-        self._settlement: Settlement | None = None
-        self._record: RunRecord | None = None
-        self._receipt: Receipt | None = None
-        self._cut_phase: Phase | None = None
-        self._ended = self._settled = self._added = False
+        self._ended = self._settled = False
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -128,6 +104,10 @@ class Life(Stepper):
     @property
     def is_cancelling(self) -> bool:
         return self.status is RunStatus.cancelling
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.journal.events)
 
     def __repr__(self) -> str:
         return f"<Run {self.run_id} of {self.agent_id}: {self.status.name}>"
@@ -159,7 +139,7 @@ class Life(Stepper):
 
     def begin(self) -> None:
         """Take a place in the session, register, and start the task; or raise, and nothing was recorded."""
-        if self._task is not None:
+        if self.has_begun:
             raise HandleError(f"run {self.run_id!r} has begun already; start another one")
         self.loop = asyncio.get_running_loop()
         self.runtime.register(self)
@@ -171,24 +151,29 @@ class Life(Stepper):
         if self._on_busy == "cancel":
             self.session.supersede(self._place)
         self.journal.add(RunEvent.run_started)
-        self.signal.bind(self.loop, self._deliver)
         self._cord.add(self, self.bounds.arm_seconds)
-        self.limits.begin(self)
-        self._task = self.loop.create_task(self._main(), name=f"andon run {self.run_id}")
-        self._task.add_done_callback(self._task_done)
+        self._go()
         if (watcher := spectator.get()) is not None:
             watcher(cast("Run", self))
 
+    def _go(self) -> None:
+        """Begin to work, or go on with it after a pause."""
+        self.signal.bind(self.loop, self._deliver)
+        self.limits.begin(self)
+        self._task = self.loop.create_task(self._main(), name=f"andon run {self.run_id}")
+        self._task.add_done_callback(self._task_done)
+
     async def _main(self) -> None:
-        place = self._place
-        assert place is not None
         try:
-            if not place.granted:
-                self.phase = Phase.queued
-                await self.step(lambda: self.session.turn(place), name="queue", cut_by=CancelMode.after_turn)
+            if self._stage is RunStatus.pending:
+                await self._take_turn()
             self.gate(CancelMode.after_turn)
-            self._move(RunStatus.running)
-            self.signal.claim(Completed(await self._work.perform()))
+            stop_reason = await self._work.perform()
+            if stop_reason is StopReason.interrupt:
+                if await self._pause():
+                    return
+            else:
+                self.signal.claim(Completed(stop_reason))
         except Cut:
             pass
         except Exception as error:  # noqa: BLE001 - the boundary: a failed run returns its error
@@ -196,6 +181,20 @@ class Life(Stepper):
         await self._finish()
         if self.host_has_cancelled:
             raise asyncio.CancelledError
+
+    async def _take_turn(self) -> None:
+        """Wait until the session is ours."""
+        place = self._place
+        assert place is not None
+        if not place.granted:
+            self.phase = Phase.queued
+            await self.step(lambda: self.session.turn(place), name="queue", cut_by=CancelMode.after_turn)
+        self.gate(CancelMode.after_turn)
+        self._move(RunStatus.running)
+
+    async def _pause(self) -> bool:
+        """Wait for a person, and hold nothing meanwhile. False if a cancel was quicker."""
+        raise NotImplementedError
 
     def _move(self, to: RunStatus) -> None:
         check_step(self.status, to)
@@ -262,82 +261,11 @@ class Life(Stepper):
         self.journal.close(TERMINAL_EVENT[status], content, status=status, **facts)
         self._waiters.wake()
 
-    async def _put_away(self, status: RunStatus) -> None:
-        """Store the end, and pass the session on."""
-        place = self._place
-        if place is None:  # done before, by a task that was stopped right after
-            return
-        self._record = self._make_record(status)
-        if self.session.bequeath(place, self._write):  # still in the queue: whoever is ahead will write it
-            self._conversation, self._place = self.settlement.messages, None
-            return
-        await self._write(self)
-        self._conversation = self.session.base
-        await self._pass_on()
-
-    async def _pass_on(self) -> None:
-        """Give the session to the next in line; what cancelled runs left in between is written first.
-
-        Should this task be stopped here, the portal goes on with the place that was reached.
-        """
-        while (place := self._place) is not None:
-            if place.bequest is not None:
-                await place.bequest(self)
-            heir = self.session.leave(place)
-            self._place = heir if heir is not None and heir.bequest is not None else None
-
-    async def _write(self, by: Life) -> None:
-        """Add what the run leaves to its session, here and in the store. Done by itself, or by whoever was ahead."""
-        session, store = self.session, self.runtime.store
-        assert store is not None
-        assert self._record is not None
-        if not self._added:
-            self._added = True
-            session.close(self.settlement.messages)
-        save = functools.partial(store.save, self._record, self.settlement.messages)
-        try:
-            pending = save()
-        except Exception as error:  # noqa: BLE001 - the boundary to a store that isn't ours
-            pending = DONE
-            by.warn(f"the store failed: {describe(error)}")
-        if pending is not DONE:
-            first = [pending]  # what was asked is awaited once; should that be cancelled, it is asked again
-            await by.bounded(lambda: first.pop() if first else save(), "the store", self.bounds.settle_seconds)
-        if not session.loaded:  # it ended before it had read what came before
-            base = await by.bounded(lambda: store.load(session.key), "the store", self.bounds.settle_seconds)
-            if base is not None:
-                session.open(base, [])
-
-    def _make_record(self, status: RunStatus) -> RunRecord:
-        fate = self.signal.fate
-        return RunRecord(
-            self.run_id,
-            self.session.key,
-            status,
-            self.created_at,
-            self.metadata,
-            stop_reason_of(fate),
-            self.settlement.content,
-            self.settlement.usage,
-            self._receipt,
-            describe(fate.error) if isinstance(fate, Failed) else None,
-        )
-
-    def _make_receipt(self) -> Receipt:
-        request = self.signal.request
-        assert request is not None
-        tools, usage = (self._settlement.tools, self._settlement.usage) if self._settlement else ([], Usage())
-        mode, phase = self.signal.mode or request.mode, self._cut_phase or self.phase
-        return Receipt.of(request, mode, phase, tools, usage, self.leftovers)
-
-    @property
-    def settlement(self) -> Settlement:
-        assert self._settlement is not None
-        return self._settlement
-
     # -- without its loop ---------------------------------------------------------------------------------------------
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
+        if task is not self._task:  # it paused, and another one may have gone on since
+            return
         if not task.cancelled() and (error := task.exception()) is not None:
             log.critical("%r: its task broke", self, exc_info=error)
         if self._ended:

@@ -64,8 +64,16 @@ class Limits:
         for timer in self._timers or ():
             timer.cancel()
         if self._watch is not None:
-            self._watch.expire()
+            self._watch.cut_alone()
         return self._watch
+
+    def pause(self) -> Step[None] | None:
+        """The same for a while: what is left of the time counts on when the run goes on."""
+        if self.deadline is not None:
+            self.timeout = max(0.0, self.deadline - time.time())
+        watch = self.end()
+        self._timers = self._watch = None
+        return watch
 
     def abandon(self) -> None:
         """The loop on which all of this lived is closed."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from andon.core.receipt import Receipt
+from andon.core.receipt import Interrupt, Receipt
 from andon.core.states import RunStatus, StopReason
 from andon.messages import Message, Usage
 
@@ -38,6 +38,8 @@ class RunRecord(Struct, frozen=True, gc=False):
     usage: Usage | None = None
     receipt: Receipt | None = None
     error: str | None = None
+    interrupts: list[Interrupt] = []
+    """The questions that are open, if the run is paused."""
 
 
 class _Done:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from andon.core.events import Event
 from andon.core.journal import Reader
-from andon.core.states import CancelCause
 
 if TYPE_CHECKING:
     from andon.core.run import Run
@@ -56,10 +55,10 @@ class EventStream(Reader):
         """Leave. Returns when the run is settled."""
         begun, self._state, self._batch = self._state == "begun", "closed", iter(())
         if begun:
-            self.run.cancel_for(CancelCause.caller)
+            self.run.leave()
             await self.run.attend()
 
     def __del__(self) -> None:
         # Only a signal: this may be any thread, and no place to wait.
         if getattr(self, "_state", "new") == "begun" and not sys.is_finalizing():  # __init__ may have been interrupted
-            self.run.cancel_for(CancelCause.caller)
+            self.run.leave()

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run leaves, and to whom: its messages to the session and the store, its place to the next in line.
+
+Each part is done once, whoever does it: a task that is stopped in between is followed by the portal, which goes on with
+what is missing. Nothing here decides how a run ends; that is done.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import TYPE_CHECKING, Any
+
+from andon.core.receipt import Receipt
+from andon.core.signal import CancelSignal, Failed, stop_reason_of
+from andon.core.states import Phase, RunStatus, StopReason
+from andon.core.step import Stepper
+from andon.core.store import DONE, RunRecord
+from andon.core.work import Settlement
+from andon.errors import describe
+from andon.messages import Message, Usage
+
+if TYPE_CHECKING:
+    from andon.core.runtime import Runtime
+    from andon.core.session import Place, Session
+
+
+class Estate(Stepper):
+    """What a run leaves."""
+
+    _conversation: list[Message]
+
+    __slots__ = (
+        "_added",
+        "_conversation",
+        "_cut_phase",
+        "_place",
+        "_receipt",
+        "_record",
+        "_settlement",
+        "created_at",
+        "metadata",
+        "phase",
+        "run_id",
+        "runtime",
+        "session",
+    )
+
+    def __init__(self, runtime: Runtime, session: Session, run_id: str, metadata: dict[str, Any]) -> None:
+        super().__init__(CancelSignal(), runtime.bounds)
+        self.runtime, self.session, self.run_id, self.metadata = runtime, session, run_id, metadata
+        self.created_at = time.time()
+        self.phase = Phase.pending
+        self._place: Place | None = None
+        self._settlement: Settlement | None = None
+        self._record: RunRecord | None = None
+        self._receipt: Receipt | None = None
+        self._cut_phase: Phase | None = None
+        self._added = False
+
+    async def _put_away(self, status: RunStatus) -> None:
+        """Store the end, and pass the session on."""
+        place = self._place
+        if place is None:  # done before, by a task that was stopped right after
+            return
+        self._record = self._make_record(status, self.settlement)
+        if self.session.bequeath(place, self._write):  # still in the queue: whoever is ahead will write it
+            self._conversation, self._place = self.settlement.messages, None
+            return
+        await self._write(self)
+        self._conversation = self.session.base
+        await self._pass_on()
+
+    async def _pass_on(self) -> None:
+        """Give the session to the next in line; what cancelled runs left in between is written first.
+
+        Should this task be stopped here, the portal goes on with the place that was reached.
+        """
+        while (place := self._place) is not None:
+            if place.bequest is not None:
+                await place.bequest(self)
+            heir = self.session.leave(place)
+            self._place = heir if heir is not None and heir.bequest is not None else None
+
+    async def _write(self, by: Estate) -> None:
+        """Add what the run leaves to its session, here and in the store. Done by itself, or by whoever was ahead."""
+        session, store = self.session, self.runtime.store
+        assert store is not None
+        assert self._record is not None
+        if not self._added:
+            self._added = True
+            session.close(self.settlement.messages)
+        await self._keep(by, self._record, self.settlement.messages)
+        if not session.loaded:  # it ended before it had read what came before
+            base = await by.bounded(lambda: store.load(session.key), "the store", self.bounds.settle_seconds)
+            if base is not None:
+                session.open(base, [])
+
+    async def _keep(self, by: Estate, record: RunRecord, messages: list[Message]) -> None:
+        """Have the store keep it, bounded."""
+        store = self.runtime.store
+        assert store is not None
+        save = functools.partial(store.save, record, messages)
+        try:
+            pending = save()
+        except Exception as error:  # noqa: BLE001 - the boundary to a store that isn't ours
+            pending = DONE
+            by.warn(f"the store failed: {describe(error)}")
+        if pending is not DONE:
+            first = [pending]  # what was asked is awaited once; should that be cancelled, it is asked again
+            await by.bounded(lambda: first.pop() if first else save(), "the store", self.bounds.settle_seconds)
+
+    def _make_record(self, status: RunStatus, left: Settlement) -> RunRecord:
+        fate = self.signal.fate
+        return RunRecord(
+            self.run_id,
+            self.session.key,
+            status,
+            self.created_at,
+            self.metadata,
+            StopReason.interrupt if status is RunStatus.paused else stop_reason_of(fate),
+            left.content,
+            left.usage,
+            self._receipt,
+            describe(fate.error) if isinstance(fate, Failed) else None,
+            left.interrupts,
+        )
+
+    def _make_receipt(self) -> Receipt:
+        request = self.signal.request
+        assert request is not None
+        tools, usage = (self._settlement.tools, self._settlement.usage) if self._settlement else ([], Usage())
+        mode, phase = self.signal.mode or request.mode, self._cut_phase or self.phase
+        return Receipt.of(request, mode, phase, tools, usage, self.leftovers)
+
+    @property
+    def settlement(self) -> Settlement:
+        assert self._settlement is not None
+        return self._settlement

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that waits for a person: it holds no task, no thread and no timer, and two things may happen to it.
+
+Someone answers, and it goes on as the same run, on the loop of whoever answered. Or someone cancels it, and the portal
+ends it. Which of the two is decided by one token, that the pause lays down and only one of them can take: so a run that
+was cancelled never goes on, and one that goes on is ended by its own task. Like the signal it takes no lock. The pause
+lays the token down and then looks for a cancel; a cancel is entered first and then looks for the token.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from andon.core.events import RunEvent
+from andon.core.life import Life
+from andon.core.receipt import CancelRequest, Interrupt
+from andon.core.signal import Batch
+from andon.core.states import CancelOutcome, Phase, RunStatus, check_step
+from andon.core.work import Settlement
+from andon.errors import AnswersError, NotContinuableError
+
+
+class Pausing(Life):
+    """A life that can be paused, and go on."""
+
+    __slots__ = ("_progress", "_token")
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._progress: Settlement | None = None
+        """How far it had come when it paused."""
+        self._token: list[None] | None = None
+
+    @property
+    def is_paused(self) -> bool:
+        return self.status is RunStatus.paused
+
+    @property
+    def at_rest(self) -> bool:
+        return self._settled or self.is_paused
+
+    @property
+    def interrupts(self) -> list[Interrupt]:
+        """The questions that are open."""
+        return self._progress.interrupts if self._progress is not None and self.is_paused else []
+
+    async def _pause(self) -> bool:
+        """Hold nothing from here on. False if a cancel was quicker: then the run goes on to its end."""
+        if (watch := self.limits.pause()) is not None:
+            await watch.wait()
+        progress = self._progress = self._work.progress()
+        await self._keep(self, self._make_record(RunStatus.paused, progress), progress.messages)
+        if self.signal.fate is not None:
+            return False
+        self.phase, self._stage = Phase.paused, RunStatus.paused
+        self._token, task, self._task = [None], self._task, None
+        if self.signal.fate is not None and self._take_token():
+            self._task = task
+            return False
+        self.journal.rest(RunEvent.run_paused, interrupts=self.interrupts)
+        self._waiters.wake()
+        return True
+
+    def _take_token(self) -> bool:
+        """True for one caller alone, which decides how the run goes on."""
+        if self._token:
+            with contextlib.suppress(IndexError):
+                self._token.pop()
+                return True
+        return False
+
+    def ask(self, request: CancelRequest, batch: Batch | None = None) -> CancelOutcome:
+        outcome = super().ask(request, batch)
+        if outcome and self._take_token():
+            # A raw thread: the portal takes locks, and this may be a signal handler that interrupted their holder.
+            _thread.start_new_thread(self._hand_over, ())
+        return outcome
+
+    def check_answers(self, answers: Mapping[str, Any]) -> None:
+        """Raise if these are not the answers to the questions that are open."""
+        if not self.is_paused:
+            raise NotContinuableError(f"run {self.run_id!r} is {self.status.name}: it has no open questions")
+        asked = {interrupt.id for interrupt in self.interrupts}
+        problems = [f"there is no question {key!r}" for key in answers.keys() - asked]
+        problems += [f"no answer to {key!r}" for key in asked - answers.keys()]
+        if problems:
+            raise AnswersError(
+                f"run {self.run_id!r} stays paused: {'; '.join(sorted(problems))}. Open are: {self.describe_open()}",
+                interrupts=self.interrupts,
+            )
+
+    def describe_open(self) -> str:
+        return ", ".join(f"{interrupt.id!r} ({interrupt.name})" for interrupt in self.interrupts)
+
+    def resume(self, answers: Mapping[str, Any]) -> None:
+        """Go on with the answers of a person, on the running loop; or raise, and nothing has changed."""
+        loop = asyncio.get_running_loop()
+        self.check_answers(answers)
+        if not self._take_token():
+            raise NotContinuableError(f"run {self.run_id!r} is {self.status.name}: someone else was quicker")
+        self._work.answer(answers)
+        check_step(self._stage, RunStatus.running)
+        self.loop, self._stage = loop, RunStatus.running
+        self.journal.resting = False
+        self.journal.add(RunEvent.run_continued)
+        self._go()

@@ -75,7 +75,7 @@ class Message(Struct, frozen=True, gc=False):
 
 
 def user(text: str) -> Message:
-    return Message("user", [Text(text)])
+    return Message("user", [Text(sendable(text))])
 
 
 def assistant(*blocks: Block) -> Message:
@@ -103,6 +103,11 @@ class Usage(Struct, frozen=True, gc=False):
             _sum(self.reasoning_tokens, other.reasoning_tokens),
             self.estimated or other.estimated,
         )
+
+
+def sendable(text: str) -> str:
+    """The text as it can be written down: half a character (a lone surrogate) can be in a str, but not in UTF-8."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 UNKNOWN_USAGE = Usage(None, None, None, None)

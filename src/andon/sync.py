@@ -114,9 +114,10 @@ def _outlast(run: Run, wait: Callable[[], T]) -> T:
     """Do what waits for a run; wherever that is interrupted, end the run first."""
     try:
         return wait()
-    except Exception:
-        raise
-    except BaseException:
+    except BaseException as error:
         run.cancel_for(CancelCause.caller)
-        run.attend_blocking(INTERRUPTED_SECONDS if run.has_begun else BEGINNING_SECONDS)
+        if run.has_begun:
+            run.attend_blocking(INTERRUPTED_SECONDS)
+        elif not isinstance(error, Exception):  # else it is what kept the run from starting
+            run.attend_blocking(BEGINNING_SECONDS)
         raise

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
-from andon import Agent, CancelOutcome, RunStatus, Runtime, tool
+from andon import Agent, CancelOutcome, MemoryStore, RunStatus, Runtime, SessionKey, tool
 from andon.errors import (
     AndonError,
     ConfigurationError,
@@ -217,3 +218,31 @@ def test_modes_and_graces_that_mean_nothing() -> None:
     with pytest.raises(ValueError, match="grace"):
         agent.cancel(mode="after_turn", grace=-1)
     assert agent.run("go").status is RunStatus.completed  # and nothing was armed
+
+
+def test_a_run_id_that_the_store_knows() -> None:
+    """Another process, or the 10,000 runs since, may have forgotten it; its messages must not be replaced."""
+    store = MemoryStore()
+    for prompt in ("one", "two"):
+        agent = Agent("A", ScriptedModel(then="OK."), runtime=Runtime(store))
+        with contextlib.suppress(RunIdTakenError):
+            agent.run(prompt, session_id="s", run_id="r")
+    stored = asyncio.run(store.load(SessionKey("a", None, "s")))
+    assert stored[0].text == "one"
+
+
+def test_an_empty_session_id_is_not_the_agents_own_session() -> None:
+    """A form field that was left empty must not lead everybody into one conversation."""
+    agent = Agent("A", ScriptedModel(then="OK."))
+    agent.run("a secret")
+    try:
+        result = agent.run("Hello", session_id="")
+    except ConfigurationError:
+        return
+    assert [message.text for message in result.messages] == ["Hello", "OK."]
+
+
+def test_the_agents_own_session_by_its_id() -> None:
+    agent = Agent("A", ScriptedModel(then="OK."))
+    agent.run("Hello", session_id=agent.session_id)
+    assert [message.text for message in agent.messages] == ["Hello", "OK."]

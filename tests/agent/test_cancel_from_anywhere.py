@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
+import threading
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
 
 from andon import Agent, CancelOutcome, Receipt, Run, RunEvent, RunStatus, Runtime, ToolContext, tool
 from andon.agent.hooks import Happening
-from andon.models.scripted import Call
+from andon.models.scripted import Call, Item, ScriptedModel
 from tests.support import (
     Flag,
     Silence,
@@ -362,3 +366,24 @@ def test_a_cancel_is_exact() -> None:
             assert [event.reason for event in events if event.event is RunEvent.cancel_requested] == ["the second"]
 
     play(main)
+
+
+def test_cancel_itself_as_a_signal_handler() -> None:
+    """`signal.signal(…, agent.cancel)` gives it a number and a frame, which can't be kept or written as JSON."""
+
+    class Ready(Item):
+        async def play(self, sink: Any, model: ScriptedModel) -> None:
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGUSR1)  # it waits there, and handlers run there
+            await asyncio.get_running_loop().create_future()
+
+    agent = Agent("A", ScriptedModel(Ready()))
+    before = signal.signal(signal.SIGUSR1, agent.cancel)  # type: ignore[arg-type]  # a slip, easily made
+    try:
+        result = agent.run("go")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert result.receipt is not None
+    assert (result.receipt.reason, result.receipt.by) == (str(int(signal.SIGUSR1)), None)
+    msgspec.json.encode(result.receipt)

@@ -4,7 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import subprocess
+import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,17 +21,21 @@ from andon import (
     MemoryStore,
     Message,
     ModelError,
+    Run,
     RunEvent,
     RunRecord,
     RunStatus,
     Runtime,
     ToolContext,
+    ToolOutcome,
+    ToolReceipt,
     tool,
 )
+from andon.agent.calls import CallRecord
 from andon.models.base import ModelRequest
-from andon.models.scripted import Call, ScriptedModel, Stall
+from andon.models.scripted import Call, Fail, ScriptedModel, Stall
 from andon.testing import validate
-from tests.support import play
+from tests.support import HANG, eventually, forever, play
 
 
 def test_an_on_cancel_callback_may_raise_anything() -> None:
@@ -191,3 +200,140 @@ def test_calls_whose_ids_differ_in_what_providers_refuse_stay_two_calls() -> Non
 def test_max_turns_is_a_whole_number(max_turns: Any) -> None:
     with pytest.raises(ConfigurationError, match="max_turns"):
         Agent("A", ScriptedModel()).run("go", max_turns=max_turns)
+
+
+def test_a_loop_that_is_closed_in_the_last_hook() -> None:
+    """The run has ended, but is not through: whoever waits for all of it must not wait for ever."""
+
+    class Slow:
+        async def run_ended(self, happening: object) -> None:
+            await forever()
+
+    agent = Agent("A", ScriptedModel("Hello."), hooks=[Slow()])
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> Run:
+        run = agent.start("go")
+        run.begin()
+        await run.result()
+        return run
+
+    run = loop.run_until_complete(begin())
+    loop.close()
+
+    async def main() -> None:
+        async with asyncio.timeout(10):
+            assert await run.cancel_and_wait(timeout=None) is None
+
+    asyncio.run(main())
+
+
+def test_a_run_that_can_not_begin_leaves_no_place_in_the_session() -> None:
+    agent = Agent("A", ScriptedModel(then="Hello."))
+    with pytest.raises((ConfigurationError, OverflowError)):
+        agent.run("go", timeout=10**400)
+    assert agent.runtime.runs == []
+    assert agent.run("next").status is RunStatus.completed
+
+
+INTERRUPTED = """
+import asyncio
+from andon import Agent, tool
+from andon.models.scripted import Call, ScriptedModel
+
+@tool
+async def interrupted() -> str:
+    await asyncio.sleep(0)
+    raise KeyboardInterrupt
+
+async def beside():
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await asyncio.sleep(0.01)
+        print("cleaned up", flush=True)
+
+async def main():
+    task = asyncio.create_task(beside())
+    await asyncio.sleep(0)
+    await agent.invoke_async("go")
+
+agent = Agent("A", ScriptedModel(Call("interrupted")), tools=[interrupted])
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    print("in flight:", len(agent.runtime.runs), flush=True)
+"""
+
+
+def test_an_interrupt_in_a_tool_is_one_interrupt() -> None:
+    """It stops the loop once. The host's own cleaning up is not hit by echoes of it, and the run has an end."""
+    program = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=HANG)
+    assert program.stdout.splitlines() == ["cleaned up", "in flight: 0"], program.stderr
+
+
+def test_what_the_record_says_of_a_thread_is_one_thing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread may end while the run is being settled; conversation, event and receipt still agree."""
+    release = threading.Event()
+
+    @tool
+    def block() -> str:
+        release.wait()
+        return "late"
+
+    receipt = CallRecord.receipt
+
+    def in_between(self: CallRecord, outcome: ToolOutcome) -> ToolReceipt:
+        release.set()
+        eventually(lambda: not self.scope.thread_running)
+        return receipt(self, outcome)
+
+    monkeypatch.setattr(CallRecord, "receipt", in_between)
+
+    async def main() -> None:
+        agent = Agent("A", ScriptedModel(Call("block", id="c")), tools=[block])
+        async with agent.start("go") as run:
+            async for event in run:
+                if event.event is RunEvent.tool_call_started:
+                    run.cancel()
+            result = await run.result()
+        assert result.receipt is not None
+        told = result.messages[2].tool_results[0].content
+        assert (result.receipt.tools[0].outcome == "abandoned") is ("may still be running" in told)
+
+    play(main)
+
+
+class Forgetful(MemoryStore):
+    """Fails to save, until it is told that all is well again."""
+
+    broken = True
+
+    def save(self, record: RunRecord, messages: Sequence[Message]) -> Any:
+        if self.broken:
+            raise OSError("disk full")
+        return super().save(record, messages)
+
+
+def test_what_the_store_could_not_keep_is_still_known_to_the_next_run() -> None:
+    store = Forgetful()
+    agent = Agent("A", ScriptedModel(then="OK."), runtime=Runtime(store))
+    first = agent.run("one")
+    assert first.status is RunStatus.completed
+    assert first.warnings == ["the store failed: OSError: disk full"]
+    store.broken = False
+    assert [message.text for message in agent.run("two").messages] == ["one", "OK.", "two", "OK."]
+
+
+def test_a_failed_result_is_garbage_like_anything_else() -> None:
+    def use() -> weakref.ref[Agent]:
+        agent = Agent("A", ScriptedModel(Fail(ValueError("broken"))))
+        result = agent.run("go")
+        assert result.error is not None
+        with contextlib.suppress(ValueError):
+            raise result.error  # its traceback now knows this frame, and with it the result
+        return weakref.ref(agent)
+
+    agent = use()
+    gc.collect()
+    assert agent() is None

@@ -6,12 +6,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 
 import pytest
 
 from andon import Message, RunEvent, RunResult, RunStatus, Runtime, tool
 from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, Happening, MessageAdded, RunEnded
+from andon.errors import HookDefinitionError
 from andon.messages import Text, ToolResult, assistant, user
 from andon.models.scripted import Call
 from andon.testing.validators import validate
@@ -310,3 +312,17 @@ def test_a_hook_that_fails_while_it_is_cut() -> None:
         agent.hooks.clear()
 
     play(main)
+
+
+def test_a_sync_hook_that_blocks_is_named() -> None:
+    agent = make("OK.", hooks=[hook("before_model", lambda _: time.sleep(0.02))], runtime=Runtime(hook_seconds=0.01))
+    result = agent.run("go")
+    assert result.status is RunStatus.completed
+    assert [warning for warning in result.warnings if "blocked the event loop for 0.0 s" in warning] == result.warnings
+    assert len(result.warnings) == 1
+
+
+def test_a_hook_that_can_not_be_called_is_refused() -> None:
+    holder = type("Hook", (), {"before_model": "log"})()
+    with pytest.raises(HookDefinitionError, match=r"before_model of .* can't be called"):
+        make("OK.", hooks=[holder])

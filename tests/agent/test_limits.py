@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from andon import CancelCause, CancelOutcome, RunStatus, ToolContext, tool
+from andon import Agent, CancelCause, CancelOutcome, RunStatus, ToolContext, Usage, tool
 from andon.messages import Text
-from andon.models.scripted import Call
+from andon.models.scripted import Call, ScriptedModel, Spend
 from andon.testing.validators import validate
 from tests.support import Flag, Hold, Reach, Silence, Worker, asked, forever, make, play, until
 
@@ -253,5 +253,35 @@ def test_an_event_set_in_the_last_moment_changes_nothing_or_all() -> None:
             stop.set()
             result = await run.result()
         assert (result.receipt is None) is (result.status is RunStatus.completed)
+
+    play(main)
+
+
+def test_the_receipt_of_a_wait_that_was_too_short_says_no_untruth() -> None:
+    """Unknown is not zero: the run has called a tool and spent tokens, whatever is left of it."""
+
+    async def main() -> None:
+        started, finish = asyncio.Event(), asyncio.Event()
+
+        @tool
+        async def slow() -> str:
+            started.set()
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                await finish.wait()
+            return "never"
+
+        agent = Agent("A", ScriptedModel([Spend(Usage(10, 5)), Call("slow", id="c")]), tools=[slow])
+        async with agent.start("go") as run:
+            await started.wait()
+            early = await run.cancel_and_wait(timeout=0)
+            finish.set()
+            final = (await run.result()).receipt
+        assert early is not None
+        assert final is not None
+        assert early.leftovers == ["tool slow (c)"]
+        assert early.usage in (final.usage, Usage(None, None, None, None))
+        assert [each.call_id for each in early.tools] == ["c"]
 
     play(main)

@@ -428,3 +428,48 @@ def test_a_call_whose_turn_was_cut_softly_is_never_started_later() -> None:
         await check_goes_on(agent, ended)
 
     play(main)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("point", "requests", "tools"),
+    [
+        ("before_model", 0, {}),
+        ("after_model", 1, {"c": "not_started"}),
+        ("before_tool", 1, {"c": "not_started"}),
+        ("after_tool", 1, {"c": "completed"}),
+    ],
+)
+def test_in_a_hook_a_softer_mode_lets_it_finish(mode: str, point: str, requests: int, tools: dict[str, str]) -> None:
+    async def main() -> None:
+        reached, go_on, finished = Flag(), Flag(), Flag()
+
+        async def hook(_happening: object) -> None:
+            reached.set()
+            await go_on.arrived()
+            finished.set()
+
+        @tool
+        async def echo() -> str:
+            return "echo"
+
+        holder = type("Hook", (), {})()
+        setattr(holder, point, hook)
+        agent = make(Call("echo", id="c"), tools=[echo], hooks=[holder])
+        async with agent.start("go") as run:
+            await reached.arrived()
+            assert run.cancel(mode=mode) is CancelOutcome.requested
+            await asyncio.sleep(0)
+            assert not finished.is_set()
+            go_on.set()
+            result = await run.result()
+        assert finished.is_set()
+        assert result.status is RunStatus.cancelled
+        assert result.receipt is not None
+        # With `after_turn` the turn's tools finish, so a call that had not begun yet begins.
+        ends = {each.call_id: str(each.outcome) for each in result.receipt.tools}
+        expected = {"c": "completed"} if tools and mode == "after_turn" else tools
+        assert ends == expected
+        assert len(asked(agent)) == requests
+
+    play(main)

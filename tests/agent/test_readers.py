@@ -10,11 +10,11 @@ import weakref
 
 import pytest
 
-from andon import CancelCause, CancelOutcome, Event, RunEvent, RunStatus, tool
+from andon import Agent, CancelCause, CancelOutcome, Event, RunEvent, RunStatus, tool
 from andon.agent.hooks import RunEnded
 from andon.errors import EmptyPromptError, HandleError, SessionBusyError
 from andon.messages import Text
-from andon.models.scripted import Burst, Call
+from andon.models.scripted import Burst, Call, ScriptedModel
 from tests.support import (
     Flag,
     Hold,
@@ -432,5 +432,19 @@ def test_a_reader_whose_loop_was_closed_harms_nobody() -> None:
             await asyncio.to_thread(read_and_die)
             go_on.set()
             assert (await run.result()).content == "Half a sentence."
+
+    play(main)
+
+
+@pytest.mark.parametrize("after", [-1, -2])
+def test_a_number_that_means_nothing(after: int) -> None:
+    async def main() -> None:
+        async with Agent("A", ScriptedModel("Hello.")).start("go") as run:
+            await run.result()
+            try:
+                reader = run.events(after=after)
+            except ValueError:
+                return
+            assert [event.seq async for event in reader] == [1, 2, 3]
 
     play(main)

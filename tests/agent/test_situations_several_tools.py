@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import threading
 
-from andon import Agent, RunEvent, RunStatus, ToolContext, tool
+import pytest
+
+from andon import Agent, BeforeTool, RunEvent, RunStatus, ToolContext, ToolOutcome, tool
 from andon.agent.hooks import AfterTool
 from andon.messages import Message, Text, ToolResult
-from andon.models.scripted import Call
+from andon.models.scripted import Call, ScriptedModel
 from tests.support import Flag, asked, check_cancelled, check_goes_on, cut, forever, make, play, read_all
 
 # -- several tools ----------------------------------------------------------------------------------------------------
@@ -131,5 +133,36 @@ def test_a_tool_that_ends_in_the_very_moment_of_the_cancel_keeps_its_result() ->
         assert result.receipt is not None
         assert [each.outcome for each in result.receipt.tools] == ["completed"]
         assert result.messages[2].tool_results == [ToolResult("c", "last_word", "real result")]
+
+    play(main)
+
+
+@pytest.mark.parametrize("mode", ["now", "after_tools"])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_about_to_run_tools_some_of_which_could_not_run(parallel: bool, mode: str) -> None:
+    """A cancel before the tools is the same for calls that would have been refused, and asks no guard."""
+
+    async def main() -> None:
+        asked: list[str] = []
+
+        class Hook:
+            def after_model(self, happening: object) -> None:
+                agent.cancel(mode=mode)
+
+            def before_tool(self, happening: BeforeTool) -> None:
+                asked.append(happening.call.id)
+
+        @tool
+        async def look() -> str:
+            return "seen"
+
+        calls = [Call("nowhere", id="a"), Call("look", "{broken", id="b"), Call("look", id="c")]
+        agent = Agent("A", ScriptedModel(calls), tools=[look], hooks=[Hook()], parallel_tools=parallel)
+        result = await agent.invoke_async("go")
+        assert result.receipt is not None
+        assert [(each.call_id, each.outcome) for each in result.receipt.tools] == [
+            (call_id, ToolOutcome.not_started) for call_id in "abc"
+        ]
+        assert asked == []
 
     play(main)

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
-from andon import Agent, ModelError, RunStatus
+from andon import Agent, ConfigurationError, ModelError, RunStatus, ToolContext, Usage, tool
 from andon.agent.loop import Loop
 from andon.models.base import ModelRequest
-from andon.models.scripted import ScriptedModel
+from andon.models.scripted import Call, Item, Say, ScriptedModel, Spend
 from andon.testing import validate
+from tests.support import forever
 
 
 class Sloppy:
@@ -88,3 +91,115 @@ def test_a_run_that_can_not_be_settled_ends_and_frees_its_session(
     assert "could not be ended properly" in caplog.text
     assert not agent.cancel_run("r")
     assert agent.run("next").status is RunStatus.completed
+
+
+# -- whatever was sent, settling does not fail, so the prompt and what was shown are kept ------------------------------
+
+
+@tool
+async def look(path: str = "") -> str:
+    return "seen"
+
+
+@pytest.mark.parametrize("arguments", ["[" * 5000, '{"path": "\ud800"}'], ids=["nested", "half a character"])
+def test_arguments_that_no_decoder_takes_are_an_error_result(arguments: str) -> None:
+    agent = Agent("A", ScriptedModel(Call("look", arguments)), tools=[look])
+    result = agent.run("go")
+    assert result.status is RunStatus.completed
+    assert [message.role for message in result.messages] == ["user", "assistant", "tool", "assistant"]
+    assert "BadArgumentsError" in result.messages[2].tool_results[0].content
+    assert validate(result.messages) == []
+
+
+@pytest.mark.parametrize("arguments", ["[" * 5000, '{"path": "\ud800'], ids=["nested", "half a character"])
+def test_a_cut_in_arguments_that_no_decoder_takes(arguments: str) -> None:
+    class Streaming:
+        id = "streaming"
+
+        async def stream(self, request: ModelRequest, sink: Any) -> None:
+            sink.text("Let me see. ")
+            sink.tool_call("c", "look", arguments)
+            agent.cancel()
+            await forever()
+
+    agent = Agent("A", Streaming(), tools=[look])
+    result = agent.run("go")
+    assert [message.text for message in result.messages] == ["go", "Let me see. Cancelled by user"]
+    assert result.content == "Let me see. "
+
+
+class ConvertsInPlace:
+    name, description, parameters = "look", "", {"type": "object", "properties": {}}
+
+    def bind(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        arguments["path"] = pathlib.PurePath(arguments["path"])
+        return arguments
+
+    async def invoke(self, bound: dict[str, Any], ctx: object) -> str:
+        return "seen"
+
+
+def test_a_tool_that_converts_its_arguments_in_place_leaves_the_conversation_alone() -> None:
+    model = ScriptedModel([Call("look", {"path": "x"})], lambda request: [Say("So ", pace=0), Cancels(lambda: agent)])
+    agent = Agent("A", model, tools=[ConvertsInPlace()])
+    result = agent.run("go")
+    assert result.content == "So "
+    assert result.messages[1].tool_calls[0].arguments == {"path": "x"}
+
+
+def test_usage_that_is_no_number_does_not_lose_a_cut_run() -> None:
+    model = ScriptedModel([Say("So "), Spend(Usage("10", "5")), Cancels(lambda: agent)])  # type: ignore[arg-type]
+    agent = Agent("A", model)
+    result = agent.run("go")
+    assert [message.role for message in result.messages] == ["user", "assistant"]
+    assert result.content == "So "
+
+
+def test_instructions_that_are_no_text_are_refused_or_survived() -> None:
+    try:
+        agent = Agent("A", ScriptedModel([Say("So "), Cancels(lambda: agent)]), instructions=5)  # type: ignore[arg-type]
+    except ConfigurationError:
+        return
+    assert [message.role for message in agent.run("go").messages] == ["user", "assistant"]
+
+
+class Cancels(Item):
+    """Cancels the agent, and waits for that."""
+
+    def __init__(self, agent: Callable[[], Agent]) -> None:
+        self._agent = agent
+
+    async def play(self, sink: Any, model: ScriptedModel) -> None:
+        self._agent().cancel()
+        await forever()
+
+
+def test_call_ids_that_come_again_in_a_later_turn() -> None:
+    keys: list[str] = []
+
+    @tool
+    async def pay(ctx: ToolContext) -> str:
+        keys.append(ctx.call_id)
+        return "paid"
+
+    call = Call("pay", id="call_0")  # small servers count from 0 in every answer
+    result = Agent("A", ScriptedModel(call, call, "Done."), tools=[pay]).run("go")
+    assert validate(result.messages) == []
+    assert len(set(keys)) == 2  # it serves as an idempotency key
+
+
+def test_half_a_character_can_be_sent_on() -> None:
+    agent = Agent("A", ScriptedModel(then="Well \ud83d"))
+    for event in agent.run("Hello \ud800", stream=True):
+        msgspec.json.encode(event)
+    msgspec.json.encode(agent.messages)
+
+
+def test_reasoning_of_nothing_is_nothing() -> None:
+    """An empty delta shows nothing: it does not keep a call from being tried again."""
+
+    def push(sink: Any) -> None:
+        sink.reasoning("")
+        raise ModelError("overloaded", retryable=True, retry_after=0)
+
+    assert Agent("A", Sloppy(push)).run("go").status is RunStatus.completed

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from andon import Agent, CancelCause, RunStatus
-from andon.models.scripted import ScriptedModel, Stall
+from andon.models.scripted import Item, ScriptedModel, Stall
 from tests.support import HANG, eventually, interrupted, record_of
 
 PRELUDE = """
@@ -251,3 +251,29 @@ def test_at_every_line(way: str) -> None:
             endings += was_ending
             if endings == 20:
                 break  # each of these has to wait for the time limit, and the lines are the same again and again
+
+
+def test_an_exception_of_a_signal_handler_ends_the_run_too() -> None:
+    """A soft time limit, as task queues have it: what the handler raises is an ordinary Exception."""
+
+    class SoftTimeLimitError(Exception):
+        pass
+
+    class Ready(Item):
+        async def play(self, sink: Any, model: ScriptedModel) -> None:
+            signal.raise_signal(signal.SIGUSR1)  # handled by the main thread, which is blocked in `run`
+            await asyncio.get_running_loop().create_future()
+
+    def handler(*_: object) -> None:
+        raise SoftTimeLimitError
+
+    agent = Agent("T", ScriptedModel(Ready()))
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(SoftTimeLimitError):
+            agent.run("go", run_id="r")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    left = agent.runtime.runs
+    agent.cancel()
+    assert left == []

@@ -7,10 +7,11 @@ It holds no state of a run. What it does hold is the cord: whoever has the agent
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from andon.agent.hooks import Hooks
@@ -78,8 +79,17 @@ class Agent:
         parallel_tools: bool = True,
         retry: Retry | None = None,
     ) -> None:
-        if model is not None and (isinstance(model, type) or not callable(getattr(model, "stream", None))):
-            raise ConfigurationError(f"{model!r} is no model: give an object that has the method stream(request, sink)")
+        if model is not None:
+            _check_model(model)
+        if not isinstance(name, str):
+            raise ConfigurationError(f"the name must be text, not {type(name).__name__}")
+        if not isinstance(instructions, str | None):
+            raise ConfigurationError(f"the instructions must be text, not {type(instructions).__name__}")
+        if not isinstance(runtime, Runtime | None):
+            raise ConfigurationError(f"{runtime!r} is no Runtime")
+        for what, given in (("tools", tools), ("hooks", hooks)):
+            if not isinstance(given, Iterable):
+                raise ConfigurationError(f"{what} must be a list, not {type(given).__name__}: write {what}=[…]")
         self.name, self.model, self.description, self.instructions = name, model, description, instructions
         self.id = id or _slug(name)
         self.tools = [as_tool(tool) for tool in tools]
@@ -145,6 +155,8 @@ class Agent:
         for name in ("session_id", "user_id", "run_id"):
             if not isinstance(value := options.get(name), str | None):
                 raise ConfigurationError(f"{name} must be text, not {type(value).__name__}")
+            if value == "":  # a form's field that was left empty must not lead everybody into one conversation
+                raise ConfigurationError(f"{name} is empty: give some text, or leave it out")
         plan = self._plan()
         session = self._find_session(options.get("session_id"), options.get("user_id"))
         max_turns, on_busy = options.get("max_turns"), options.get("on_busy", "reject")
@@ -174,7 +186,7 @@ class Agent:
         )
 
     def _find_session(self, session_id: str | None, user_id: str | None) -> Session:
-        if session_id is None and user_id is None:
+        if user_id is None and session_id in (None, self.session_id):
             return self._own_session()
         return self.runtime.session(SessionKey(self.id, user_id, session_id or self.session_id))
 
@@ -212,6 +224,14 @@ class Agent:
     @property
     def _arm_seconds(self) -> float:
         return self.runtime.bounds.arm_seconds
+
+
+def _check_model(model: object) -> None:
+    stream = getattr(model, "stream", None)
+    if isinstance(model, type) or not callable(stream):
+        raise ConfigurationError(f"{model!r} is no model: give an object that has the method stream(request, sink)")
+    if inspect.isasyncgenfunction(stream):
+        raise ConfigurationError(f"{model!r} yields, but a model pushes: let stream(request, sink) call sink.text(…)")
 
 
 def _fresh_id() -> str:

@@ -13,7 +13,7 @@ from andon.core.scope import CallScope
 from andon.core.states import ToolOutcome
 from andon.core.step import Step
 from andon.errors import ToolError
-from andon.messages import ToolCall, ToolResult
+from andon.messages import ToolCall, ToolResult, sendable
 
 NOT_STARTED = "This call was cancelled before it started."
 CUT = "This call was cancelled while it was running. Its outcome is unknown."
@@ -42,10 +42,10 @@ class CallRecord:
         self._started = True
 
     def finish(self, text: str) -> None:
-        self._result = ToolResult(self.call.id, self.call.name, text)
+        self._result = ToolResult(self.call.id, self.call.name, sendable(text))
 
     def fail(self, text: str) -> None:
-        self._result = ToolResult(self.call.id, self.call.name, text, "error")
+        self._result = ToolResult(self.call.id, self.call.name, sendable(text), "error")
 
     @property
     def outcome(self) -> ToolOutcome:
@@ -56,18 +56,17 @@ class CallRecord:
         left = self.scope.thread_running or (self.step is not None and self.step.abandoned)
         return ToolOutcome.abandoned if left else ToolOutcome.cut
 
-    @property
-    def result(self) -> ToolResult:
+    def result(self, outcome: ToolOutcome | None = None) -> ToolResult:
         """The real result, or the truth about why there is none."""
         if self._result is not None:
             return self._result
-        return ToolResult(self.call.id, self.call.name, _TRUTH[self.outcome], "error")
+        return ToolResult(self.call.id, self.call.name, _TRUTH[outcome or self.outcome], "error")
 
-    def receipt(self) -> ToolReceipt:
-        return ToolReceipt(self.call.id, self.call.name, self.outcome)
+    def receipt(self, outcome: ToolOutcome) -> ToolReceipt:
+        return ToolReceipt(self.call.id, self.call.name, outcome)
 
     def view(self) -> ToolView:
         return ToolView(self.call.id, self.call.name, self.call.arguments)
 
-    def ended_view(self) -> ToolView:
-        return ToolView(self.call.id, self.call.name, self.call.arguments, self.result.content, self.outcome)
+    def ended_view(self, outcome: ToolOutcome = ToolOutcome.completed) -> ToolView:
+        return ToolView(self.call.id, self.call.name, self.call.arguments, self.result(outcome).content, outcome)

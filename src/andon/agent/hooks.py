@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -98,6 +99,8 @@ class Hooks:
                 points = ", ".join(POINTS.values())
                 raise HookDefinitionError(f"{hook!r} is no hook: give an object with one or more of {points}")
             for kind, method in found.items():
+                if not callable(method):
+                    raise HookDefinitionError(f"{POINTS[kind]} of {hook!r} can't be called: make it a method")
                 self._methods.setdefault(kind, []).append((f"hook {type(hook).__name__}.{POINTS[kind]}", method))
 
     def wants(self, kind: type[Happening]) -> bool:
@@ -113,6 +116,16 @@ class Hooks:
                     happening.refusal = f"{problem}, so the call was refused"
 
 
+def _call_here(run: Run, name: str, method: Callable[[Any], Any], happening: Happening) -> Any:
+    """Call a sync hook, here on the loop. Nothing can bound it, but it is told how long it held all up."""
+    began = time.monotonic()
+    try:
+        return method(happening)
+    finally:
+        if (took := time.monotonic() - began) > run.bounds.hook_seconds:
+            run.warn(f"{name} blocked the event loop for {took:.1f} s; make it async, or move the work to a thread")
+
+
 async def _call(
     run: Run, name: str, method: Callable[[Any], Any], happening: Happening, cut_by: CancelMode | None
 ) -> str | None:
@@ -121,8 +134,8 @@ async def _call(
     try:
         if inspect.iscoroutinefunction(method):
             await run.step(functools.partial(method, happening), name=name, cut_by=cut_by, timeout=seconds)
-        elif inspect.isawaitable(pending := method(happening)):  # async behind a sync face: a lambda, a decorator
-            try:
+        elif inspect.isawaitable(pending := _call_here(run, name, method, happening)):
+            try:  # async behind a sync face: a lambda, a decorator
                 await run.step(lambda: pending, name=name, cut_by=cut_by, timeout=seconds)
             finally:
                 if inspect.iscoroutine(pending) and inspect.getcoroutinestate(pending) == inspect.CORO_CREATED:

@@ -14,6 +14,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from andon.agent import settle
@@ -31,7 +32,7 @@ from andon.core.work import Settlement
 from andon.errors import BadResultError, ToolBlockedError, UnknownToolError, describe
 from andon.messages import Block, Message, ToolCall, Usage, assistant, user
 from andon.models.base import Model, ModelRequest, ToolSpec
-from andon.tools.base import Tool, ToolContext
+from andon.tools.base import NO_OUTPUT, Tool, ToolContext
 
 
 class Plan(Struct, frozen=True):
@@ -92,7 +93,9 @@ class Loop:
     async def _open_session(self) -> None:
         session, store = self._run.session, self._plan.store
         self._run.phase = Phase.loading
-        base = await self._run.step(lambda: store.load(session.key), name="the store", cut_by=CancelMode.after_turn)
+        base = session.base
+        if not session.ahead:
+            base = await self._run.step(lambda: store.load(session.key), name="the store", cut_by=CancelMode.after_turn)
         session.open(base, self.messages)
         await self._announce()
 
@@ -131,7 +134,7 @@ class Loop:
         records = self.open_calls
         for group in [records] if self._plan.parallel_tools else [[record] for record in records]:
             await self._call(group)
-        self.messages.append(Message("tool", [record.result for record in records]))
+        self.messages.append(Message("tool", [record.result() for record in records]))
         self.open_calls = ()
         await self._announce()
 
@@ -181,6 +184,7 @@ class Loop:
             raise
 
     async def _begin(self, record: CallRecord) -> None:
+        self._run.gate(CancelMode.after_tools)
         call = record.call
         try:
             tool, bound = self._find(record)
@@ -208,7 +212,8 @@ class Loop:
         if tool is None:
             known = ", ".join(self._plan.tools) or "none"
             raise UnknownToolError(f"there is no tool {record.call.name!r}; there are: {known}")
-        return tool, tool.bind(record.call.arguments)
+        # A copy: the conversation has the original, and a tool may change what it is given.
+        return tool, tool.bind(msgspec.json.decode(msgspec.json.encode(record.call.arguments)))
 
     async def _invoke(self, record: CallRecord, tool: Tool, bound: Any) -> None:
         """Run in the call's own task, so that it is known to have ended the moment it has, whatever the others do."""
@@ -221,7 +226,7 @@ class Loop:
                 self._fail(record, error)
         else:
             if not record.scope.cancelled:  # else it ended too late to be believed
-                record.finish(text)
+                record.finish(text if text.strip() else NO_OUTPUT)
                 self._run.journal.add(RunEvent.tool_call_completed, tool=record.ended_view())
 
     async def _end(self, record: CallRecord) -> None:
@@ -231,7 +236,7 @@ class Loop:
                 record.step.outcome()
             except Exception as error:  # noqa: BLE001 - the boundary: the model is told
                 self._fail(record, error)
-        await self._tell(AfterTool, call=record.call, result=record.result)
+        await self._tell(AfterTool, call=record.call, result=record.result())
 
     def _fail(self, record: CallRecord, error: Exception) -> None:
         record.fail(describe(error))
@@ -257,12 +262,14 @@ class Loop:
             calls = [*calls, *open_calls]
             text += turn.content()
             spent += turn.spent_failed() if isinstance(fate, Failed) else turn.spent_cut()
+        # A thread may end at any moment: what is said of its call is decided once, so that all say the same.
+        ends = {record: record.outcome for record in calls}
         return Settlement(
-            settle.settle(self.messages, blocks, [record.result for record in open_calls], fate),
+            settle.settle(self.messages, blocks, [record.result(ends[record]) for record in open_calls], fate),
             text,
             spent,
-            [record.receipt() for record in calls],
-            [record.ended_view() for record in calls if record.outcome is not ToolOutcome.completed],
+            [record.receipt(end) for record, end in ends.items()],
+            [record.ended_view(end) for record, end in ends.items() if end is not ToolOutcome.completed],
         )
 
     async def farewell(self) -> None:

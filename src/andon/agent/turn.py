@@ -18,7 +18,7 @@ from andon.core.events import RunEvent
 from andon.core.run import Run
 from andon.core.states import Phase
 from andon.errors import BadArgumentsError, ModelError, ToolError, UnknownToolError
-from andon.messages import UNKNOWN_USAGE, Block, Reasoning, Text, ToolCall, Usage, estimate_tokens
+from andon.messages import UNKNOWN_USAGE, Block, Reasoning, Text, ToolCall, Usage, estimate_tokens, sendable
 from andon.models.base import Model, ModelRequest
 
 _WORD = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -50,7 +50,7 @@ class _Call:
         text = "".join(self.pieces)
         try:
             value = msgspec.json.decode(text) if text.strip() else {}
-        except msgspec.DecodeError:
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # also half a character, and a thousand brackets
             return None
         return value if isinstance(value, dict) else None
 
@@ -88,6 +88,8 @@ class Turn:
             return
         if type(text) is not str:
             raise _wrong("text", text)
+        if not text.isascii():
+            text = sendable(text)
         pieces, write = self._text, self._write
         if pieces is None or write is None:
             pieces, write = self._begin_text()
@@ -95,10 +97,11 @@ class Turn:
         write(text)
 
     def reasoning(self, text: str, signature: str | None = None) -> None:
-        if self._shut:
+        if self._shut or (text == "" and signature is None):
             return
         if not isinstance(text, str) or not isinstance(signature, str | None):
             raise _wrong("reasoning", text, signature)
+        text = sendable(text)
         part = self._parts[-1] if self._parts else None
         if not isinstance(part, _Reasoning) or part.signature is not None:
             part = _Reasoning()
@@ -119,16 +122,15 @@ class Turn:
         calls = [part for part in self._parts if isinstance(part, _Call)]
         call = next((part for part in calls if part.key == call_id), None)
         if call is None:
-            call = _Call(call_id, _clean(call_id, {part.id for part in calls}))
+            call = _Call(call_id, _clean(call_id, {part.id for part in calls} | _call_ids(self.request)))
             self._show(call)
             self._text = None
         call.name = name or call.name
         if isinstance(arguments, dict):
-            try:
-                msgspec.json.encode(arguments)
-            except TypeError as error:
+            try:  # a copy, so that nobody can change it later
+                call.whole, done = msgspec.json.decode(msgspec.json.encode(arguments)), True
+            except (TypeError, ValueError, RecursionError) as error:
                 raise ModelError(f"the arguments that the model gave for {name!r} are no JSON: {error}") from None
-            call.whole, done = arguments, True
         elif arguments:
             call.pieces.append(arguments)
         call.done = call.done or done
@@ -143,9 +145,12 @@ class Turn:
         reasoning_tokens: int | None = None,
     ) -> None:
         counts = (input_tokens, output_tokens, cached_tokens, reasoning_tokens)
-        if not isinstance(usage, Usage | None) or not all(isinstance(count, int | None) for count in counts):
+        said = Usage(*counts) if usage is None else usage
+        if not isinstance(said, Usage) or not all(
+            isinstance(count, int | None) for count in msgspec.structs.astuple(said)
+        ):
             raise _wrong("usage", usage, *counts)
-        self._usage = usage or Usage(input_tokens, output_tokens, cached_tokens, reasoning_tokens)
+        self._usage = said
 
     def _begin_text(self) -> tuple[list[str], Callable[[str], None]]:
         pieces = self._text = []
@@ -213,8 +218,13 @@ class Turn:
         )
 
 
+def _call_ids(request: ModelRequest) -> set[str]:
+    """The ids that the conversation has: some servers count from 0 in every answer."""
+    return {block.id for message in request.messages for block in message.content if isinstance(block, ToolCall)}
+
+
 def _clean(call_id: str, taken: set[str]) -> str:
-    """An id that every provider accepts, and that no other call of the turn has."""
+    """An id that every provider accepts, and that no other call of the conversation has."""
     if _WORD.fullmatch(call_id) and call_id not in taken:
         return call_id
     clean = _NO_WORD.sub("_", call_id)[:56] or "call"

@@ -11,14 +11,14 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
-from andon.core.receipt import Receipt
+from andon.core.receipt import CancelRequest, Receipt
 from andon.core.signal import CancelSignal, Failed, stop_reason_of
 from andon.core.states import Phase, RunStatus, StopReason
 from andon.core.step import Stepper
 from andon.core.store import DONE, RunRecord
 from andon.core.work import Settlement
 from andon.errors import describe
-from andon.messages import Message, Usage
+from andon.messages import UNKNOWN_USAGE, Message
 
 if TYPE_CHECKING:
     from andon.core.runtime import Runtime
@@ -90,25 +90,30 @@ class Estate(Stepper):
         if not self._added:
             self._added = True
             session.close(self.settlement.messages)
-        await self._keep(by, self._record, self.settlement.messages)
+        session.ahead = not await self._keep(by, self._record, self.settlement.messages)
         if not session.loaded:  # it ended before it had read what came before
             base = await by.bounded(lambda: store.load(session.key), "the store", self.bounds.settle_seconds)
             if base is not None:
                 session.open(base, [])
 
-    async def _keep(self, by: Estate, record: RunRecord, messages: list[Message]) -> None:
-        """Have the store keep it, bounded."""
+    async def _keep(self, by: Estate, record: RunRecord, messages: list[Message]) -> bool:
+        """Have the store keep it, bounded. False if it could not."""
         store = self.runtime.store
         assert store is not None
         save = functools.partial(store.save, record, messages)
         try:
-            pending = save()
+            first = [save()]  # what was asked is awaited once; should that be cancelled, it is asked again
         except Exception as error:  # noqa: BLE001 - the boundary to a store that isn't ours
-            pending = DONE
             by.warn(f"the store failed: {describe(error)}")
-        if pending is not DONE:
-            first = [pending]  # what was asked is awaited once; should that be cancelled, it is asked again
-            await by.bounded(lambda: first.pop() if first else save(), "the store", self.bounds.settle_seconds)
+            return False
+        if first == [DONE]:
+            return True
+
+        async def keep() -> bool:
+            await (first.pop() if first else save())
+            return True
+
+        return bool(await by.bounded(keep, "the store", self.bounds.settle_seconds))
 
     def _make_record(self, status: RunStatus, left: Settlement) -> RunRecord:
         fate = self.signal.fate
@@ -129,9 +134,14 @@ class Estate(Stepper):
     def _make_receipt(self) -> Receipt:
         request = self.signal.request
         assert request is not None
-        tools, usage = (self._settlement.tools, self._settlement.usage) if self._settlement else ([], Usage())
+        seen = self._settlement or self._sketch(request)
+        tools, usage = ([], UNKNOWN_USAGE) if seen is None else (seen.tools, seen.usage)
         mode, phase = self.signal.mode or request.mode, self._cut_phase or self.phase
         return Receipt.of(request, mode, phase, tools, usage, self.leftovers)
+
+    def _sketch(self, request: CancelRequest) -> Settlement | None:
+        """What it would leave if it ended now, if that can be said from here."""
+        raise NotImplementedError
 
     @property
     def settlement(self) -> Settlement:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import contextlib
 import contextvars
 import logging
 from collections.abc import Callable
@@ -119,6 +120,7 @@ class Life(Estate):
 
     def ask(self, request: CancelRequest, batch: Batch | None = None) -> CancelOutcome:
         if self._ended:
+            self.end_if_lost()
             return CancelOutcome.already_finished
         if self._is_lost():
             request = msgspec.structs.replace(request, cause=CancelCause.lost)
@@ -159,9 +161,9 @@ class Life(Estate):
     def _go(self) -> None:
         """Begin to work, or go on with it after a pause."""
         self.signal.bind(self.loop, self._deliver)
-        self.limits.begin(self)
         self._task = self.loop.create_task(self._main(), name=f"andon run {self.run_id}")
         self._task.add_done_callback(self._task_done)
+        self.limits.begin(self)
 
     async def _main(self) -> None:
         try:
@@ -261,6 +263,11 @@ class Life(Estate):
         self.journal.close(TERMINAL_EVENT[status], content, status=status, **facts)
         self._waiters.wake()
 
+    def _sketch(self, request: CancelRequest) -> Settlement | None:
+        if asyncio._get_running_loop() is not self.loop or not hasattr(self, "_work"):
+            return None
+        return self._work.settle(request)
+
     # -- without its loop ---------------------------------------------------------------------------------------------
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
@@ -286,10 +293,14 @@ class Life(Estate):
 
     def end_if_lost(self) -> None:
         """If the run's loop was closed under it, have the portal end it."""
-        if self._is_lost() and self.signal.adopt():
+        if self._ended:
+            if not self._settled and self.loop.is_closed():  # in its last hooks: there is nothing more to wait for
+                self._settle()
+        elif self._is_lost() and self.signal.adopt():
             self.signal.cancel(CancelRequest.make(CancelCause.lost))
             # A raw thread: the portal takes locks, and this may be a signal handler that interrupted their holder.
-            _thread.start_new_thread(self._hand_over, ())
+            with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
+                _thread.start_new_thread(self._hand_over, ())
 
     def _hand_over(self) -> None:
         portal.submit(self._end_elsewhere)
@@ -307,12 +318,17 @@ class Life(Estate):
     async def _collapse(self, error: Exception) -> None:
         """Settling itself failed: a defect of ours. Even then nobody waits for ever, and the session goes on."""
         log.critical("%r: could not be ended properly", self, exc_info=error)
-        self.session.close([])
-        await self._pass_on()
-        self._settlement = Settlement([], "", UNKNOWN_USAGE, [], [])
+        # Of what it has said, nothing is known to be valid; the prompt is.
+        kept = [*self.session.tail[:1], assistant(Text("(lost)"))] if self._place and self._place.granted else []
+        self._settlement = Settlement(kept, "", UNKNOWN_USAGE, [], [])
         if self.signal.request is not None:
             self._receipt = self._make_receipt()
-        self._conversation = self.session.base or [assistant(Text("(lost)"))]
         self._stage = RunStatus.error if self.signal.request is None else RunStatus.cancelled
+        if kept:
+            self._record = self._make_record(self._stage, self._settlement)
+            with contextlib.suppress(Exception):
+                await self._write(self)
+        await self._pass_on()
+        self._conversation = self.session.base or [assistant(Text("(lost)"))]
         self._ended = True
         self._retire("", self._stage, receipt=self._receipt, error=f"could not be ended properly: {describe(error)}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from andon.core.receipt import is_seconds
 from andon.core.states import CancelCause, CancelMode
 from andon.core.step import Step
 from andon.errors import ConfigurationError
@@ -33,7 +34,7 @@ class Limits:
     __slots__ = ("_timers", "_watch", "cancel_on", "deadline", "timeout")
 
     def __init__(self, timeout: float | None, cancel_on: asyncio.Event | threading.Event | None) -> None:
-        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+        if not is_seconds(timeout):
             raise ConfigurationError(f"timeout is {timeout!r}; it is a number of seconds, 0 or more")
         if cancel_on is not None and not isinstance(cancel_on, asyncio.Event | threading.Event):
             raise ConfigurationError(f"cancel_on is {cancel_on!r}; it takes an asyncio.Event or a threading.Event")

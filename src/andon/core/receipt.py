@@ -15,6 +15,16 @@ from andon.core.states import CancelCause, CancelMode, Phase, RunStatus, StopRea
 from andon.messages import Message, Usage
 
 
+def is_seconds(value: object) -> bool:
+    """Whether it is None, or a number of seconds that a timer takes."""
+    if value is None:
+        return True
+    try:
+        return isinstance(value, int | float) and float(value) >= 0
+    except OverflowError:
+        return False
+
+
 class CancelRequest(Struct, frozen=True, gc=False):
     """One call to cancel, as it was asked."""
 
@@ -39,8 +49,11 @@ class CancelRequest(Struct, frozen=True, gc=False):
             mode = CancelMode(mode)
         except ValueError:
             raise ValueError(f"mode is {mode!r}; use one of {', '.join(m.value for m in CancelMode)}") from None
-        if grace is not None and not (isinstance(grace, int | float) and grace >= 0):
+        if not is_seconds(grace):
             raise ValueError(f"grace is {grace!r}; it is a number of seconds, 0 or more")
+        # What else it may be is a signal handler's number and frame: `signal.signal(SIGINT, agent.cancel)`.
+        reason = reason if isinstance(reason, str | None) else str(reason)
+        by = by if isinstance(by, str) else None
         return cls(cause, reason, by, mode, grace, time.time())
 
 
@@ -110,7 +123,7 @@ class Deny(Struct, frozen=True, gc=False):
     reason: str = ""
 
 
-class RunResult(Struct, frozen=True, gc=False):
+class RunResult(Struct, frozen=True):
     """How a run ended. A cancelled or failed run returns one too; see `status` and `stop_reason`."""
 
     run_id: str

@@ -51,6 +51,8 @@ class Run(Pausing):
     def events(self, after: int = 0) -> Reader:
         """Read the events from a sequence number on, as often as you like. Leaving never cancels."""
         self._check_begun()
+        if after < 0:
+            raise ValueError(f"after is {after}; it is the number of the last event that was read, or 0")
         return Reader(self.journal, after)
 
     async def result(self) -> RunResult:
@@ -124,8 +126,9 @@ class Run(Pausing):
             self.cancel_for(CancelCause.caller)
 
     async def attend(self) -> None:
-        """Wait until the run is settled, or paused. The host's cancellation ends the run first, and then goes its own way."""
+        """Wait until the run is settled or paused. The host's cancellation ends it first, and then goes its own way."""
         cancelled: asyncio.CancelledError | None = None
+        self.end_if_lost()
         try:
             while not self.at_rest:
                 try:
@@ -141,6 +144,7 @@ class Run(Pausing):
 
     def attend_blocking(self, timeout: float | None = None) -> bool:
         """The same for a thread; False if `timeout` passed first."""
+        self.end_if_lost()
         return self._waiters.wait_blocking(lambda: self.at_rest, timeout)
 
     def _is_gone(self) -> bool:

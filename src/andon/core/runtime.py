@@ -14,10 +14,10 @@ from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
-from andon.core.receipt import CancelRequest
+from andon.core.receipt import CancelRequest, is_seconds
 from andon.core.session import Session
 from andon.core.signal import Batch, wake_all
-from andon.core.states import CancelMode, CancelOutcome, RunStatus
+from andon.core.states import CancelMode, CancelOutcome
 from andon.errors import ConfigurationError, RunIdTakenError
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ class Runtime:
     ) -> None:
         self.bounds = Bounds(arm_seconds, cut_seconds, abandon_seconds, hook_seconds, settle_seconds, abandoned_threads)
         for name in Bounds.__struct_fields__:
-            if not getattr(self.bounds, name) >= 0:
-                raise ConfigurationError(f"{name} is {getattr(self.bounds, name)!r}; it must be 0 or more")
+            if (value := getattr(self.bounds, name)) is None or not is_seconds(value):
+                raise ConfigurationError(f"{name} is {value!r}; it must be a number, 0 or more")
         self.store = store
         """Where sessions and runs are kept; the first agent puts a memory store here if there is none."""
         self.abandoned: dict[object, str] = {}
         """Threads of cut tools that are still running, by name."""
         self._runs: dict[str, Life] = {}
-        self._ended: dict[str, RunStatus] = {}
+        self._ended: set[str] = set()
         self._ended_order: deque[str] = deque()
         self._sessions: WeakValueDictionary[SessionKey, Session] = WeakValueDictionary()
         self._lock = threading.Lock()
@@ -148,8 +148,8 @@ class Runtime:
         self._runs.pop(run.run_id, None)
 
     def unregister(self, run: Life) -> None:
-        self._ended[run.run_id] = run.status
+        self._ended.add(run.run_id)
         self._ended_order.append(run.run_id)
         self._runs.pop(run.run_id, None)
         if len(self._ended_order) > ENDED_KEPT:
-            self._ended.pop(self._ended_order.popleft(), None)
+            self._ended.discard(self._ended_order.popleft())

@@ -18,6 +18,7 @@ from andon.core.states import CancelCause
 from andon.errors import SessionBusyError
 
 if TYPE_CHECKING:
+    from andon.core.estate import Estate
     from andon.core.life import Life
     from andon.core.store import SessionKey
     from andon.messages import Message
@@ -37,28 +38,38 @@ class Place:
         self.run = run
         self.granted = False
         self.waiters: Waiters | None = None
-        self.bequest: Callable[[Life], Awaitable[None]] | None = None
+        self.bequest: Callable[[Estate], Awaitable[None]] | None = None
         """What a run that ended in the line left to be written when its turn comes."""
 
 
 class Session:
     """One conversation, and the line of runs that want to go on with it."""
 
-    __slots__ = ("__weakref__", "_lock", "_places", "base", "key", "loaded", "tail")
+    __slots__ = ("__weakref__", "_lock", "_parts", "_places", "ahead", "key", "loaded")
 
     def __init__(self, key: SessionKey) -> None:
         self.key = key
-        self.base: list[Message] = []
-        """The conversation before the run that holds the session."""
-        self.tail: list[Message] = []
-        """What that run has added so far."""
+        self._parts: tuple[list[Message], list[Message]] = ([], [])  # one thing, so that nobody sees half a change
         self.loaded = False
+        self.ahead = False
+        """The store could not keep what was said here last, so it is not asked what was said."""
         self._lock = threading.Lock()
         self._places: list[Place] = []
 
     @property
+    def base(self) -> list[Message]:
+        """The conversation before the run that holds the session."""
+        return self._parts[0]
+
+    @property
+    def tail(self) -> list[Message]:
+        """What that run has added so far."""
+        return self._parts[1]
+
+    @property
     def messages(self) -> list[Message]:
-        return [*self.base, *self.tail]
+        base, tail = self._parts
+        return [*base, *tail]
 
     def enter(self, run: Life, on_busy: OnBusy) -> Place:
         """Take a place in the line, or raise if the session is busy and `on_busy` says so."""
@@ -102,7 +113,7 @@ class Session:
                 for run in elsewhere:
                     run.end_if_lost()
 
-    def bequeath(self, place: Place, write: Callable[[Life], Awaitable[None]]) -> bool:
+    def bequeath(self, place: Place, write: Callable[[Estate], Awaitable[None]]) -> bool:
         """Leave the writing to whoever is ahead. False if nobody is: then it is the run's own to do."""
         with self._lock:
             if place.granted:
@@ -112,12 +123,11 @@ class Session:
 
     def open(self, base: list[Message], tail: list[Message]) -> None:
         """The holder begins: the conversation as the store has it, and the list to which the holder adds."""
-        self.base, self.tail, self.loaded = base, tail, True
+        self._parts, self.loaded = (base, tail), True
 
     def close(self, messages: list[Message]) -> None:
         """Put what the holder leaves in place of what it had so far."""
-        self.base = [*self.base, *messages]
-        self.tail = []
+        self._parts = ([*self.base, *messages], [])
 
     def leave(self, place: Place) -> Place | None:
         """Give the session to the next in line, and return its place: if that has a bequest, the writing is yours."""

@@ -126,6 +126,9 @@ class Step(Generic[T]):
             if self.was_cut_alone and not self._is_cancelled():
                 raise CutAloneError(self.name)
             raise Cut(self.abandoned)
+        if isinstance(error, KeyboardInterrupt):  # it has gone its way, through the loop, and goes it once
+            self._run.host_cancelled()
+            raise Cut
         try:
             if error is not None:
                 raise error

@@ -2,7 +2,7 @@
 """The seam to storage: where conversations and the records of runs are kept.
 
 A session's conversation is the messages of its runs, in the order in which the runs took their turn. `save` replaces
-what one run added, so it may be called again and again as the run goes on.
+what one run added, so it may be called again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SessionKey(NamedTuple):
     session_id: str
 
 
-class RunRecord(Struct, frozen=True, gc=False):
+class RunRecord(Struct, frozen=True):
     """What is kept of a run."""
 
     run_id: str

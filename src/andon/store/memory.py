@@ -22,7 +22,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # runs of one agent may live on several threads; nothing waits under it
-        self._sessions: dict[SessionKey, dict[str, list[Message]]] = {}
+        self._sessions: dict[SessionKey, dict[tuple[str, float], list[Message]]] = {}
         self._records: dict[str, RunRecord] = {}
         self._ended: deque[str] = deque()  # a dict that loses its first keys is slow to find its first one
 
@@ -32,9 +32,10 @@ class MemoryStore:
 
     def save(self, record: RunRecord, messages: Sequence[Message]) -> Awaitable[None]:
         with self._lock:
-            self._sessions.setdefault(record.session, {})[record.run_id] = list(messages)
-            self._records[record.run_id] = record
-            if record.status.final:
+            # The time is part of the key: an id may come again when nobody remembers it, and then replaces nothing.
+            self._sessions.setdefault(record.session, {})[record.run_id, record.created_at] = list(messages)
+            before, self._records[record.run_id] = self._records.get(record.run_id), record
+            if record.status.final and not (before is not None and before.status.final):
                 self._ended.append(record.run_id)
                 if len(self._ended) > RECORDS_KEPT:
                     self._records.pop(self._ended.popleft(), None)

@@ -5,6 +5,7 @@
 - `virtual_run` is `asyncio.run` in virtual time (virtual).
 - `validate` knows the providers' rules for conversations (validators).
 - `ScriptedModel` says what it was told to say (andon.models.scripted).
+- `andon.testing.providers` has fakes of the providers themselves, real servers on loopback. Import it by its own name.
 """
 
 from andon.models.scripted import ScriptedModel

@@ -9,6 +9,9 @@ from typing import Any, Protocol
 from andon.core.scope import CallScope
 from andon.errors import ToolCancelled
 
+NO_OUTPUT = "(no output)"
+"""What the model is told when there is nothing to tell: providers refuse empty text."""
+
 
 class ToolContext:
     """What a tool may know of the call that it serves. Ask for it with a parameter annotated `ToolContext`.

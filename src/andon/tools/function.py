@@ -18,15 +18,13 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 import msgspec
 
 from andon.errors import BadResultError, ToolDefinitionError
-from andon.tools.base import Tool, ToolContext
+from andon.messages import sendable
+from andon.tools.base import NO_OUTPUT, Tool, ToolContext
 from andon.tools.schema import Parameters, find_origin, parse_docstring
 from andon.tools.thread import call_in_thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-NO_OUTPUT = "(no output)"
-"""What the model is told when there is nothing to tell: providers refuse empty text."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _BYTES = (bytes, bytearray, memoryview)
@@ -143,8 +141,7 @@ def to_text(tool_name: str, result: object) -> str:
 def _write(value: object) -> str:
     plain = value if isinstance(value, str) else msgspec.to_builtins(value, builtin_types=_BYTES, enc_hook=_to_plain)
     if isinstance(plain, str):  # also a date, a path, a str enum: as they are, without JSON's quotes
-        text = str.__str__(plain)
-        return text if text.isascii() else text.encode("utf-8", "replace").decode()  # half a character can't be sent
+        return sendable(str.__str__(plain))
     if _holds_bytes(plain):  # msgspec would write base64, of which a model can make nothing
         raise TypeError("bytes are not text: decode them, or save them and return where they are")
     return msgspec.json.encode(plain).decode()

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strict fakes of providers: real HTTP servers on loopback, to which the providers' own SDKs talk.
+
+    with FakeChat([[text("Once upon a time"), stall()]]) as fake:
+        model = OpenAIChat(id="any", base_url=fake.base_url, api_key=fake.api_key)
+
+- `FakeChat`, `FakeResponses`: OpenAI's two APIs (chat, responses). They reject what OpenAI rejects (chat_rules,
+  responses_rules), remember what they issued (memory), and keep a record of what became of each request (served).
+- `text`, `reasoning`, `call`, … are the words of a script (script), played by play on the server of server.
+- `connect_never` is an address at which connecting hangs (never).
+"""
+
+from andon.testing.providers.chat import FakeChat
+from andon.testing.providers.never import ConnectNever, connect_never
+from andon.testing.providers.responses import FakeResponses
+from andon.testing.providers.script import (
+    Answer,
+    Script,
+    Word,
+    call,
+    cut,
+    end,
+    fail,
+    finish,
+    pause,
+    raw,
+    reasoning,
+    silence,
+    stall,
+    text,
+    until,
+    usage,
+)
+from andon.testing.providers.served import Served
+
+__all__ = [
+    "Answer",
+    "ConnectNever",
+    "FakeChat",
+    "FakeResponses",
+    "Script",
+    "Served",
+    "Word",
+    "call",
+    "connect_never",
+    "cut",
+    "end",
+    "fail",
+    "finish",
+    "pause",
+    "raw",
+    "reasoning",
+    "silence",
+    "stall",
+    "text",
+    "until",
+    "usage",
+]

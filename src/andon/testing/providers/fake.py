@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every fake provider shares: a server while it is entered, a script, records, and ways to wait for them.
+
+What must stay true: a request that the provider would reject is rejected and takes nothing from the script.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from types import TracebackType
+from typing import Any, ClassVar, Self, TypedDict
+
+from andon.testing.providers import rules
+from andon.testing.providers.play import Player, Writer
+from andon.testing.providers.rules import Json, Rejected
+from andon.testing.providers.script import Answer, Script, Word, text, words
+from andon.testing.providers.served import Bell, Served
+from andon.testing.providers.server import Connection, Request, Server
+
+HANG_SECONDS = 10.0
+
+
+class Options(TypedDict, total=False):
+    """What every fake can be told."""
+
+    api_key: str
+    extra: Collection[str]
+    newline: str
+    split: int | None
+
+
+class Fake(ABC):
+    """A provider on loopback, while it is entered: `with FakeChat(…) as fake:`, or `async with`.
+
+    `script` is a list with one answer per request, of which the last one answers all later requests as well, or a
+    function of the request's body. `extra` names parameters that this server takes besides OpenAI's own, as compatible
+    servers do. `newline` ends the lines of a stream; `split` cuts it into chunks of so many bytes, wherever that is.
+    """
+
+    path: ClassVar[str]
+
+    def __init__(
+        self,
+        script: Script | None = None,
+        *,
+        api_key: str = "sk-fake",
+        extra: Collection[str] = (),
+        newline: str = "\n",
+        split: int | None = None,
+    ) -> None:
+        self.api_key = api_key
+        self.served: list[Served] = []
+        """A record of every request for an answer, in the order in which they came."""
+        self._script = _checked(script)
+        self._extra = frozenset(extra)
+        self._newline = newline.encode()
+        if split is not None and split < 1:
+            raise ValueError(f"split must be at least 1 byte, not {split}")
+        self._split = split
+        self._answered = 0
+        self._bell = Bell()
+        self._server = Server(self._answer, self._bell.ring)
+
+    # -- open and close
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._server.stop()
+
+    async def __aenter__(self) -> Self:
+        # The thread starts and ends in well under a millisecond of waiting; nothing else can be done meanwhile.
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    @property
+    def base_url(self) -> str:
+        if not self._server.port:
+            raise RuntimeError("a fake has an address while it is entered: with FakeChat(…) as fake: …")
+        return f"http://127.0.0.1:{self._server.port}/v1"
+
+    # -- looking
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        """The bodies of the requests."""
+        return [each.body for each in self.served]
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._server.connections)
+
+    def wait_for(self, request: int = 0, at: str = "received", timeout: float = HANG_SECONDS) -> Served:
+        """Blocks until a request, by its number from 0, has come to a state (or been there); its record.
+
+        States are `received`, `rejected`, `silent`, `text`, `reasoning`, `call`, `raw`, `paused`, `held`, `stalled`,
+        `finished`, `failed`, `cut`, `left`, and `over`, which is any end. In an event loop, use `wait_for_async`.
+        """
+        self.wait_until(lambda: self._is_at(request, at), timeout, f"request {request} at {at!r}")
+        return self.served[request]
+
+    async def wait_for_async(self, request: int = 0, at: str = "received", timeout: float = HANG_SECONDS) -> Served:
+        """`wait_for`, for event loops."""
+        await self.wait_until_async(lambda: self._is_at(request, at), timeout, f"request {request} at {at!r}")
+        return self.served[request]
+
+    def wait_until(self, so: Callable[[], bool], timeout: float = HANG_SECONDS, what: str = "it") -> None:
+        """Blocks until something is so, which is looked at whenever this fake's records or connections change."""
+        if not self._bell.wait(so, timeout):
+            raise self._too_long(what, timeout)
+
+    async def wait_until_async(self, so: Callable[[], bool], timeout: float = HANG_SECONDS, what: str = "it") -> None:
+        """`wait_until`, for event loops."""
+        if not await self._bell.wait_async(so, timeout):
+            raise self._too_long(what, timeout)
+
+    def _is_at(self, request: int, at: str) -> bool:
+        if not -len(self.served) <= request < len(self.served):
+            return False
+        record = self.served[request]
+        return record.over if at == "over" else at in record.reached
+
+    def _too_long(self, what: str, timeout: float) -> TimeoutError:
+        seen = ", ".join(map(repr, self.served)) or "no request"
+        return TimeoutError(
+            f"waited {timeout:g} s for {what}; there is {seen}, and {self.open_connections} connections"
+        )
+
+    # -- answering, in the server's thread
+
+    @abstractmethod
+    def _check(self, body: Json) -> None:
+        """Raises `Rejected` for what the provider would reject."""
+
+    @abstractmethod
+    def _writer(self, body: Json) -> Writer:
+        """The provider's wire format, for one answer."""
+
+    async def _answer(self, connection: Connection, request: Request) -> bool:
+        path = request.path.partition("?")[0]
+        if path == "/v1/models" and request.method == "GET":
+            models = {"object": "list", "data": [{"id": "fake", "object": "model", "created": 0, "owned_by": "andon"}]}
+            return await self._tell(connection, request, 200, models)
+        if path != self.path or request.method != "POST":
+            error = Rejected(f"Invalid URL ({request.method} {path})", status=404)
+            return await self._tell(connection, request, error.status, {"error": error.error})
+        return await self._serve(connection, request)
+
+    async def _serve(self, connection: Connection, request: Request) -> bool:
+        body: Json = {}
+        try:
+            rules.authorized(request.headers, self.api_key)
+            body = rules.parsed(request.body)
+            self._check(body)
+            problem = None
+        except Rejected as rejected:
+            problem = rejected
+        record = Served(len(self.served), connection.number, body, request.headers, self._bell)
+        self.served.append(record)
+        if problem is not None:
+            record.error = problem.error
+            record.mark("rejected")
+            return await self._tell(connection, request, problem.status, {"error": problem.error})
+        self._bell.ring()
+        try:
+            answer = self._next(body)
+        except Exception as error:  # noqa: BLE001 - a script's mistake is told to the client, which fails with it
+            record.mark("failed")
+            mistake = {"message": f"the fake's script failed: {error!r}", "type": "fake", "param": None, "code": None}
+            return await self._tell(connection, request, 500, {"error": mistake})
+        connection.on_left = lambda: record.mark("left")
+        player = Player(
+            connection,
+            record,
+            self._writer(body),
+            streams=bool(body.get("stream")),
+            newline=self._newline,
+            split=self._split,
+            headers={"x-request-id": f"req_{record.number}"},
+        )
+        return await player.play(answer) and _kept(request)
+
+    def _next(self, body: Json) -> list[Word]:
+        if callable(self._script):
+            return words(self._script(body))
+        number = min(self._answered, len(self._script) - 1)
+        self._answered += 1
+        return self._script[number]
+
+    async def _tell(self, connection: Connection, request: Request, status: int, body: Json) -> bool:
+        await connection.respond(status, {"content-type": "application/json"}, json.dumps(body).encode())
+        return _kept(request)
+
+
+def _kept(request: Request) -> bool:
+    return request.headers.get("connection", "").lower() != "close"
+
+
+def _checked(script: Script | None) -> list[list[Word]] | Callable[[dict[str, Any]], Answer]:
+    """A script whose mistakes are found where it is written."""
+    if script is None:
+        return [[text("Hello, this is a fake.")]]
+    if callable(script):
+        return script
+    if isinstance(script, str | Word) or not script:
+        raise TypeError("a script is a list of answers, one per request: FakeChat([[text('Hello')], …])")
+    # A bare word here is most likely part of one answer, whose list was forgotten.
+    if bare := [answer for answer in script if isinstance(answer, Word)]:
+        raise TypeError(f"each answer of a script is a list of words: [{bare[0]!r}]")
+    return [words(answer) for answer in script]

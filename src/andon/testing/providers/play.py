@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plays one answer, word by word, to one client.
+
+Each wait here is a plain `await` that the client's leaving cancels. What must stay true: a state is marked when the
+client can see what it stands for; only the ends are marked before the last bytes, since a client may close its side as
+soon as it has these, and that is not leaving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, Protocol
+
+from andon.testing.providers.script import (
+    Answer,
+    Call,
+    Cut,
+    End,
+    Fail,
+    Finish,
+    Pause,
+    Raw,
+    Reasoning,
+    Silence,
+    Spent,
+    Stall,
+    Text,
+    Until,
+    Word,
+    grouped,
+    words,
+)
+from andon.testing.providers.served import Served
+from andon.testing.providers.server import Connection, head
+
+BATCH = 64 * 1024
+"""Pieces without a pace go out together, about so many bytes in one chunk: the fake must not be what is slow."""
+
+_STREAM = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "transfer-encoding": "chunked",
+}
+_JSON = {"content-type": "application/json"}
+
+
+class Writer(Protocol):
+    """A provider's wire format: words to events, each with its blank line, and to the body of a plain answer."""
+
+    def start(self) -> bytes: ...
+    def text(self, word: Text) -> list[bytes]: ...
+    def reasoning(self, word: Reasoning) -> list[bytes]: ...
+    def calls(self, words: Sequence[Call]) -> list[bytes]: ...
+    def spent(self, word: Spent) -> None: ...
+    def finish(self, word: Finish) -> None: ...
+    def failed(self, word: Fail) -> bytes: ...
+    def last(self) -> bytes: ...
+    def whole(self) -> dict[str, Any]: ...
+
+
+class Player:
+    """Plays answers to one request. `play` tells whether the connection can be used again."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        served: Served,
+        writer: Writer,
+        *,
+        streams: bool,
+        newline: bytes = b"\n",
+        split: int | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._served = served
+        self._writer = writer
+        self._streams = streams
+        self._newline = newline
+        self._split = split
+        self._headers = headers or {}
+        self._open = False  # the headers of a stream were sent
+        self._body: bytes | None = None  # of a plain answer, if a script gave it
+
+    async def play(self, answer: Answer) -> bool:
+        for step in grouped(words(answer)):
+            match step:
+                case Fail():
+                    return await self._fail(step)
+                case Cut():
+                    return await self._cut(step)
+                case Raw(content_type=str()):
+                    return await self._foreign(step)
+                case End():
+                    return await self._end(b"")
+                case _:
+                    await self._word(step)
+            self._served.sent.extend(step if isinstance(step, list) else [step])
+        return await self._end(self._writer.last() if self._streams else b"")
+
+    async def _word(self, step: Word | list[Call]) -> None:
+        writer = self._writer
+        match step:
+            case Text():
+                await self._say("text", partial(writer.text, step), step.pace)
+            case Reasoning():
+                await self._say("reasoning", partial(writer.reasoning, step), step.pace)
+            case list():
+                await self._say("call", partial(writer.calls, step), step[0].pace)
+            case Raw():
+                await self._raw(step.data)
+            case Spent():
+                writer.spent(step)
+            case Finish():
+                writer.finish(step)
+            case Pause():
+                self._served.mark("paused")
+                await asyncio.sleep(step.seconds)
+            case Until():
+                self._served.mark("held")
+                await _set(step.event)
+            case Silence():
+                await self._for_ever("silent")
+            case Stall():
+                if self._streams:
+                    await self._headers_sent()
+                await self._for_ever("stalled")
+
+    async def _for_ever(self, state: str) -> None:
+        self._served.mark(state)
+        await asyncio.get_running_loop().create_future()
+
+    # -- saying
+
+    async def _say(self, state: str, write: Callable[[], list[bytes]], pace: float) -> None:
+        if not self._streams:
+            write()  # for the answer as a whole
+            return
+        await self._headers_sent()
+        events = write()  # not before: events are numbered as they are made
+        marked = False
+        for batch in _batches(events, 1 if pace else BATCH):
+            if marked and pace:
+                await asyncio.sleep(pace)
+            await self._send(b"".join(batch))
+            self._served.pieces_sent += len(batch)
+            if not marked:
+                self._served.mark(state)
+                marked = True
+
+    async def _raw(self, data: bytes) -> None:
+        if self._streams:
+            await self._headers_sent()
+            await self._write(_chunk(data))
+        else:
+            self._body = (self._body or b"") + data
+        self._served.mark("raw")
+
+    async def _headers_sent(self) -> None:
+        if not self._open:
+            self._open = True
+            await self._write(head(200, {**_STREAM, **self._headers}))
+            await self._send(self._writer.start())
+
+    async def _send(self, events: bytes) -> None:
+        await self._write(self._chunks(events))
+
+    def _chunks(self, events: bytes) -> bytes:
+        if self._newline != b"\n":
+            events = events.replace(b"\n", self._newline)
+        size = self._split or max(len(events), 1)
+        return b"".join(_chunk(events[start : start + size]) for start in range(0, len(events), size))
+
+    async def _write(self, data: bytes) -> None:
+        self._connection.write(data)
+        self._served.wrote(len(data))
+        await self._connection.drain()
+
+    # -- ending
+
+    async def _end(self, last: bytes) -> bool:
+        if self._streams:
+            await self._headers_sent()
+            self._over("finished")
+            await self._write(self._chunks(last) + b"0\r\n\r\n")
+        else:
+            body = json.dumps(self._writer.whole()).encode() if self._body is None else self._body
+            await self._whole(200, _JSON, body, "finished")
+        return True
+
+    async def _fail(self, word: Fail) -> bool:
+        if self._open:
+            events = self._writer.failed(word)
+            self._over("failed")
+            await self._write(self._chunks(events) + b"0\r\n\r\n")
+        else:
+            error = {"message": word.message, "type": word.type or _type(word.status), "param": None, "code": word.code}
+            headers = {**_JSON, **word.headers}
+            await self._whole(word.status, headers, json.dumps({"error": error}).encode(), "failed")
+        return True
+
+    async def _foreign(self, word: Raw) -> bool:
+        assert word.content_type is not None
+        await self._whole(word.status, {"content-type": word.content_type}, word.data, "finished")
+        return True
+
+    async def _whole(self, status: int, headers: dict[str, str], body: bytes, state: str) -> None:
+        headers = {**self._headers, **headers, "content-length": str(len(body))}
+        self._over(state)
+        await self._write(head(status, headers) + body)
+
+    async def _cut(self, word: Cut) -> bool:
+        if self._open and word.mid_chunk:
+            await self._write(b'400\r\ndata: {"id": "cut in the mid')
+        self._over("cut")
+        self._connection.close(reset=word.reset)
+        return False
+
+    def _over(self, state: str) -> None:
+        self._connection.on_left = None
+        self._served.mark(state)
+
+
+async def _set(event: threading.Event) -> None:
+    # Looked at again and again, because a thread that waits for it would outlive a client that leaves.
+    while not event.is_set():  # noqa: ASYNC110
+        await asyncio.sleep(0.002)
+
+
+@lru_cache(maxsize=32)
+def as_json(pieces: tuple[str, ...]) -> list[bytes]:
+    """Each piece as JSON; kept, since the same word is played again and again."""
+    return [json.dumps(piece, ensure_ascii=False).encode() for piece in pieces]
+
+
+def _batches(events: list[bytes], size: int) -> list[list[bytes]]:
+    batches: list[list[bytes]] = []
+    room = 0
+    for event in events:
+        if room <= 0:
+            batches.append([])
+            room = size
+        batches[-1].append(event)
+        room -= len(event)
+    return batches
+
+
+def _chunk(data: bytes) -> bytes:
+    # An empty chunk would be the end of the body.
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+
+
+def _type(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "server_error" if status >= 500 else "invalid_request_error"

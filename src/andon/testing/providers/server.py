@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tiny HTTP/1.1 server on loopback, in a thread with an event loop of its own.
+
+So it serves blocking and async clients alike, and sees that a client left while the client's own loop is busy. What
+must stay true: an answer is one task, cancelled the moment its connection is lost; so whatever it waits for, nothing
+is sent to a client that has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from itertools import count
+
+MAX_REQUEST = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class BadRequestError(Exception):
+    """What came is no HTTP request that this server understands."""
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection: requests in, bytes out, one after the other."""
+
+    def __init__(self, number: int, server: Server) -> None:
+        self.number = number
+        self.on_left: Callable[[], None] | None = None
+        """Called when the client leaves, while an answer is under way."""
+        self._server = server
+        self._received = bytearray()
+        self._changed = asyncio.Event()
+        self._gone = False
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # -- called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        # `drain` then waits until the system has taken everything, so that a cut comes after what was sent before it.
+        transport.set_write_buffer_limits(high=0)
+        self._server.connections.add(self)
+        self._task = asyncio.get_running_loop().create_task(self._serve())
+        self._server.changed()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        self._changed.set()
+
+    def eof_received(self) -> None:
+        self._leave()
+
+    def pause_writing(self) -> None:
+        self._server.full.add(self)
+        self._server.changed()
+
+    def resume_writing(self) -> None:
+        self._server.full.discard(self)
+        self._changed.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
+        self._server.full.discard(self)
+        self._server.connections.discard(self)
+        self._server.changed()
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def _leave(self) -> None:
+        if self._gone:
+            return
+        self._gone = True
+        if self.on_left is not None:
+            self.on_left()
+        self._task.cancel()
+
+    # -- used by answers
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    async def drain(self) -> None:
+        # Also where nothing has to be waited for: a client that left, or another one, must get its turn.
+        await asyncio.sleep(0)
+        while self in self._server.full or self._transport.is_closing():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def close(self, *, reset: bool = False) -> None:
+        """Our end of it: the client did not leave."""
+        self._gone = True
+        if reset:
+            linger = struct.pack("ii", 1, 0)
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self._transport.abort()
+        else:
+            self._transport.close()
+
+    async def respond(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.write(head(status, {**headers, "content-length": str(len(body))}) + body)
+        await self.drain()
+
+    # -- requests
+
+    async def _serve(self) -> None:
+        try:
+            while await self._server.answer(self, await self._request()):
+                pass
+        except BadRequestError as error:
+            await self.respond(400, {"content-type": "text/plain", "connection": "close"}, str(error).encode())
+        finally:
+            if not self._gone:
+                self.close()
+
+    async def _request(self) -> Request:
+        start = await self._until(b"\r\n\r\n")
+        lines = start.decode("latin-1").split("\r\n")
+        try:
+            method, path, version = lines[0].split(" ")
+            fields = [line.split(":", 1) for line in lines[1:]]
+            headers = {name.strip().lower(): value.strip() for name, value in fields}
+            size = int(headers.get("content-length", "0"))
+        except ValueError:
+            raise BadRequestError(f"no HTTP request: {lines[0]!r}") from None
+        if version != "HTTP/1.1" or "transfer-encoding" in headers or not 0 <= size <= MAX_REQUEST:
+            raise BadRequestError("only HTTP/1.1 with a content-length of up to 64 MiB is understood here")
+        body = await self._take(size)
+        return Request(method, path, headers, body)
+
+    async def _until(self, mark: bytes) -> bytes:
+        while (end := self._received.find(mark)) < 0:
+            self._changed.clear()
+            await self._changed.wait()
+        taken = bytes(self._received[:end])
+        del self._received[: end + len(mark)]
+        return taken
+
+    async def _take(self, size: int) -> bytes:
+        while len(self._received) < size:
+            self._changed.clear()
+            await self._changed.wait()
+        taken = bytes(self._received[:size])
+        del self._received[:size]
+        return taken
+
+
+class Server:
+    """The thread, its loop, and the connections that are open."""
+
+    def __init__(self, answer: Callable[[Connection, Request], Awaitable[bool]], changed: Callable[[], None]) -> None:
+        self.answer = answer
+        """Answers a request; tells whether the connection can be used again."""
+        self.changed = changed
+        self.connections: set[Connection] = set()
+        self.full: set[Connection] = set()
+        self.port = 0
+        self._numbers = count(1)
+        self._ready = threading.Event()
+        self._failed: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+
+    def start(self) -> None:
+        if self._thread is not None:
+            raise RuntimeError("this fake is, or was, running already; make a new one")
+        self._thread = threading.Thread(target=self._run, name="andon-fake-provider", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._failed is not None:
+            raise self._failed
+
+    def stop(self) -> None:
+        """Closes every connection and waits until the thread has ended. May be called twice."""
+        if self._thread is None or self._loop is None or self._stop is None:
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._stop.set)
+        except RuntimeError:  # it has ended already
+            pass
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits in start()
+            self._failed = error
+        finally:
+            self._ready.set()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        server = await self._loop.create_server(
+            lambda: Connection(next(self._numbers), self), "127.0.0.1", 0, backlog=1024
+        )
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        await self._stop.wait()
+        server.close()
+        open_ones = list(self.connections)
+        for connection in open_ones:
+            connection.close(reset=True)
+        await asyncio.gather(*(connection.lost for connection in open_ones))
+
+
+def head(status: int, headers: dict[str, str]) -> bytes:
+    """A response's first lines."""
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = "Unknown"
+    lines = [f"HTTP/1.1 {status} {phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")

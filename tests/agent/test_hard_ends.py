@@ -323,6 +323,7 @@ def test_what_the_store_could_not_keep_is_still_known_to_the_next_run() -> None:
     assert first.warnings == ["the store failed: OSError: disk full"]
     store.broken = False
     assert [message.text for message in agent.run("two").messages] == ["one", "OK.", "two", "OK."]
+    assert [message.text for message in agent.run("three").messages][:3] == ["one", "OK.", "two"]
 
 
 def test_a_failed_result_is_garbage_like_anything_else() -> None:

@@ -90,7 +90,8 @@ class Estate(Stepper):
         if not self._added:
             self._added = True
             session.close(self.settlement.messages)
-        session.ahead = not await self._keep(by, self._record, self.settlement.messages)
+        if not await self._keep(by, self._record, self.settlement.messages):
+            session.ahead = True
         if not session.loaded:  # it ended before it had read what came before
             base = await by.bounded(lambda: store.load(session.key), "the store", self.bounds.settle_seconds)
             if base is not None:

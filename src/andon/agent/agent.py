@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from andon.agent.hooks import Hooks
@@ -26,7 +26,7 @@ from andon.core.session import OnBusy, Session
 from andon.core.states import CancelMode, CancelOutcome
 from andon.core.store import SessionKey
 from andon.core.stream import EventStream
-from andon.errors import ConfigurationError, EmptyPromptError, NoModelError
+from andon.errors import ConfigurationError, EmptyPromptError, NoModelError, UnknownRunError
 from andon.messages import Message
 from andon.models.base import Model
 from andon.store.memory import MemoryStore
@@ -194,6 +194,24 @@ class Agent:
         if self._session is None:
             self._session = self.runtime.session(SessionKey(self.id, None, self.session_id))
         return self._session
+
+    # -- going on -----------------------------------------------------------------------------------------------------
+
+    async def continue_run(self, run_id: str, answers: Mapping[str, Any] | None = None) -> RunResult:
+        """Go on with a paused run: same id, same events. `False`, or `Deny("why")`, refuses a call.
+
+        Wrong or missing answers raise `AnswersError`, which says what is open, and nothing changes.
+        """
+        run = self._find_run(run_id)
+        run.resume(answers or {})
+        await run.attend()
+        return await run.result()
+
+    def _find_run(self, run_id: str) -> Run:
+        run = self.runtime.run(run_id)
+        if run is None or run.agent_id != self.id:
+            raise UnknownRunError(f"agent {self.id!r} has no run {run_id!r} in flight")
+        return run
 
     # -- cancelling ---------------------------------------------------------------------------------------------------
 

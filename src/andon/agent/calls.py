@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of one tool call, from the model's wish to what became of it.
 
-It is honest at every moment: whoever looks finds what is true right now, and what the model may be told of it.
+It is honest at every moment: whoever looks finds what is true right now, and what the model may be told of it. How a
+call ends is decided once, by the tool's own end or by a cancel of this call alone, whichever comes first.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from msgspec import Struct
+
 from andon.core.events import ToolView
-from andon.core.receipt import ToolReceipt
+from andon.core.receipt import Deny, Interrupt, ToolReceipt
 from andon.core.run import Run
 from andon.core.scope import CallScope
-from andon.core.states import ToolOutcome
+from andon.core.states import CancelOutcome, ToolOutcome
 from andon.core.step import Step
 from andon.errors import ToolError
 from andon.messages import ToolCall, ToolResult, sendable
@@ -18,38 +23,123 @@ from andon.messages import ToolCall, ToolResult, sendable
 NOT_STARTED = "This call was cancelled before it started."
 CUT = "This call was cancelled while it was running. Its outcome is unknown."
 ABANDONED = "This call was cancelled while it was running, and may still be running. Its outcome is unknown."
+ASKING = "This call was cancelled while it waited for a person's answer. What it did until then is unknown."
+DENIED = "A person refused this call."
 
 
 _TRUTH = {ToolOutcome.not_started: NOT_STARTED, ToolOutcome.cut: CUT, ToolOutcome.abandoned: ABANDONED}
 
 
+class CallCancel(Struct, frozen=True, gc=False):
+    """A cancel of one call alone."""
+
+    reason: str | None
+
+
 class CallRecord:
     """What is known of one tool call."""
 
-    __slots__ = ("_result", "_started", "call", "problem", "scope", "step")
+    __slots__ = (
+        "_answers",
+        "_approved",
+        "_asked",
+        "_fate",
+        "_result",
+        "_run",
+        "_started",
+        "call",
+        "interrupt",
+        "problem",
+        "scope",
+        "step",
+    )
 
     def __init__(self, run: Run, call: ToolCall, problem: ToolError | None = None) -> None:
-        self.call = call
+        self._run, self.call = run, call
         self.problem = problem
         """What is wrong with the call as the model sent it."""
         self.scope = CallScope(run, call.id, call.name)
         self.step: Step[None] | None = None
         """The work itself, once it has begun."""
-        self._started = False
+        self.interrupt: Interrupt | None = None
+        """The question for whose answer it waits."""
+        self._asked = 0
+        self._answers: list[Any] = []
+        self._approved = self._started = False
+        self._fate: dict[str, CallCancel | None] = {}
         self._result: ToolResult | None = None
+
+    # -- how it ends --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._started = True
 
-    def finish(self, text: str) -> None:
-        self._result = ToolResult(self.call.id, self.call.name, sendable(text))
+    def finish(self, text: str, status: Any = "ok") -> bool:
+        """It came to an end of its own. False if it was cancelled first."""
+        if self._result is not None or self._fate.setdefault("end", None) is not None:
+            return False
+        self._result = ToolResult(self.call.id, self.call.name, sendable(text), status)
+        return True
 
-    def fail(self, text: str) -> None:
-        self._result = ToolResult(self.call.id, self.call.name, sendable(text), "error")
+    def cancel(self, reason: str | None) -> CancelOutcome:
+        """Cancel this call alone. Safe from any thread."""
+        request = CallCancel(reason)
+        winner = self._fate.setdefault("end", request)
+        if winner is request:
+            return CancelOutcome.requested
+        ended = winner is None or self._result is not None
+        return CancelOutcome.already_finished if ended else CancelOutcome.already_requested
+
+    @property
+    def cancelled_alone(self) -> CallCancel | None:
+        return self._fate.get("end")
+
+    def cut(self) -> None:
+        """Stop the work, if it has begun. Called on the run's loop."""
+        if self.step is not None:
+            self.step.cut_alone()
+
+    def close(self) -> None:
+        """It was cancelled alone, and has stopped: from here on that is its result."""
+        if self._result is None:
+            self._result = self.result()
+        self.interrupt = None
+
+    # -- what it asks -------------------------------------------------------------------------------------------------
+
+    @property
+    def approved(self) -> bool:
+        return self._approved
+
+    @property
+    def answers(self) -> list[Any]:
+        return self._answers
+
+    def ask(self, name: str, payload: Any) -> None:
+        self._asked += 1
+        self.interrupt = Interrupt(f"{self.call.id}-{self._asked}", name, payload, self.call.id)
+
+    def answer(self, value: Any, *, approval: bool) -> None:
+        """Take a person's answer. A refusal is the call's result."""
+        self.interrupt = None
+        if value is False or isinstance(value, Deny):
+            why = value.reason if isinstance(value, Deny) else ""
+            self.finish(f"{DENIED} {why}".strip(), "error")
+        elif approval:
+            self._approved = True
+        else:
+            self._answers.append(value)
+
+    # -- what is known of it ------------------------------------------------------------------------------------------
+
+    @property
+    def has_result(self) -> bool:
+        return self._result is not None
 
     @property
     def outcome(self) -> ToolOutcome:
-        if self._result is not None:
+        cut_alone = self.cancelled_alone is not None or (self.step is not None and self.step.was_cut_alone)
+        if self._result is not None and not cut_alone:
             return ToolOutcome.completed
         if not self._started:
             return ToolOutcome.not_started
@@ -60,7 +150,9 @@ class CallRecord:
         """The real result, or the truth about why there is none."""
         if self._result is not None:
             return self._result
-        return ToolResult(self.call.id, self.call.name, _TRUTH[outcome or self.outcome], "error")
+        outcome = outcome or self.outcome
+        truth = ASKING if self.interrupt is not None and outcome is ToolOutcome.cut else _TRUTH[outcome]
+        return ToolResult(self.call.id, self.call.name, truth, "error")
 
     def receipt(self, outcome: ToolOutcome) -> ToolReceipt:
         return ToolReceipt(self.call.id, self.call.name, outcome)

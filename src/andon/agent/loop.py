@@ -10,6 +10,7 @@ an `await` nothing can come, and after any line with one, the fields below say a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,14 +26,14 @@ from andon.agent.turn import Turn
 from andon.core.events import RunEvent
 from andon.core.run import Run
 from andon.core.signal import Failed, Fate
-from andon.core.states import CancelMode, Phase, StopReason, ToolOutcome
-from andon.core.step import Cut
+from andon.core.states import CancelMode, CancelOutcome, Phase, StopReason
+from andon.core.step import Cut, CutAloneError
 from andon.core.store import Store
 from andon.core.work import Settlement
-from andon.errors import BadResultError, ToolBlockedError, UnknownToolError, describe
+from andon.errors import BadResultError, ToolBlockedError, ToolInterrupted, ToolTimeoutError, UnknownToolError, describe
 from andon.messages import Block, Message, ToolCall, Usage, assistant, user
 from andon.models.base import Model, ModelRequest, ToolSpec
-from andon.tools.base import NO_OUTPUT, Tool, ToolContext
+from andon.tools.base import NO_OUTPUT, Tool, ToolContext, traits_of
 
 
 class Plan(Struct, frozen=True):
@@ -53,10 +54,12 @@ class Loop:
     __slots__ = (
         "_announced",
         "_max_turns",
+        "_opened",
         "_plan",
         "_run",
         "_spent",
         "_text",
+        "_turns",
         "calls",
         "messages",
         "open_calls",
@@ -75,20 +78,23 @@ class Loop:
         """Every call so far."""
         self._spent = Usage()
         self._text = ""
-        self._announced = 0
+        self._announced = self._turns = 0
+        self._opened = False
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     async def perform(self) -> StopReason:
-        await self._open_session()
-        turns = 0
-        while turns != self._max_turns:
-            turns += 1
+        if not self._opened:
+            await self._open_session()
+        while True:
+            if self.open_calls and not await self._use_tools():
+                return StopReason.interrupt
+            if self._turns == self._max_turns:
+                return StopReason.max_turns
+            self._turns += 1
             await self._model_turn()
             if not self.open_calls:
                 return StopReason.end_turn
-            await self._use_tools()
-        return StopReason.max_turns
 
     async def _open_session(self) -> None:
         session, store = self._run.session, self._plan.store
@@ -97,6 +103,7 @@ class Loop:
         if not session.ahead:
             base = await self._run.step(lambda: store.load(session.key), name="the store", cut_by=CancelMode.after_turn)
         session.open(base, self.messages)
+        self._opened = True
         await self._announce()
 
     async def _model_turn(self) -> None:
@@ -128,15 +135,18 @@ class Loop:
                 await self._back_off(delay)
         await self._take(turn)
 
-    async def _use_tools(self) -> None:
-        """Run the calls of a turn, and answer each of them."""
+    async def _use_tools(self) -> bool:
+        """Run the calls of a turn, and answer each of them. False if a person has to be asked first."""
         self._run.phase = Phase.tools
         records = self.open_calls
         for group in [records] if self._plan.parallel_tools else [[record] for record in records]:
             await self._call(group)
+            if any(record.interrupt is not None for record in group):
+                return False
         self.messages.append(Message("tool", [record.result() for record in records]))
         self.open_calls = ()
         await self._announce()
+        return True
 
     # -- one model call -----------------------------------------------------------------------------------------------
 
@@ -168,10 +178,11 @@ class Loop:
     # -- tool calls ---------------------------------------------------------------------------------------------------
 
     async def _call(self, records: Sequence[CallRecord]) -> None:
-        """Run calls side by side, each to its end, whichever that is; a cancel leaves their records as they are.
+        """Run calls side by side, each to its end or its question; a cancel leaves their records as they are.
 
         Hooks are told of one call after the other, so no two of them ever run at once.
         """
+        records = [record for record in records if not record.has_result]  # the others ended before a pause
         try:
             for record in records:
                 await self._begin(record)
@@ -188,6 +199,10 @@ class Loop:
         call = record.call
         try:
             tool, bound = self._find(record)
+            traits = traits_of(tool)
+            if traits.approval and not record.approved:
+                record.ask(call.name, call.arguments)
+                return
             verdict = await self._tell(BeforeTool, call=call)
             if isinstance(verdict, BeforeTool) and verdict.refusal is not None:
                 raise ToolBlockedError(verdict.refusal)
@@ -195,12 +210,15 @@ class Loop:
             self._fail(record, error)
             return
         self._run.gate(CancelMode.after_tools)
+        if record.cancelled_alone is not None:
+            return
         record.start()
         self._run.journal.add(RunEvent.tool_call_started, tool=record.view())
         record.step = self._run.begin_step(
             functools.partial(self._invoke, record, tool, bound),
             name=f"tool {call.name} ({call.id})",
             cut_by=CancelMode.now,
+            timeout=traits.timeout,
             on_cut=record.scope.fire,
         )
 
@@ -221,12 +239,15 @@ class Loop:
             text = await tool.invoke(bound, self._context(record))
             if not isinstance(text, str):
                 raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
+        except ToolInterrupted as question:
+            if not record.scope.cancelled:
+                record.ask(question.name, question.payload)
         except Exception as error:  # noqa: BLE001 - the boundary: the model is told
             if not record.scope.cancelled:
                 self._fail(record, error)
         else:
-            if not record.scope.cancelled:  # else it ended too late to be believed
-                record.finish(text if text.strip() else NO_OUTPUT)
+            # After a cut it ended too late to be believed.
+            if not record.scope.cancelled and record.finish(text if text.strip() else NO_OUTPUT):
                 self._run.journal.add(RunEvent.tool_call_completed, tool=record.ended_view())
 
     async def _end(self, record: CallRecord) -> None:
@@ -234,13 +255,43 @@ class Loop:
             await record.step.wait()
             try:
                 record.step.outcome()
+            except CutAloneError:
+                if record.cancelled_alone is None:
+                    self._fail(record, ToolTimeoutError("it was cut when its time was up; its outcome is unknown"))
             except Exception as error:  # noqa: BLE001 - the boundary: the model is told
                 self._fail(record, error)
-        await self._tell(AfterTool, call=record.call, result=record.result())
+        if record.cancelled_alone is not None:
+            record.close()
+            self._run.journal.add(RunEvent.tool_call_cancelled, tool=record.ended_view(record.outcome))
+        if record.interrupt is None:
+            await self._tell(AfterTool, call=record.call, result=record.result())
 
     def _fail(self, record: CallRecord, error: Exception) -> None:
-        record.fail(describe(error))
-        self._run.journal.add(RunEvent.tool_call_error, tool=record.ended_view())
+        if record.finish(describe(error), "error"):
+            self._run.journal.add(RunEvent.tool_call_error, tool=record.ended_view(record.outcome))
+
+    def cancel_call(self, call_id: str, reason: str | None) -> CancelOutcome:
+        record = next((record for record in self.calls if record.call.id == call_id), None)
+        if record is None:
+            return CancelOutcome.unknown
+        outcome = record.cancel(reason)
+        if outcome is CancelOutcome.requested:
+            with contextlib.suppress(RuntimeError):  # its loop is closed: nothing of it runs any more
+                self._run.loop.call_soon_threadsafe(record.cut)
+        return outcome
+
+    # -- asking a person ----------------------------------------------------------------------------------------------
+
+    def progress(self) -> Settlement:
+        asking = [record.interrupt for record in self.open_calls if record.interrupt is not None]
+        ends = [record.receipt(record.outcome) for record in self.calls]
+        return Settlement(list(self.messages), self._text, self._spent, ends, [], asking)
+
+    def answer(self, answers: Mapping[str, Any]) -> None:
+        for record in self.open_calls:
+            if record.cancelled_alone is None and (question := record.interrupt) is not None:
+                tool = self._plan.tools[record.call.name]
+                record.answer(answers[question.id], approval=traits_of(tool).approval and not record.approved)
 
     def _context(self, record: CallRecord) -> ToolContext:
         run = self._run
@@ -250,6 +301,7 @@ class Loop:
             session_id=run.session_id,
             user_id=run.user_id,
             deadline=run.limits.deadline,
+            answers=record.answers,
         )
 
     # -- its end ------------------------------------------------------------------------------------------------------
@@ -269,7 +321,7 @@ class Loop:
             text,
             spent,
             [record.receipt(end) for record, end in ends.items()],
-            [record.ended_view(end) for record, end in ends.items() if end is not ToolOutcome.completed],
+            [record.ended_view(end) for record, end in ends.items() if not record.has_result],
         )
 
     async def farewell(self) -> None:

@@ -135,10 +135,9 @@ class Journal:
         self.waiters.wake()
 
     def rest(self, kind: RunEvent, **facts: Any) -> None:
-        """Append an event after which nothing comes for a while."""
+        """Append an event after which nothing comes for a while. Whoever calls it wakes the readers."""
         self.append(kind, **facts)
         self.resting = True
-        self.waiters.wake()
 
 
 class Reader:

@@ -194,6 +194,10 @@ class Life(Estate):
         self.gate(CancelMode.after_turn)
         self._move(RunStatus.running)
 
+    def describe_open(self) -> str:
+        """The questions that are open."""
+        raise NotImplementedError
+
     async def _pause(self) -> bool:
         """Wait for a person, and hold nothing meanwhile. False if a cancel was quicker."""
         raise NotImplementedError
@@ -271,7 +275,7 @@ class Life(Estate):
     # -- without its loop ---------------------------------------------------------------------------------------------
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
-        if task is not self._task:  # it paused, and another one may have gone on since
+        if task is not self._task or self._stage is RunStatus.paused:  # another one may have gone on since
             return
         if not task.cancelled() and (error := task.exception()) is not None:
             log.critical("%r: its task broke", self, exc_info=error)
@@ -289,7 +293,7 @@ class Life(Estate):
         self._waiters.wake()
 
     def _is_lost(self) -> bool:
-        return self._task is not None and not self._ended and self.loop.is_closed()
+        return self.has_begun and not self._ended and self._stage is not RunStatus.paused and self.loop.is_closed()
 
     def end_if_lost(self) -> None:
         """If the run's loop was closed under it, have the portal end it."""

@@ -57,11 +57,11 @@ class Pausing(Life):
         if self.signal.fate is not None:
             return False
         self.phase, self._stage = Phase.paused, RunStatus.paused
-        self._token, task, self._task = [None], self._task, None
+        self.journal.rest(RunEvent.run_paused, interrupts=progress.interrupts)
+        self._token = [None]  # from here on, someone else may go on with it
         if self.signal.fate is not None and self._take_token():
-            self._task = task
             return False
-        self.journal.rest(RunEvent.run_paused, interrupts=self.interrupts)
+        self.journal.waiters.wake()
         self._waiters.wake()
         return True
 

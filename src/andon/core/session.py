@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Literal
 
 from andon.core.journal import Waiters
-from andon.core.states import CancelCause
-from andon.errors import SessionBusyError
+from andon.core.states import CancelCause, RunStatus
+from andon.errors import SessionBusyError, SessionPausedError
 
 if TYPE_CHECKING:
     from andon.core.estate import Estate
@@ -80,6 +80,13 @@ class Session:
                 other.end_if_lost()
             holder = next((other for other in ahead if not (other.is_cancelling or other.loop.is_closed())), None)
             if holder is not None and on_busy == "reject":
+                if holder.status is RunStatus.paused:
+                    raise SessionPausedError(
+                        f"session {self.key.session_id!r} is paused: run {holder.run_id!r} waits for answers to "
+                        f"{holder.describe_open()}. Give them with agent.continue_run({holder.run_id!r}, "
+                        f"answers={{…}}), or cancel that run.",
+                        run_id=holder.run_id,
+                    )
                 raise SessionBusyError(
                     f"session {self.key.session_id!r} is busy: run {holder.run_id!r} is {holder.status.name} in it. "
                     f'Wait for it, cancel it, use another session, or pass on_busy="queue" or on_busy="cancel".',

@@ -17,6 +17,8 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 from andon.agent.hooks import Hooks
 from andon.agent.loop import Loop, Plan
 from andon.agent.retry import Retry
+from andon.agent.subagent import AgentTool
+from andon.core.budget import Budget
 from andon.core.cord import Cord
 from andon.core.limits import Limits
 from andon.core.receipt import CancelRequest, RunResult
@@ -50,6 +52,10 @@ class RunOptions(TypedDict, total=False):
     """How many times the model is asked at the most."""
     metadata: dict[str, Any] | None
     """Yours; kept with the run."""
+    budget: Budget | int | None
+    """Tokens that the run and its children may spend, or `Budget(tokens=…, tool_calls=…)`."""
+    detached: bool
+    """Inside a tool: not a child of the tool's run, and not cancelled with it."""
     cancel_on: asyncio.Event | threading.Event | None
     """Cancel the run when this is set: an asyncio.Event of the same loop, or a threading.Event."""
     on_busy: OnBusy
@@ -172,6 +178,8 @@ class Agent:
             on_busy=on_busy,
             limits=Limits(options.get("timeout"), options.get("cancel_on")),
             metadata=options.get("metadata") or {},
+            budget=Budget.of(options.get("budget")),
+            detached=options.get("detached", False),
         )
         run.employ(Loop(plan, run, prompt, max_turns))
         return run
@@ -194,6 +202,13 @@ class Agent:
         if self._session is None:
             self._session = self.runtime.session(SessionKey(self.id, None, self.session_id))
         return self._session
+
+    def as_tool(self, name: str | None = None, description: str | None = None, *, events: bool = False) -> Tool:
+        """This agent as a tool of another one. Each call is a run of its own, in a fresh session.
+
+        With `events=True` its events are shown in the stream of the run that called it, under their own run id.
+        """
+        return AgentTool(self, name, description, events)
 
     # -- going on -----------------------------------------------------------------------------------------------------
 

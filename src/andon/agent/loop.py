@@ -24,6 +24,7 @@ from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, Ha
 from andon.agent.retry import Retry
 from andon.agent.turn import Turn
 from andon.core.events import RunEvent
+from andon.core.family import current
 from andon.core.run import Run
 from andon.core.signal import Failed, Fate
 from andon.core.states import CancelMode, CancelOutcome, Phase, StopReason
@@ -108,6 +109,7 @@ class Loop:
 
     async def _model_turn(self) -> None:
         """Ask the model, and take what it answers."""
+        self._count()
         self._run.gate(CancelMode.after_turn)
         request = self._request()
         await self._tell(BeforeModel, request=request)
@@ -137,6 +139,7 @@ class Loop:
 
     async def _use_tools(self) -> bool:
         """Run the calls of a turn, and answer each of them. False if a person has to be asked first."""
+        self._count()
         self._run.phase = Phase.tools
         records = self.open_calls
         for group in [records] if self._plan.parallel_tools else [[record] for record in records]:
@@ -169,6 +172,9 @@ class Loop:
         self.calls = [*self.calls, *self.open_calls]
         self._text += turn.content()
         self._spent += usage
+        if self._run.meter is not None:
+            known = usage.total_tokens
+            self._run.meter.spend(turn.spent_cut().total_tokens or 0 if known is None else known)
         await self._tell(AfterModel, message=self.messages[-1], usage=usage)
         await self._announce()
 
@@ -209,6 +215,7 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - the boundary: the model is told
             self._fail(record, error)
             return
+        self._count(calls=1)
         self._run.gate(CancelMode.after_tools)
         if record.cancelled_alone is not None:
             return
@@ -236,6 +243,7 @@ class Loop:
     async def _invoke(self, record: CallRecord, tool: Tool, bound: Any) -> None:
         """Run in the call's own task, so that it is known to have ended the moment it has, whatever the others do."""
         try:
+            current.set(self._run)  # runs that the tool starts are this run's children
             text = await tool.invoke(bound, self._context(record))
             if not isinstance(text, str):
                 raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
@@ -279,6 +287,12 @@ class Loop:
             with contextlib.suppress(RuntimeError):  # its loop is closed: nothing of it runs any more
                 self._run.loop.call_soon_threadsafe(record.cut)
         return outcome
+
+    def _count(self, calls: int = 0) -> None:
+        """Look whether the budget has room for what comes next."""
+        if self._run.meter is not None:
+            self._run.meter.check(calls=calls)
+            self._run.meter.spend(calls=calls)
 
     # -- asking a person ----------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from andon.agent import settle
 from andon.agent.calls import CallRecord
+from andon.agent.carry import Earlier, reopen
 from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, Happening, Hooks, MessageAdded, RunEnded
 from andon.agent.retry import Retry
 from andon.agent.turn import Turn
@@ -32,7 +33,7 @@ from andon.core.step import Cut, CutAloneError
 from andon.core.store import Store
 from andon.core.work import Settlement
 from andon.errors import BadResultError, ToolBlockedError, ToolInterrupted, ToolTimeoutError, UnknownToolError, describe
-from andon.messages import Block, Message, ToolCall, Usage, assistant, user
+from andon.messages import Block, Message, ToolCall, Usage, assistant
 from andon.models.base import Model, ModelRequest, ToolSpec
 from andon.tools.base import NO_OUTPUT, Tool, ToolContext, traits_of
 
@@ -54,6 +55,7 @@ class Loop:
 
     __slots__ = (
         "_announced",
+        "_earlier",
         "_max_turns",
         "_opened",
         "_plan",
@@ -67,9 +69,11 @@ class Loop:
         "turn",
     )
 
-    def __init__(self, plan: Plan, run: Run, prompt: str, max_turns: int | None) -> None:
-        self._plan, self._run, self._max_turns = plan, run, max_turns
-        self.messages: list[Message] = [user(prompt)]
+    def __init__(
+        self, plan: Plan, run: Run, messages: list[Message], max_turns: int | None, earlier: Earlier | None = None
+    ) -> None:
+        self._plan, self._run, self._max_turns, self._earlier = plan, run, max_turns, earlier
+        self.messages = messages
         """What the run has added to the conversation."""
         self.turn: Turn | None = None
         """The model call that has not ended yet."""
@@ -103,6 +107,10 @@ class Loop:
         base = session.base
         if not session.ahead:
             base = await self._run.step(lambda: store.load(session.key), name="the store", cut_by=CancelMode.after_turn)
+        if self._earlier is not None:
+            base = self._earlier.lift(base)
+            self.open_calls = self.calls = reopen(self.messages, self._run, self._plan.tools)
+            self._announced = len(self.messages)
         session.open(base, self.messages)
         self._opened = True
         await self._announce()
@@ -320,7 +328,14 @@ class Loop:
 
     # -- its end ------------------------------------------------------------------------------------------------------
 
+    @property
+    def continues(self) -> str | None:
+        """The run that this one has taken up."""
+        return self._earlier.run_id if self._earlier is not None and self._opened else None
+
     def settle(self, fate: Fate) -> Settlement:
+        if self._earlier is not None and not self._opened:
+            return Settlement([], "", Usage(), [], [])  # all is as the earlier run left it
         blocks, open_calls, calls, text, spent = [], self.open_calls, self.calls, self._text, self._spent
         if (turn := self.turn) is not None:
             blocks = turn.blocks(cut=True)

@@ -274,6 +274,9 @@ class Life(Kin):
         self.journal.close(TERMINAL_EVENT[status], content, status=status, **facts)
         self._waiters.wake()
 
+    def _continues(self) -> str | None:
+        return self._work.continues
+
     def _sketch(self, request: CancelRequest) -> Settlement | None:
         if asyncio._get_running_loop() is not self.loop or not hasattr(self, "_work"):
             return None

@@ -19,7 +19,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from andon.agent.loop import Loop, Plan
+from andon.agent.calling import Plan
+from andon.agent.loop import Loop
 from andon.core.limits import Limits
 from andon.core.run import Run, spectator
 from andon.core.states import CancelOutcome, RunStatus

@@ -88,7 +88,8 @@ class Loop(Calling):
             base = await self._run.step(lambda: store.load(session.key), name="the store", cut_by=CancelMode.after_turn)
         if self._earlier is not None:
             base = self._earlier.lift(base)
-            self.open_calls = self.calls = reopen(self.messages, self._run, self._plan.tools)
+            self.open_calls = reopen(self.messages, self._run, self._plan.tools)
+            self.calls = [record for record in self.open_calls if not record.has_result]  # the others ended there
             self._announced = len(self.messages)
         session.open(base, self.messages)
         self._opened = True

@@ -12,6 +12,8 @@ A map of the package. Imports point one way, from the bottom of this list to its
     sync        the blocking facade
     agent/      the definition (agent), THE loop (loop), settling (settle), hooks
     testing/    what you need to test your own agents: the cancel-everywhere explorer, history validators
+    server/     agents over HTTP: a FastAPI app (an extra)
+    cli/        the command `andon`, one file per command
     run/        two re-exports for programs written for the AgentOS family
 
 Start with `agent/loop.py`: how an agent runs, and where a cancel lands.
@@ -26,7 +28,7 @@ from andon.core.receipt import Deny, Interrupt, Receipt, RunResult, ToolReceipt
 from andon.core.run import Run
 from andon.core.runtime import Runtime
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, StopReason, ToolOutcome
-from andon.core.store import RunRecord, SessionKey, Store
+from andon.core.store import RunRecord, SessionKey, SessionRecord, SessionStore, Store
 from andon.errors import (
     AndonError,
     AnswersError,
@@ -108,6 +110,8 @@ __all__ = [
     "SessionBusyError",
     "SessionKey",
     "SessionPausedError",
+    "SessionRecord",
+    "SessionStore",
     "StartError",
     "StopReason",
     "Store",

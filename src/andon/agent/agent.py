@@ -120,14 +120,11 @@ class Agent:
             _ = tool.parameters  # built here and now: the schema library takes a while to load, and no run should wait
         self.hooks = list(hooks)
         Hooks(self.hooks)  # refuses what is none, here and now
-        self.runtime = Runtime() if runtime is None else runtime
-        if self.runtime.store is None:
-            self.runtime.store = MemoryStore()
+        self.move_to(Runtime() if runtime is None else runtime)
         self.parallel_tools = parallel_tools
         self.retry = retry or Retry()
         self.session_id = _fresh_id()
         """The agent's own conversation, which runs without a `session_id` go on with."""
-        self._session: Session | None = None
         self._cord = Cord()
 
     def __repr__(self) -> str:
@@ -137,6 +134,13 @@ class Agent:
     def messages(self) -> list[Message]:
         """The agent's own conversation."""
         return self._own_session().messages
+
+    def move_to(self, runtime: Runtime) -> None:
+        """Have the runs that start from now on use another runtime, and so its store."""
+        if runtime.store is None:
+            runtime.store = MemoryStore()
+        self.runtime = runtime
+        self._session: Session | None = None
 
     # -- running ------------------------------------------------------------------------------------------------------
 

@@ -14,10 +14,10 @@ $(shell for each in $(VENV) .venv-clients/*; do test -x $$each/bin/python || rm 
 MAKEFLAGS += --no-print-directory
 unexport PYTHONPATH
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench lint types unit clients clean
+.PHONY: help demo test test-live bench lint types unit clients clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
 
 demo: $(VENV)/.core ## a story and three slow tools, each cancelled midway; offline
 	@$(PYTHON) examples/demo.py
@@ -28,6 +28,9 @@ test: lint types ## linter, types and tests, on every Python from 3.11 to 3.13 t
 	for version in $$(scripts/pythons | cut -d ' ' -f 1); do \
 		test $$version = $$done || $(MAKE) unit VENV=.venv-$$version VERSION=$$version || exit 1; \
 	done
+
+test-live: $(VENV)/.core $(VENV)/.dev ## the models against real providers, where there are keys; costs a little
+	@$(PYTHON) -m pytest --quiet -rs tests/live/live_*.py
 
 bench: $(VENV)/.core $(VENV)/.dev ## every figure that the README quotes
 	@$(PYTHON) -m bench

@@ -6,7 +6,7 @@ A map of the package. Imports point one way, from the bottom of this list to its
     errors      the error tree
     messages    provider-neutral messages and blocks, usage
     core/       runs and their cancelling: signal, step, run, journal, session, cord, receipt, runtime
-    models/     one protocol (base); the scripted model for offline work
+    models/     one protocol (base); OpenAI's models; the scripted model for offline work
     tools/      async functions, and sync functions in threads of our own
     store/      the in-memory store (the seam is core/store)
     sync        the blocking facade
@@ -32,17 +32,25 @@ from andon.core.store import RunRecord, SessionKey, SessionRecord, SessionStore,
 from andon.errors import (
     AndonError,
     AnswersError,
+    AuthenticationError,
     BadArgumentsError,
+    BadRequestError,
     BadResultError,
     ConfigurationError,
+    ContextLengthError,
     EmptyPromptError,
     HandleError,
     HookDefinitionError,
     IllegalTransitionError,
     InsideEventLoopError,
+    MissingExtraError,
+    ModelConnectionError,
     ModelError,
+    ModelStreamError,
     NoModelError,
     NotContinuableError,
+    OutputError,
+    RateLimitError,
     RunIdTakenError,
     SessionBusyError,
     SessionPausedError,
@@ -70,7 +78,9 @@ __all__ = [
     "Agent",
     "AndonError",
     "AnswersError",
+    "AuthenticationError",
     "BadArgumentsError",
+    "BadRequestError",
     "BadResultError",
     "BeforeModel",
     "BeforeTool",
@@ -80,6 +90,7 @@ __all__ = [
     "CancelMode",
     "CancelOutcome",
     "ConfigurationError",
+    "ContextLengthError",
     "Deny",
     "EmptyPromptError",
     "Event",
@@ -92,10 +103,15 @@ __all__ = [
     "MemoryStore",
     "Message",
     "MessageAdded",
+    "MissingExtraError",
+    "ModelConnectionError",
     "ModelError",
+    "ModelStreamError",
     "NoModelError",
     "NotContinuableError",
+    "OutputError",
     "Phase",
+    "RateLimitError",
     "Reasoning",
     "Receipt",
     "Retry",

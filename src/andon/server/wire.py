@@ -80,6 +80,7 @@ class WireEvent(Struct, gc=False, omit_defaults=True):
     metrics: WireMetrics | None = None
     receipt: Receipt | None = None
     error: str | None = None
+    delay: float | None = None
 
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
@@ -147,7 +148,7 @@ class EventWriter:
             if event.error is not None:
                 view.content = view.error = event.error  # the family's clients show the content
         else:
-            view.reason = event.reason
+            view.reason, view.error, view.delay = event.reason, event.error, event.delay
         return view
 
 

@@ -85,6 +85,35 @@ async def cut(
         return Ended(run, await reader, result)
 
 
+async def paused(agent: Agent, prompt: str = "go", **options: Unpack[RunOptions]) -> tuple[Run, RunResult]:
+    """Begin a run that comes to ask a person, and wait for that; leaving it does not cancel it."""
+    async with agent.start(prompt, **options) as run:
+        result = await run.result()
+    check_paused(run, result)
+    return run, result
+
+
+def check_paused(run: Run, result: RunResult) -> None:
+    """Everything that holds for every run that waits for a person."""
+    assert run.status is RunStatus.paused is result.status
+    assert result.stop_reason == "interrupt"
+    assert result.run_id == run.run_id
+    assert (result.receipt, result.error) == (None, None)
+    events = list(run.journal.events)
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert not [event for event in events if event.event in TERMINAL]
+    assert events[-1].event is RunEvent.run_paused
+    assert events[-1].interrupts == result.interrupts
+    calls = [call.id for message in result.messages for call in message.tool_calls]
+    assert {question.call_id for question in result.interrupts} <= set(calls)
+    assert len({question.id for question in result.interrupts}) == len(result.interrupts)
+
+
+def all_with(value: Any, result: RunResult) -> dict[str, Any]:
+    """The same answer to all that is asked."""
+    return {question.id: value for question in result.interrupts}
+
+
 def check_events(events: list[Event]) -> None:
     """One beginning, one end, no gaps."""
     assert [event.seq for event in events] == list(range(1, len(events) + 1))

@@ -20,10 +20,12 @@ from msgspec import Struct
 
 from andon.agent import settle
 from andon.agent.calls import CallRecord
+from andon.agent.carry import Earlier, reopen
 from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, Happening, Hooks, MessageAdded, RunEnded
 from andon.agent.retry import Retry
 from andon.agent.turn import Turn
 from andon.core.events import RunEvent
+from andon.core.family import current
 from andon.core.run import Run
 from andon.core.signal import Failed, Fate
 from andon.core.states import CancelMode, CancelOutcome, Phase, StopReason
@@ -31,7 +33,7 @@ from andon.core.step import Cut, CutAloneError
 from andon.core.store import Store
 from andon.core.work import Settlement
 from andon.errors import BadResultError, ToolBlockedError, ToolInterrupted, ToolTimeoutError, UnknownToolError, describe
-from andon.messages import Block, Message, ToolCall, Usage, assistant, user
+from andon.messages import Block, Message, ToolCall, Usage, assistant
 from andon.models.base import Model, ModelRequest, ToolSpec
 from andon.tools.base import NO_OUTPUT, Tool, ToolContext, traits_of
 
@@ -53,6 +55,7 @@ class Loop:
 
     __slots__ = (
         "_announced",
+        "_earlier",
         "_max_turns",
         "_opened",
         "_plan",
@@ -66,9 +69,11 @@ class Loop:
         "turn",
     )
 
-    def __init__(self, plan: Plan, run: Run, prompt: str, max_turns: int | None) -> None:
-        self._plan, self._run, self._max_turns = plan, run, max_turns
-        self.messages: list[Message] = [user(prompt)]
+    def __init__(
+        self, plan: Plan, run: Run, messages: list[Message], max_turns: int | None, earlier: Earlier | None = None
+    ) -> None:
+        self._plan, self._run, self._max_turns, self._earlier = plan, run, max_turns, earlier
+        self.messages = messages
         """What the run has added to the conversation."""
         self.turn: Turn | None = None
         """The model call that has not ended yet."""
@@ -102,12 +107,17 @@ class Loop:
         base = session.base
         if not session.ahead:
             base = await self._run.step(lambda: store.load(session.key), name="the store", cut_by=CancelMode.after_turn)
+        if self._earlier is not None:
+            base = self._earlier.lift(base)
+            self.open_calls = self.calls = reopen(self.messages, self._run, self._plan.tools)
+            self._announced = len(self.messages)
         session.open(base, self.messages)
         self._opened = True
         await self._announce()
 
     async def _model_turn(self) -> None:
         """Ask the model, and take what it answers."""
+        self._count()
         self._run.gate(CancelMode.after_turn)
         request = self._request()
         await self._tell(BeforeModel, request=request)
@@ -137,6 +147,7 @@ class Loop:
 
     async def _use_tools(self) -> bool:
         """Run the calls of a turn, and answer each of them. False if a person has to be asked first."""
+        self._count()
         self._run.phase = Phase.tools
         records = self.open_calls
         for group in [records] if self._plan.parallel_tools else [[record] for record in records]:
@@ -169,6 +180,9 @@ class Loop:
         self.calls = [*self.calls, *self.open_calls]
         self._text += turn.content()
         self._spent += usage
+        if self._run.meter is not None:
+            known = usage.total_tokens
+            self._run.meter.spend(turn.spent_cut().total_tokens or 0 if known is None else known)
         await self._tell(AfterModel, message=self.messages[-1], usage=usage)
         await self._announce()
 
@@ -209,6 +223,7 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - the boundary: the model is told
             self._fail(record, error)
             return
+        self._count(calls=1)
         self._run.gate(CancelMode.after_tools)
         if record.cancelled_alone is not None:
             return
@@ -236,6 +251,7 @@ class Loop:
     async def _invoke(self, record: CallRecord, tool: Tool, bound: Any) -> None:
         """Run in the call's own task, so that it is known to have ended the moment it has, whatever the others do."""
         try:
+            current.set(self._run)  # runs that the tool starts are this run's children
             text = await tool.invoke(bound, self._context(record))
             if not isinstance(text, str):
                 raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
@@ -280,6 +296,12 @@ class Loop:
                 self._run.loop.call_soon_threadsafe(record.cut)
         return outcome
 
+    def _count(self, calls: int = 0) -> None:
+        """Look whether the budget has room for what comes next."""
+        if self._run.meter is not None:
+            self._run.meter.check(calls=calls)
+            self._run.meter.spend(calls=calls)
+
     # -- asking a person ----------------------------------------------------------------------------------------------
 
     def progress(self) -> Settlement:
@@ -306,7 +328,14 @@ class Loop:
 
     # -- its end ------------------------------------------------------------------------------------------------------
 
+    @property
+    def continues(self) -> str | None:
+        """The run that this one has taken up."""
+        return self._earlier.run_id if self._earlier is not None and self._opened else None
+
     def settle(self, fate: Fate) -> Settlement:
+        if self._earlier is not None and not self._opened:
+            return Settlement([], "", Usage(), [], [])  # all is as the earlier run left it
         blocks, open_calls, calls, text, spent = [], self.open_calls, self.calls, self._text, self._spent
         if (turn := self.turn) is not None:
             blocks = turn.blocks(cut=True)

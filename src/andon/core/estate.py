@@ -130,6 +130,8 @@ class Estate(Stepper):
             self._receipt,
             describe(fate.error) if isinstance(fate, Failed) else None,
             left.interrupts,
+            self._continues(),
+            self.parent_run_id,
         )
 
     def _make_receipt(self) -> Receipt:
@@ -139,6 +141,13 @@ class Estate(Stepper):
         tools, usage = ([], UNKNOWN_USAGE) if seen is None else (seen.tools, seen.usage)
         mode, phase = self.signal.mode or request.mode, self._cut_phase or self.phase
         return Receipt.of(request, mode, phase, tools, usage, self.leftovers)
+
+    @property
+    def parent_run_id(self) -> str | None:
+        raise NotImplementedError
+
+    def _continues(self) -> str | None:
+        raise NotImplementedError
 
     def _sketch(self, request: CancelRequest) -> Settlement | None:
         """What it would leave if it ended now, if that can be said from here."""

@@ -76,5 +76,7 @@ class Event(Struct, frozen=True, gc=False, omit_defaults=True):
     receipt: Receipt | None = None
     reason: str | None = None
     error: str | None = None
+    parent_run_id: str | None = None
+    """The run inside which this one was started, on `run_started`."""
     interrupts: list[Interrupt] | None = None
     """The questions that are open, on `run_paused`."""

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
+
 from andon.core.events import Event, RunEvent
 
 Entry = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"] | tuple[None, threading.Event]
@@ -127,6 +129,12 @@ class Journal:
         self.events.append(
             Event(kind, self._run_id, self._session_id, self._agent_id, seq, time.time(), content, **facts)
         )
+
+    def relay(self, event: Event) -> None:
+        """Show an event of another run here, in this journal's order."""
+        if not self.closed:
+            self.events.append(msgspec.structs.replace(event, seq=len(self.events) + 1))
+            self.waiters.wake()
 
     def close(self, kind: RunEvent, content: str, **facts: Any) -> None:
         """Append the terminal event."""

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from andon.core.estate import Estate
+from andon.core.budget import Budget
 from andon.core.events import TERMINAL_EVENT, RunEvent
+from andon.core.family import Kin
 from andon.core.journal import Journal
 from andon.core.limits import Limits
 from andon.core.portal import portal
@@ -45,7 +46,7 @@ spectator: contextvars.ContextVar[Callable[[Run], None] | None] = contextvars.Co
 """Is told of every run that begins in its context (the explorer watches this way)."""
 
 
-class Life(Estate):
+class Life(Kin):
     """A run from its beginning to its end; `core/run.py` makes a handle of it."""
 
     _work: Work
@@ -73,8 +74,10 @@ class Life(Estate):
         on_busy: OnBusy,
         limits: Limits,
         metadata: dict[str, Any],
+        budget: Budget | None = None,
+        detached: bool = False,
     ) -> None:
-        super().__init__(runtime, session, run_id, metadata)
+        super().__init__(runtime, session, run_id, metadata, budget, detached)
         self._cord, self._on_busy, self.limits = cord, on_busy, limits
         self.journal = Journal(run_id, session.key.session_id, session.key.agent_id)
         self._stage = RunStatus.pending
@@ -126,6 +129,7 @@ class Life(Estate):
             request = msgspec.structs.replace(request, cause=CancelCause.lost)
         outcome = self.signal.cancel(request, batch)
         self.end_if_lost()
+        self._cascade()
         return outcome
 
     def host_cancelled(self) -> None:
@@ -152,7 +156,8 @@ class Life(Estate):
             raise
         if self._on_busy == "cancel":
             self.session.supersede(self._place)
-        self.journal.add(RunEvent.run_started)
+        self._join_family()
+        self.journal.add(RunEvent.run_started, parent_run_id=self.parent_run_id)
         self._cord.add(self, self.bounds.arm_seconds)
         self._go()
         if (watcher := spectator.get()) is not None:
@@ -175,6 +180,7 @@ class Life(Estate):
                 if await self._pause():
                     return
             else:
+                await self._outlast_children()
                 self.signal.claim(Completed(stop_reason))
         except Cut:
             pass
@@ -232,6 +238,7 @@ class Life(Estate):
         self.phase = Phase.ending
         if (watch := self.limits.end()) is not None:
             await watch.wait()
+        await self._end_children()
         status = RunStatus.completed
         if isinstance(fate, CancelRequest):
             status = RunStatus.cancelled
@@ -267,6 +274,9 @@ class Life(Estate):
         self.journal.close(TERMINAL_EVENT[status], content, status=status, **facts)
         self._waiters.wake()
 
+    def _continues(self) -> str | None:
+        return self._work.continues
+
     def _sketch(self, request: CancelRequest) -> Settlement | None:
         if asyncio._get_running_loop() is not self.loop or not hasattr(self, "_work"):
             return None
@@ -290,6 +300,7 @@ class Life(Estate):
     def _settle(self) -> None:
         self._settled = True
         self.signal.unbind()
+        self._leave_family()
         self._waiters.wake()
 
     def _is_lost(self) -> bool:

@@ -98,6 +98,17 @@ class Session:
             self._places.append(place)
         return place
 
+    def check_free(self) -> None:
+        """Raise if a run holds the session."""
+        with self._lock:
+            holder = next((other.run for other in self._places if other.bequest is None), None)
+        if holder is not None:
+            raise SessionBusyError(
+                f"session {self.key.session_id!r} is busy: run {holder.run_id!r} is {holder.status.name} in it. "
+                f"Wait for it, or cancel it.",
+                run_id=holder.run_id,
+            )
+
     def supersede(self, place: Place) -> None:
         """Cancel every run that is ahead in the line."""
         with self._lock:

@@ -32,6 +32,13 @@ class EventStream(Reader):
         self.run = run
         self._state = "new"
 
+    @classmethod
+    def of_begun(cls, run: Run, after: int = 0) -> EventStream:
+        """The stream of a run that has begun, from a sequence number on."""
+        stream = cls(run)
+        stream._taken, stream._state = after, "begun"
+        return stream
+
     def __aiter__(self) -> EventStream:
         return self
 

@@ -35,6 +35,11 @@ class Settlement(Struct, frozen=True, gc=False):
 class Work(Protocol):
     """What a run does."""
 
+    @property
+    def continues(self) -> str | None:
+        """The ended run whose messages are part of this one's, if it goes on with one."""
+        ...
+
     async def perform(self) -> StopReason:
         """Do the work. Everything that may wait is a step of the run.
 

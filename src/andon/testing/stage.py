@@ -262,7 +262,7 @@ class Stage:
             limits=Limits(None, None),
             metadata={},
         )
-        run.employ(Loop(plan, run, prompt, None))
+        run.employ(Loop(plan, run, [user(prompt)], None))
         try:
             run.begin()
         except AndonError as error:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
+from andon.core.events import Event
 from andon.core.scope import CallScope
 from andon.errors import ToolCancelled, ToolInterrupted
 
@@ -60,6 +61,10 @@ class ToolContext:
         self.run_id, self.session_id, self.user_id = run_id, session_id, user_id
         self.deadline = deadline
         """When the run's time is up, as `time.time()` counts it; None without a limit."""
+
+    def relay(self, event: Event) -> None:
+        """Show an event of another run in the stream of this one. Called on the run's loop."""
+        self._scope.relay(event)
 
     @property
     def cancelled(self) -> bool:

@@ -125,7 +125,7 @@ class Life(Kin):
         if self._ended:
             self.end_if_lost()
             return CancelOutcome.already_finished
-        if self._is_lost():
+        if self.is_lost():
             request = msgspec.structs.replace(request, cause=CancelCause.lost)
         outcome = self.signal.cancel(request, batch)
         self.end_if_lost()
@@ -303,7 +303,8 @@ class Life(Kin):
         self._leave_family()
         self._waiters.wake()
 
-    def _is_lost(self) -> bool:
+    def is_lost(self) -> bool:
+        """Its loop was closed under it. A paused run needs none."""
         return self.has_begun and not self._ended and self._stage is not RunStatus.paused and self.loop.is_closed()
 
     def end_if_lost(self) -> None:
@@ -311,7 +312,7 @@ class Life(Kin):
         if self._ended:
             if not self._settled and self.loop.is_closed():  # in its last hooks: there is nothing more to wait for
                 self._settle()
-        elif self._is_lost() and self.signal.adopt():
+        elif self.is_lost() and self.signal.adopt():
             self.signal.cancel(CancelRequest.make(CancelCause.lost))
             # A raw thread: the portal takes locks, and this may be a signal handler that interrupted their holder.
             with contextlib.suppress(RuntimeError):  # the interpreter is about to exit

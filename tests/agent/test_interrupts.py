@@ -87,7 +87,7 @@ def test_an_approval_asks_before_the_call_runs() -> None:
         [question] = result.interrupts
         assert question == Interrupt(question.id, "delete", {"name": "all"}, "d")
         assert result.content == "One moment. "
-        assert result.usage == Usage(3, 2)
+        assert result.usage == Usage(3, 2, None, None)
         assert result.metadata == {"for": "ann"}
         assert [event.event for event in run.journal.events] == [
             RunEvent.run_started,

@@ -24,6 +24,7 @@ NOT_STARTED = "This call was cancelled before it started."
 CUT = "This call was cancelled while it was running. Its outcome is unknown."
 ABANDONED = "This call was cancelled while it was running, and may still be running. Its outcome is unknown."
 ASKING = "This call was cancelled while it waited for a person's answer. What it did until then is unknown."
+NOT_APPROVED = "This call was cancelled before it started, while it waited for a person's approval."
 DENIED = "A person refused this call."
 
 
@@ -50,6 +51,7 @@ class CallRecord:
         "call",
         "interrupt",
         "problem",
+        "refusal",
         "scope",
         "step",
     )
@@ -63,6 +65,8 @@ class CallRecord:
         """The work itself, once it has begun."""
         self.interrupt: Interrupt | None = None
         """The question for whose answer it waits."""
+        self.refusal: str | None = None
+        """What a person said who refused it."""
         self._asked = 0
         self._answers: list[Any] = []
         self._approved = self._started = False
@@ -115,16 +119,21 @@ class CallRecord:
     def answers(self) -> list[Any]:
         return self._answers
 
+    @property
+    def asks(self) -> bool:
+        """It waits for an answer. A question of a call that was cancelled is not open any more."""
+        return self.interrupt is not None and self.cancelled_alone is None
+
     def ask(self, name: str, payload: Any) -> None:
         self._asked += 1
         self.interrupt = Interrupt(f"{self.call.id}-{self._asked}", name, payload, self.call.id)
 
     def answer(self, value: Any, *, approval: bool) -> None:
-        """Take a person's answer. A refusal is the call's result."""
+        """Take a person's answer."""
         self.interrupt = None
         if value is False or isinstance(value, Deny):
             why = value.reason if isinstance(value, Deny) else ""
-            self.finish(f"{DENIED} {why}".strip(), "error")
+            self.refusal = f"{DENIED} {why}".strip()
         elif approval:
             self._approved = True
         else:
@@ -151,7 +160,9 @@ class CallRecord:
         if self._result is not None:
             return self._result
         outcome = outcome or self.outcome
-        truth = ASKING if self.interrupt is not None and outcome is ToolOutcome.cut else _TRUTH[outcome]
+        truth = _TRUTH[outcome]
+        if self.interrupt is not None:
+            truth = NOT_APPROVED if outcome is ToolOutcome.not_started else ASKING
         return ToolResult(self.call.id, self.call.name, truth, "error")
 
     def receipt(self, outcome: ToolOutcome) -> ToolReceipt:

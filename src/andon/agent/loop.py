@@ -152,7 +152,10 @@ class Loop:
         records = self.open_calls
         for group in [records] if self._plan.parallel_tools else [[record] for record in records]:
             await self._call(group)
-            if any(record.interrupt is not None for record in group):
+            for record in group:
+                if record.interrupt is not None and not record.asks:  # cancelled alone while the others were at work
+                    await self._end(record)
+            if any(record.asks for record in group):
                 return False
         self.messages.append(Message("tool", [record.result() for record in records]))
         self.open_calls = ()
@@ -211,11 +214,15 @@ class Loop:
     async def _begin(self, record: CallRecord) -> None:
         self._run.gate(CancelMode.after_tools)
         call = record.call
+        if record.cancelled_alone is not None:
+            return
         try:
+            if record.refusal is not None:
+                raise ToolBlockedError(record.refusal)
             tool, bound = self._find(record)
             traits = traits_of(tool)
             if traits.approval and not record.approved:
-                record.ask(call.name, call.arguments)
+                record.ask(call.name, _copy(call.arguments))
                 return
             verdict = await self._tell(BeforeTool, call=call)
             if isinstance(verdict, BeforeTool) and verdict.refusal is not None:
@@ -246,7 +253,7 @@ class Loop:
             known = ", ".join(self._plan.tools) or "none"
             raise UnknownToolError(f"there is no tool {record.call.name!r}; there are: {known}")
         # A copy: the conversation has the original, and a tool may change what it is given.
-        return tool, tool.bind(msgspec.json.decode(msgspec.json.encode(record.call.arguments)))
+        return tool, tool.bind(_copy(record.call.arguments))
 
     async def _invoke(self, record: CallRecord, tool: Tool, bound: Any) -> None:
         """Run in the call's own task, so that it is known to have ended the moment it has, whatever the others do."""
@@ -278,7 +285,8 @@ class Loop:
                 self._fail(record, error)
         if record.cancelled_alone is not None:
             record.close()
-            self._run.journal.add(RunEvent.tool_call_cancelled, tool=record.ended_view(record.outcome))
+            tool, reason = record.ended_view(record.outcome), record.cancelled_alone.reason
+            self._run.journal.add(RunEvent.tool_call_cancelled, tool=tool, reason=reason)
         if record.interrupt is None:
             await self._tell(AfterTool, call=record.call, result=record.result())
 
@@ -305,13 +313,13 @@ class Loop:
     # -- asking a person ----------------------------------------------------------------------------------------------
 
     def progress(self) -> Settlement:
-        asking = [record.interrupt for record in self.open_calls if record.interrupt is not None]
+        asking = [record.interrupt for record in self.open_calls if record.interrupt is not None and record.asks]
         ends = [record.receipt(record.outcome) for record in self.calls]
         return Settlement(list(self.messages), self._text, self._spent, ends, [], asking)
 
     def answer(self, answers: Mapping[str, Any]) -> None:
         for record in self.open_calls:
-            if record.cancelled_alone is None and (question := record.interrupt) is not None:
+            if record.asks and (question := record.interrupt) is not None:
                 tool = self._plan.tools[record.call.name]
                 record.answer(answers[question.id], approval=traits_of(tool).approval and not record.approved)
 
@@ -384,3 +392,7 @@ class Loop:
         await self._plan.hooks.tell(run, happening, cut_by)
         run.phase = phase
         return happening
+
+
+def _copy(arguments: dict[str, Any]) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(arguments))

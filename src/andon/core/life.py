@@ -285,7 +285,7 @@ class Life(Kin):
     # -- without its loop ---------------------------------------------------------------------------------------------
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
-        if task is not self._task or self._stage is RunStatus.paused:  # another one may have gone on since
+        if task is not self._task:  # it has paused the run, and another one may have gone on since
             return
         if not task.cancelled() and (error := task.exception()) is not None:
             log.critical("%r: its task broke", self, exc_info=error)
@@ -314,9 +314,12 @@ class Life(Kin):
                 self._settle()
         elif self.is_lost() and self.signal.adopt():
             self.signal.cancel(CancelRequest.make(CancelCause.lost))
-            # A raw thread: the portal takes locks, and this may be a signal handler that interrupted their holder.
-            with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
-                _thread.start_new_thread(self._hand_over, ())
+            self._hand_over_soon()
+
+    def _hand_over_soon(self) -> None:
+        # A raw thread: the portal takes locks, and this may be a signal handler that interrupted their holder.
+        with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
+            _thread.start_new_thread(self._hand_over, ())
 
     def _hand_over(self) -> None:
         portal.submit(self._end_elsewhere)

@@ -26,6 +26,10 @@ ABANDONED = "This call was cancelled while it was running, and may still be runn
 ASKING = "This call was cancelled while it waited for a person's answer. What it did until then is unknown."
 NOT_APPROVED = "This call was cancelled before it started, while it waited for a person's approval."
 DENIED = "A person refused this call."
+OUT_OF_TIME = {
+    ToolOutcome.cut: "it was cut when its time was up; its outcome is unknown",
+    ToolOutcome.abandoned: "its time was up, but it may still be running; its outcome is unknown",
+}
 
 
 _TRUTH = {ToolOutcome.not_started: NOT_STARTED, ToolOutcome.cut: CUT, ToolOutcome.abandoned: ABANDONED}
@@ -44,6 +48,7 @@ class CallRecord:
         "_answers",
         "_approved",
         "_asked",
+        "_ended_as",
         "_fate",
         "_result",
         "_run",
@@ -72,6 +77,7 @@ class CallRecord:
         self._approved = self._started = False
         self._fate: dict[str, CallCancel | None] = {}
         self._result: ToolResult | None = None
+        self._ended_as: ToolOutcome | None = None
 
     # -- how it ends --------------------------------------------------------------------------------------------------
 
@@ -82,6 +88,8 @@ class CallRecord:
         """It came to an end of its own. False if it was cancelled first."""
         if self._result is not None or self._fate.setdefault("end", None) is not None:
             return False
+        cut_alone = self.step is not None and self.step.was_cut_alone  # its time was up
+        self._ended_as = self.outcome if cut_alone else ToolOutcome.completed
         self._result = ToolResult(self.call.id, self.call.name, sendable(text), status)
         return True
 
@@ -106,7 +114,8 @@ class CallRecord:
     def close(self) -> None:
         """It was cancelled alone, and has stopped: from here on that is its result."""
         if self._result is None:
-            self._result = self.result()
+            self._ended_as = self.outcome
+            self._result = self.result(self._ended_as)
         self.interrupt = None
 
     # -- what it asks -------------------------------------------------------------------------------------------------
@@ -147,9 +156,8 @@ class CallRecord:
 
     @property
     def outcome(self) -> ToolOutcome:
-        cut_alone = self.cancelled_alone is not None or (self.step is not None and self.step.was_cut_alone)
-        if self._result is not None and not cut_alone:
-            return ToolOutcome.completed
+        if self._ended_as is not None:  # said once: a thread that was left behind may be gone by now
+            return self._ended_as
         if not self._started:
             return ToolOutcome.not_started
         left = self.scope.thread_running or (self.step is not None and self.step.abandoned)

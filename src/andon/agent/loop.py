@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from andon.agent import settle
-from andon.agent.calls import CallRecord
+from andon.agent.calls import OUT_OF_TIME, CallRecord
 from andon.agent.carry import Earlier, reopen
 from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, Happening, Hooks, MessageAdded, RunEnded
 from andon.agent.retry import Retry
@@ -280,7 +280,7 @@ class Loop:
                 record.step.outcome()
             except CutAloneError:
                 if record.cancelled_alone is None:
-                    self._fail(record, ToolTimeoutError("it was cut when its time was up; its outcome is unknown"))
+                    self._fail(record, ToolTimeoutError(OUT_OF_TIME[record.outcome]))
             except Exception as error:  # noqa: BLE001 - the boundary: the model is told
                 self._fail(record, error)
         if record.cancelled_alone is not None:

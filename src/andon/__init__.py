@@ -20,6 +20,7 @@ Start with `agent/loop.py`: how an agent runs, and where a cancel lands.
 from andon.agent.agent import Agent
 from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, Happening, MessageAdded, RunEnded
 from andon.agent.retry import Retry
+from andon.core.budget import Budget
 from andon.core.events import Event, RunEvent, ToolView
 from andon.core.receipt import Deny, Interrupt, Receipt, RunResult, ToolReceipt
 from andon.core.run import Run
@@ -28,6 +29,7 @@ from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, Run
 from andon.core.store import RunRecord, SessionKey, Store
 from andon.errors import (
     AndonError,
+    AnswersError,
     BadArgumentsError,
     BadResultError,
     ConfigurationError,
@@ -38,14 +40,19 @@ from andon.errors import (
     InsideEventLoopError,
     ModelError,
     NoModelError,
+    NotContinuableError,
     RunIdTakenError,
     SessionBusyError,
+    SessionPausedError,
     StartError,
     ThreadsExhaustedError,
     ToolBlockedError,
     ToolCancelled,
     ToolDefinitionError,
     ToolError,
+    ToolInterrupted,
+    ToolTimeoutError,
+    UnknownRunError,
     UnknownToolError,
 )
 from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, Usage
@@ -60,11 +67,13 @@ __all__ = [
     "AfterTool",
     "Agent",
     "AndonError",
+    "AnswersError",
     "BadArgumentsError",
     "BadResultError",
     "BeforeModel",
     "BeforeTool",
     "Block",
+    "Budget",
     "CancelCause",
     "CancelMode",
     "CancelOutcome",
@@ -83,6 +92,7 @@ __all__ = [
     "MessageAdded",
     "ModelError",
     "NoModelError",
+    "NotContinuableError",
     "Phase",
     "Reasoning",
     "Receipt",
@@ -97,6 +107,7 @@ __all__ = [
     "Runtime",
     "SessionBusyError",
     "SessionKey",
+    "SessionPausedError",
     "StartError",
     "StopReason",
     "Store",
@@ -109,10 +120,13 @@ __all__ = [
     "ToolContext",
     "ToolDefinitionError",
     "ToolError",
+    "ToolInterrupted",
     "ToolOutcome",
     "ToolReceipt",
     "ToolResult",
+    "ToolTimeoutError",
     "ToolView",
+    "UnknownRunError",
     "UnknownToolError",
     "Usage",
     "tool",

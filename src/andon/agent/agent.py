@@ -14,9 +14,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack, overload
 
+from andon.agent.calling import Plan
 from andon.agent.carry import Earlier, take_up
 from andon.agent.hooks import Hooks
-from andon.agent.loop import Loop, Plan
+from andon.agent.loop import Loop
 from andon.agent.retry import Retry
 from andon.agent.subagent import AgentTool
 from andon.core.budget import Budget

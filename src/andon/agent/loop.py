@@ -15,42 +15,22 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-from msgspec import Struct
-
 from andon.agent import settle
-from andon.agent.calls import OUT_OF_TIME, CallRecord
+from andon.agent.calling import Calling, Plan
+from andon.agent.calls import CallRecord
 from andon.agent.carry import Earlier, reopen
-from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, Happening, Hooks, MessageAdded, RunEnded
-from andon.agent.retry import Retry
+from andon.agent.hooks import AfterModel, BeforeModel, MessageAdded, RunEnded
 from andon.agent.turn import Turn
-from andon.core.events import RunEvent
-from andon.core.family import current
 from andon.core.run import Run
 from andon.core.signal import Failed, Fate
 from andon.core.states import CancelMode, CancelOutcome, Phase, StopReason
-from andon.core.step import Cut, CutAloneError
-from andon.core.store import Store
 from andon.core.work import Settlement
-from andon.errors import BadResultError, ToolBlockedError, ToolInterrupted, ToolTimeoutError, UnknownToolError, describe
 from andon.messages import Block, Message, ToolCall, Usage, assistant
-from andon.models.base import Model, ModelRequest, ToolSpec
-from andon.tools.base import NO_OUTPUT, Tool, ToolContext, traits_of
+from andon.models.base import ModelRequest, ToolSpec
+from andon.tools.base import traits_of
 
 
-class Plan(Struct, frozen=True):
-    """What an agent brings to each of its runs."""
-
-    model: Model
-    instructions: str | None
-    tools: Mapping[str, Tool]
-    hooks: Hooks
-    parallel_tools: bool
-    retry: Retry
-    store: Store
-
-
-class Loop:
+class Loop(Calling):
     """One run of an agent, and all that it has seen."""
 
     __slots__ = (
@@ -58,8 +38,6 @@ class Loop:
         "_earlier",
         "_max_turns",
         "_opened",
-        "_plan",
-        "_run",
         "_spent",
         "_text",
         "_turns",
@@ -72,7 +50,8 @@ class Loop:
     def __init__(
         self, plan: Plan, run: Run, messages: list[Message], max_turns: int | None, earlier: Earlier | None = None
     ) -> None:
-        self._plan, self._run, self._max_turns, self._earlier = plan, run, max_turns, earlier
+        super().__init__(plan, run)
+        self._max_turns, self._earlier = max_turns, earlier
         self.messages = messages
         """What the run has added to the conversation."""
         self.turn: Turn | None = None
@@ -109,7 +88,8 @@ class Loop:
             base = await self._run.step(lambda: store.load(session.key), name="the store", cut_by=CancelMode.after_turn)
         if self._earlier is not None:
             base = self._earlier.lift(base)
-            self.open_calls = self.calls = reopen(self.messages, self._run, self._plan.tools)
+            self.open_calls = reopen(self.messages, self._run, self._plan.tools)
+            self.calls = [record for record in self.open_calls if not record.has_result]  # the others ended there
             self._announced = len(self.messages)
         session.open(base, self.messages)
         self._opened = True
@@ -152,10 +132,12 @@ class Loop:
         records = self.open_calls
         for group in [records] if self._plan.parallel_tools else [[record] for record in records]:
             await self._call(group)
-            for record in group:
-                if record.interrupt is not None and not record.asks:  # cancelled alone while the others were at work
+            asking = [record for record in group if record.interrupt is not None]
+            for record in asking.copy():
+                if not record.asks:  # cancelled alone while the others were at work
+                    asking.remove(record)
                     await self._end(record)
-            if any(record.asks for record in group):
+            if asking:
                 return False
         self.messages.append(Message("tool", [record.result() for record in records]))
         self.open_calls = ()
@@ -192,108 +174,6 @@ class Loop:
     def _records(self, turn: Turn, blocks: Sequence[Block]) -> list[CallRecord]:
         return [CallRecord(self._run, block, turn.problem(block.id)) for block in blocks if isinstance(block, ToolCall)]
 
-    # -- tool calls ---------------------------------------------------------------------------------------------------
-
-    async def _call(self, records: Sequence[CallRecord]) -> None:
-        """Run calls side by side, each to its end or its question; a cancel leaves their records as they are.
-
-        Hooks are told of one call after the other, so no two of them ever run at once.
-        """
-        records = [record for record in records if not record.has_result]  # the others ended before a pause
-        try:
-            for record in records:
-                await self._begin(record)
-            for record in records:
-                await self._end(record)
-        except Cut:
-            for record in records:
-                if record.step is not None:  # nothing that was begun is left to itself
-                    await record.step.wait()
-            raise
-
-    async def _begin(self, record: CallRecord) -> None:
-        self._run.gate(CancelMode.after_tools)
-        call = record.call
-        if record.cancelled_alone is not None:
-            return
-        try:
-            if record.refusal is not None:
-                raise ToolBlockedError(record.refusal)
-            tool, bound = self._find(record)
-            traits = traits_of(tool)
-            if traits.approval and not record.approved:
-                record.ask(call.name, _copy(call.arguments))
-                return
-            verdict = await self._tell(BeforeTool, call=call)
-            if isinstance(verdict, BeforeTool) and verdict.refusal is not None:
-                raise ToolBlockedError(verdict.refusal)
-        except Exception as error:  # noqa: BLE001 - the boundary: the model is told
-            self._fail(record, error)
-            return
-        self._count(calls=1)
-        self._run.gate(CancelMode.after_tools)
-        if record.cancelled_alone is not None:
-            return
-        record.start()
-        self._run.journal.add(RunEvent.tool_call_started, tool=record.view())
-        record.step = self._run.begin_step(
-            functools.partial(self._invoke, record, tool, bound),
-            name=f"tool {call.name} ({call.id})",
-            cut_by=CancelMode.now,
-            timeout=traits.timeout,
-            on_cut=record.scope.fire,
-        )
-
-    def _find(self, record: CallRecord) -> tuple[Tool, Any]:
-        """The tool that is asked for, and the arguments as it takes them."""
-        if record.problem is not None:
-            raise record.problem
-        tool = self._plan.tools.get(record.call.name)
-        if tool is None:
-            known = ", ".join(self._plan.tools) or "none"
-            raise UnknownToolError(f"there is no tool {record.call.name!r}; there are: {known}")
-        # A copy: the conversation has the original, and a tool may change what it is given.
-        return tool, tool.bind(_copy(record.call.arguments))
-
-    async def _invoke(self, record: CallRecord, tool: Tool, bound: Any) -> None:
-        """Run in the call's own task, so that it is known to have ended the moment it has, whatever the others do."""
-        try:
-            current.set(self._run)  # runs that the tool starts are this run's children
-            text = await tool.invoke(bound, self._context(record))
-            if not isinstance(text, str):
-                raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
-        except ToolInterrupted as question:
-            if not record.scope.cancelled:
-                record.ask(question.name, question.payload)
-        except Exception as error:  # noqa: BLE001 - the boundary: the model is told
-            if not record.scope.cancelled:
-                self._fail(record, error)
-        else:
-            # After a cut it ended too late to be believed.
-            if not record.scope.cancelled and record.finish(text if text.strip() else NO_OUTPUT):
-                self._run.journal.add(RunEvent.tool_call_completed, tool=record.ended_view())
-
-    async def _end(self, record: CallRecord) -> None:
-        if record.step is not None:
-            await record.step.wait()
-            try:
-                record.step.outcome()
-            except CutAloneError:
-                if record.cancelled_alone is None:
-                    self._fail(record, ToolTimeoutError(OUT_OF_TIME[record.outcome]))
-            except Exception as error:  # noqa: BLE001 - the boundary: the model is told
-                self._fail(record, error)
-        if record.cancelled_alone is not None:
-            record.close()
-            tool, reason = record.ended_view(record.outcome), record.cancelled_alone.reason
-            self._run.journal.add(RunEvent.tool_call_cancelled, tool=tool, reason=reason)
-        if record.interrupt is None:
-            await self._tell(AfterTool, call=record.call, result=record.result())
-
-    def _fail(self, record: CallRecord, error: Exception) -> None:
-        if record.finish(describe(error), "error"):
-            self._run.journal.add(RunEvent.tool_call_error, tool=record.ended_view(record.outcome))
-
     def cancel_call(self, call_id: str, reason: str | None) -> CancelOutcome:
         record = next((record for record in self.calls if record.call.id == call_id), None)
         if record is None:
@@ -303,12 +183,6 @@ class Loop:
             with contextlib.suppress(RuntimeError):  # its loop is closed: nothing of it runs any more
                 self._run.loop.call_soon_threadsafe(record.cut)
         return outcome
-
-    def _count(self, calls: int = 0) -> None:
-        """Look whether the budget has room for what comes next."""
-        if self._run.meter is not None:
-            self._run.meter.check(calls=calls)
-            self._run.meter.spend(calls=calls)
 
     # -- asking a person ----------------------------------------------------------------------------------------------
 
@@ -322,17 +196,6 @@ class Loop:
             if record.asks and (question := record.interrupt) is not None:
                 tool = self._plan.tools[record.call.name]
                 record.answer(answers[question.id], approval=traits_of(tool).approval and not record.approved)
-
-    def _context(self, record: CallRecord) -> ToolContext:
-        run = self._run
-        return ToolContext(
-            record.scope,
-            run_id=run.run_id,
-            session_id=run.session_id,
-            user_id=run.user_id,
-            deadline=run.limits.deadline,
-            answers=record.answers,
-        )
 
     # -- its end ------------------------------------------------------------------------------------------------------
 
@@ -377,22 +240,3 @@ class Loop:
         while self._announced < len(self.messages):
             self._announced += 1
             await self._tell(MessageAdded, cut_by=cut_by, message=self.messages[self._announced - 1])
-
-    async def _tell(
-        self, kind: type[Happening], cut_by: CancelMode | None = CancelMode.now, **facts: Any
-    ) -> Happening | None:
-        if not self._plan.hooks.wants(kind):
-            return None
-        run, phase = self._run, self._run.phase
-        happening = kind(
-            run_id=run.run_id, session_id=run.session_id, agent_id=run.agent_id, user_id=run.user_id, **facts
-        )
-        if phase not in (Phase.tools, Phase.ending):
-            run.phase = Phase.hook
-        await self._plan.hooks.tell(run, happening, cut_by)
-        run.phase = phase
-        return happening
-
-
-def _copy(arguments: dict[str, Any]) -> Any:
-    return msgspec.json.decode(msgspec.json.encode(arguments))

@@ -88,7 +88,9 @@ class Run(Pausing):
         elif not status.final:  # cancelled, or answered, a moment ago
             return None
         assert left is not None
-        conversation = self.session.messages if status is RunStatus.paused else self._conversation
+        # A run that was to go on with an earlier one, and did not come to it, has left nothing of its own.
+        settled = [] if status is RunStatus.paused else self._conversation
+        conversation = settled or self.session.messages
         return RunResult(
             self.run_id,
             self.session_id,

@@ -19,7 +19,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from andon.agent.loop import Loop, Plan
+from andon.agent.calling import Plan
+from andon.agent.loop import Loop
 from andon.core.limits import Limits
 from andon.core.run import Run, spectator
 from andon.core.states import CancelOutcome, RunStatus
@@ -224,6 +225,8 @@ class Stage:
         for number, run in enumerate(self.runs, 1):
             store = run.runtime.store
             assert store is not None
+            if await store.added(run.run_id) is None:  # rolled back, or gone on with
+                continue
             stored, record = await store.load(run.session.key), await store.find(run.run_id)
             others = [other for other in self.runs if other.session is run.session and other is not run]
             self.problems += (f"run {number}: {p}" for p in check_stored(run, others, stored, record))

@@ -174,7 +174,6 @@ class Life(Kin):
         try:
             if self._stage is RunStatus.pending:
                 await self._take_turn()
-            self.gate(CancelMode.after_turn)
             stop_reason = await self._work.perform()
             if stop_reason is StopReason.interrupt:
                 if await self._pause():

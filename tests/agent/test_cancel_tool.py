@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from andon import Agent, CancelOutcome, Run, RunEvent, RunStatus, Runtime, ToolContext, tool
-from andon.messages import ToolResult
 from andon.models.scripted import Call
 from andon.testing.validators import validate
 from tests.support import (
@@ -23,7 +22,6 @@ from tests.support import (
     Silence,
     Worker,
     all_with,
-    asked,
     check_cancelled,
     check_events,
     check_goes_on,
@@ -34,6 +32,7 @@ from tests.support import (
     paused,
     play,
     read_all,
+    results_of,
     until,
 )
 
@@ -84,11 +83,6 @@ class Bench:
             return f"paid {ctx.interrupt('pay?')}"
 
         self.tools = [work, grind, block, look, delete, pay]
-
-
-def results_of(agent: Agent) -> dict[str, ToolResult]:
-    """What the model was told last of each call."""
-    return {each.call_id: each for message in asked(agent)[-1].messages for each in message.tool_results}
 
 
 def check_told(agent: Agent, run: Run, call_id: str, outcome: str, reason: str | None = None) -> None:
@@ -483,9 +477,8 @@ def test_both_at_once(first: str) -> None:
         async with agent.start("go") as run:
             await bench.started.arrived()
             await until(lambda: any(e.event is RunEvent.tool_call_completed for e in run.journal.events))
-            actions = [lambda: run.cancel_tool("w"), lambda: run.cancel("enough", "ann")]
-            for action in actions if first == "tool" else reversed(actions):
-                action()
+            for what in ("tool", "run") if first == "tool" else ("run", "tool"):
+                assert run.cancel_tool("w") if what == "tool" else run.cancel("enough", "ann")
             result = await run.result()
         check_cancelled(Ended(run, await read_all(run), result), phase="tools", tools={"w": "cut", "l": "completed"})
         assert bench.cuts == 1

@@ -423,7 +423,7 @@ class SlowStore(MemoryStore):
         super().__init__()
         self.asked, self.go = Flag(), Flag()
 
-    async def save(self, record: RunRecord, messages: Sequence[Message]) -> None:  # type: ignore[override]
+    async def save(self, record: RunRecord, messages: Sequence[Message]) -> None:
         if record.status is RunStatus.paused:
             self.asked.set()
             await self.go.arrived()

@@ -14,16 +14,23 @@ import pytest
 
 from andon import Agent, CancelCause, RunEvent, RunResult, RunStatus, Runtime, ToolContext, tool
 from andon.errors import ToolDefinitionError
-from andon.messages import Text, ToolResult
+from andon.messages import Text
 from andon.models.scripted import Call, Item, Pause
 from andon.testing import virtual_run
 from andon.testing.validators import next_prompt_accepted, validate
-from tests.support import Flag, Silence, all_with, asked, check_events, check_paused, make, paused, play, until
-
-
-def results_of(agent: Agent) -> dict[str, ToolResult]:
-    """What the model was told last of each call."""
-    return {each.call_id: each for message in asked(agent)[-1].messages for each in message.tool_results}
+from tests.support import (
+    Flag,
+    Silence,
+    all_with,
+    asked,
+    check_events,
+    check_paused,
+    make,
+    paused,
+    play,
+    results_of,
+    until,
+)
 
 
 def now() -> float:

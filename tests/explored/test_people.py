@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from andon import Agent, Deny, Run, RunEvent, RunResult, RunStatus, Runtime, tool
+from andon import Agent, Deny, Run, RunEvent, RunResult, RunStatus, Runtime, Tool, tool
 from andon.errors import AnswersError, NotContinuableError
 from andon.models.scripted import Call, Item, Say, Spend
 from andon.testing import explore, reading
@@ -33,7 +33,7 @@ from tests.explored.parts import (
 )
 
 SIGN, ASK = Call("sign", {"word": "here"}, id="s"), Call("ask", {"word": "tea"}, id="a")
-TOOLS = [sign, ask, look_up, at_once]
+TOOLS: list[Tool] = [sign, ask, look_up, at_once]
 
 
 async def answer(agent: Agent, result: RunResult, value: object = True) -> RunResult:

@@ -18,6 +18,7 @@ from tests.support.checks import (
     paused,
     read_all,
     record_of,
+    results_of,
 )
 from tests.support.flags import HANG, Flag, Worker, eventually, forever, until
 from tests.support.guard import play
@@ -50,5 +51,6 @@ __all__ = [
     "play",
     "read_all",
     "record_of",
+    "results_of",
     "until",
 ]

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from andon import Agent, CancelOutcome, Event, Run, RunEvent, RunResult, RunStatus
 from andon.agent.agent import RunOptions
 from andon.core.store import RunRecord
-from andon.messages import Text, user
+from andon.messages import Text, ToolResult, user
 from andon.models.base import ModelRequest
 from andon.models.scripted import ScriptedModel, Turn
 from andon.testing.validators import next_prompt_accepted, validate
@@ -37,6 +37,11 @@ def asked(agent: Agent) -> list[ModelRequest]:
     """What the agent's model was sent."""
     assert isinstance(agent.model, ScriptedModel)
     return list(agent.model.requests)
+
+
+def results_of(agent: Agent) -> dict[str, ToolResult]:
+    """What the model was told last of each call."""
+    return {each.call_id: each for message in asked(agent)[-1].messages for each in message.tool_results}
 
 
 async def read_all(run: Run) -> list[Event]:

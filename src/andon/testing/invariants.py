@@ -80,7 +80,7 @@ def check_events(run: Run, events: Sequence[Event]) -> Iterator[str]:
     if not run.is_paused and (len(terminal) != 1 or not kinds[-1].terminal):
         yield f"there must be one terminal event, the last one; there are {terminal}, the last is {kinds[-1].name}"
     if run.journal.closed is run.is_paused:
-        yield f"the run is {'paused' if run.is_paused else 'at its end'}, but its readers are not told so"
+        yield f"the run {'is paused' if run.is_paused else 'has ended'}, but its readers are not told so"
     turns = [kind for kind in kinds if kind in (RunEvent.run_paused, RunEvent.run_continued)]
     if any((kind is RunEvent.run_continued) is not bool(place % 2) for place, kind in enumerate(turns)):
         yield f"pauses and continuations must take turns; there are {', '.join(kind.name for kind in turns)}"

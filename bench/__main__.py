@@ -8,15 +8,17 @@ import json
 import platform
 from collections.abc import Callable
 
-from bench import growth, idle, latency, startup, throughput
+from bench import growth, http, idle, latency, startup, streaming, throughput
 from bench.report import Figure, Progress
 
 FIGURES: dict[str, Callable[[bool, Progress], Figure]] = {
     "latency": latency.measure,
     "throughput": throughput.measure,
+    "streaming": streaming.measure,
     "idle": idle.measure,
     "growth": growth.measure,
     "startup": startup.measure,
+    "http": http.measure,
 }
 
 

@@ -18,9 +18,11 @@ HANG = 300
 ROWS = {
     "latency": 9,
     "throughput": 4,
+    "streaming": 11,
     "idle": 4,
     "growth": 4,
     "startup": 3,
+    "http": 3,
 }
 
 

@@ -6,12 +6,14 @@ A map of the package. Imports point one way, from the bottom of this list to its
     errors      the error tree
     messages    provider-neutral messages and blocks, usage
     core/       runs and their cancelling: signal, step, run, journal, session, cord, receipt, runtime
-    models/     one protocol (base); the scripted model for offline work
+    models/     one protocol (base); OpenAI's models; the scripted model for offline work
     tools/      async functions, and sync functions in threads of our own
     store/      the in-memory store (the seam is core/store)
     sync        the blocking facade
     agent/      the definition (agent), THE loop (loop), settling (settle), hooks
     testing/    what you need to test your own agents: the cancel-everywhere explorer, history validators
+    server/     agents over HTTP: a FastAPI app (an extra)
+    cli/        the command `andon`, one file per command
     run/        two re-exports for programs written for the AgentOS family
 
 Start with `agent/loop.py`: how an agent runs, and where a cancel lands.
@@ -26,21 +28,29 @@ from andon.core.receipt import Deny, Interrupt, Receipt, RunResult, ToolReceipt
 from andon.core.run import Run
 from andon.core.runtime import Runtime
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, StopReason, ToolOutcome
-from andon.core.store import RunRecord, SessionKey, Store
+from andon.core.store import RunRecord, SessionKey, SessionRecord, SessionStore, Store
 from andon.errors import (
     AndonError,
     AnswersError,
+    AuthenticationError,
     BadArgumentsError,
+    BadRequestError,
     BadResultError,
     ConfigurationError,
+    ContextLengthError,
     EmptyPromptError,
     HandleError,
     HookDefinitionError,
     IllegalTransitionError,
     InsideEventLoopError,
+    MissingExtraError,
+    ModelConnectionError,
     ModelError,
+    ModelStreamError,
     NoModelError,
     NotContinuableError,
+    OutputError,
+    RateLimitError,
     RunIdTakenError,
     SessionBusyError,
     SessionPausedError,
@@ -68,7 +78,9 @@ __all__ = [
     "Agent",
     "AndonError",
     "AnswersError",
+    "AuthenticationError",
     "BadArgumentsError",
+    "BadRequestError",
     "BadResultError",
     "BeforeModel",
     "BeforeTool",
@@ -78,6 +90,7 @@ __all__ = [
     "CancelMode",
     "CancelOutcome",
     "ConfigurationError",
+    "ContextLengthError",
     "Deny",
     "EmptyPromptError",
     "Event",
@@ -90,10 +103,15 @@ __all__ = [
     "MemoryStore",
     "Message",
     "MessageAdded",
+    "MissingExtraError",
+    "ModelConnectionError",
     "ModelError",
+    "ModelStreamError",
     "NoModelError",
     "NotContinuableError",
+    "OutputError",
     "Phase",
+    "RateLimitError",
     "Reasoning",
     "Receipt",
     "Retry",
@@ -108,6 +126,8 @@ __all__ = [
     "SessionBusyError",
     "SessionKey",
     "SessionPausedError",
+    "SessionRecord",
+    "SessionStore",
     "StartError",
     "StopReason",
     "Store",

@@ -20,11 +20,14 @@ from andon.agent.calling import Calling, Plan
 from andon.agent.calls import CallRecord
 from andon.agent.carry import Earlier, reopen
 from andon.agent.hooks import AfterModel, BeforeModel, MessageAdded, RunEnded
+from andon.agent.output import Output
 from andon.agent.turn import Turn
+from andon.core.events import RunEvent
 from andon.core.run import Run
-from andon.core.signal import Failed, Fate
+from andon.core.signal import Completed, Failed, Fate
 from andon.core.states import CancelMode, CancelOutcome, Phase, StopReason
 from andon.core.work import Settlement
+from andon.errors import describe
 from andon.messages import Block, Message, ToolCall, Usage, assistant
 from andon.models.base import ModelRequest, ToolSpec
 from andon.tools.base import traits_of
@@ -38,6 +41,8 @@ class Loop(Calling):
         "_earlier",
         "_max_turns",
         "_opened",
+        "_output",
+        "_parsed",
         "_spent",
         "_text",
         "_turns",
@@ -48,10 +53,16 @@ class Loop(Calling):
     )
 
     def __init__(
-        self, plan: Plan, run: Run, messages: list[Message], max_turns: int | None, earlier: Earlier | None = None
+        self,
+        plan: Plan,
+        run: Run,
+        messages: list[Message],
+        max_turns: int | None = None,
+        output: Output | None = None,
+        earlier: Earlier | None = None,
     ) -> None:
         super().__init__(plan, run)
-        self._max_turns, self._earlier = max_turns, earlier
+        self._max_turns, self._output, self._earlier = max_turns, output, earlier
         self.messages = messages
         """What the run has added to the conversation."""
         self.turn: Turn | None = None
@@ -64,6 +75,7 @@ class Loop(Calling):
         self._text = ""
         self._announced = self._turns = 0
         self._opened = False
+        self._parsed: Any = None
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -78,6 +90,8 @@ class Loop(Calling):
             self._turns += 1
             await self._model_turn()
             if not self.open_calls:
+                if self._output is not None:
+                    self._parsed = self._output.parse(self.messages[-1].text)
                 return StopReason.end_turn
 
     async def _open_session(self) -> None:
@@ -122,7 +136,7 @@ class Loop(Calling):
                     raise
                 self._spent += turn.spent_failed()
                 self.turn = None
-                await self._back_off(delay)
+                await self._back_off(delay, error)
         await self._take(turn)
 
     async def _use_tools(self) -> bool:
@@ -148,10 +162,12 @@ class Loop(Calling):
 
     def _request(self) -> ModelRequest:
         specs = [ToolSpec(tool.name, tool.description, tool.parameters) for tool in self._plan.tools.values()]
-        return ModelRequest(self._run.session.messages, self._plan.instructions, specs)
+        output = self._output.spec if self._output is not None else None
+        return ModelRequest(self._run.session.messages, self._plan.instructions, specs, output)
 
-    async def _back_off(self, seconds: float) -> None:
+    async def _back_off(self, seconds: float, error: Exception) -> None:
         self._run.phase = Phase.backoff
+        self._run.journal.add(RunEvent.model_retry, error=describe(error), delay=seconds)
         await self._run.step(lambda: asyncio.sleep(seconds), name="back-off", cut_by=CancelMode.after_turn)
 
     async def _take(self, turn: Turn) -> None:
@@ -189,7 +205,7 @@ class Loop(Calling):
     def progress(self) -> Settlement:
         asking = [record.interrupt for record in self.open_calls if record.interrupt is not None and record.asks]
         ends = [record.receipt(record.outcome) for record in self.calls]
-        return Settlement(list(self.messages), self._text, self._spent, ends, [], asking)
+        return Settlement(list(self.messages), self._text, self._spent, ends, [], interrupts=asking)
 
     def answer(self, answers: Mapping[str, Any]) -> None:
         for record in self.open_calls:
@@ -222,6 +238,7 @@ class Loop(Calling):
             spent,
             [record.receipt(end) for record, end in ends.items()],
             [record.ended_view(end) for record, end in ends.items() if not record.has_result],
+            output=self._parsed if isinstance(fate, Completed) else None,
         )
 
     async def farewell(self) -> None:

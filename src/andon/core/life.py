@@ -31,7 +31,7 @@ from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, Run
 from andon.core.step import Cut
 from andon.core.work import Settlement
 from andon.errors import HandleError, describe
-from andon.messages import UNKNOWN_USAGE, Text, assistant
+from andon.messages import UNKNOWN_USAGE, Message, Text, assistant
 
 if TYPE_CHECKING:
     from andon.core.cord import Cord
@@ -104,6 +104,13 @@ class Life(Kin):
         if not self._ended and self.signal.request is not None:
             return RunStatus.cancelling
         return self._stage
+
+    @property
+    def own_messages(self) -> list[Message]:
+        """What the run has added to its session: so far, and, once it is settled, in the final form."""
+        if self._settlement is not None:
+            return self._settlement.messages
+        return [] if self._stage is RunStatus.pending else self.session.tail
 
     @property
     def is_cancelling(self) -> bool:

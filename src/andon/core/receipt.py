@@ -147,3 +147,5 @@ class RunResult(Struct, frozen=True):
     warnings: list[str]
     """What went wrong beside the run's work: hooks that failed or hung, a store that didn't answer."""
     metadata: dict[str, Any]
+    output: Any = None
+    """The answer as an `output_type`, if the run was given one and has completed."""

@@ -106,6 +106,7 @@ class Run(Pausing):
             fate.error if isinstance(fate, Failed) else None,
             list(self.warnings),
             self.metadata,
+            self.settlement.output,
         )
 
     def _check_begun(self) -> None:
@@ -178,6 +179,13 @@ class Run(Pausing):
         A run that had ended without a cancel has no receipt.
         """
         self.cancel(reason, by, mode, grace)
+        return await self.gone(timeout)
+
+    async def gone(self, timeout: float | None = None) -> Receipt | None:
+        """Wait, for `timeout` seconds at the most, until the run has ended and all of it is gone.
+
+        The receipt names what is left then; a run that nobody cancelled has none.
+        """
         try:
             async with asyncio.timeout(timeout):
                 await self._waiters.wait(self._is_gone)

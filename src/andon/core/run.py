@@ -106,7 +106,7 @@ class Run(Pausing):
             fate.error if isinstance(fate, Failed) else None,
             list(self.warnings),
             self.metadata,
-            self.settlement.output,
+            left.output,
         )
 
     def _check_begun(self) -> None:

@@ -45,7 +45,7 @@ def test_finds_the_agents(seen: Any) -> None:
     seen = seen["found"]
     assert seen["config"] == [agent["id"] for agent in seen["agents"]] == ["story", "tools", "broken"]
     assert seen["agents"][0]["description"] == seen["agent"]["description"] == "Tells stories."
-    assert seen["agents"][0]["model"] == {"id": "story", "provider": "ScriptedModel"}
+    assert seen["agents"][0]["model"] == {"id": "story", "provider": "Andon"}
 
 
 def test_cancels_a_stream_and_goes_on(seen: Any) -> None:

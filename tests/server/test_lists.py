@@ -29,7 +29,7 @@ def test_agents_and_configuration_have_the_fields_of_their_family() -> None:
             "name": "Helper",
             "description": "Helps.",
             "db_id": None,
-            "model": {"id": "scripted", "provider": "ScriptedModel"},
+            "model": {"id": "scripted", "provider": "Andon"},
             "metadata": None,
         }
         assert second["id"] == "other"

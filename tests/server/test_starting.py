@@ -58,7 +58,7 @@ def test_a_stream_has_the_fields_of_its_family_and_our_own() -> None:
         assert data["seq"] == frame.id
         assert data["event_index"] == frame.id - 1
     first, last = read[0].data, read[-1].data
-    assert (first["event"], first["model"], first["model_provider"]) == ("RunStarted", "scripted", "ScriptedModel")
+    assert (first["event"], first["model"], first["model_provider"]) == ("RunStarted", "scripted", "Andon")
     thoughts = [frame.data["reasoning_content"] for frame in read if frame.event == "ReasoningContentDelta"]
     assert "".join(thoughts) == "Hm, numbers."
     said = [frame.data for frame in read if frame.event == "RunContent"]
@@ -75,6 +75,15 @@ def test_a_stream_has_the_fields_of_its_family_and_our_own() -> None:
     assert (last["event"], last["status"], last["content"]) == ("RunCompleted", "COMPLETED", "It is 5.")
     assert last["usage"]["output_tokens"] is None, "unknown is not zero"
     assert "output_tokens" not in last["metrics"]
+
+
+def test_a_retry_is_told_to_whoever_asks_for_all() -> None:
+    overloaded = Fail(ModelError("overloaded", retryable=True, retry_after=0))
+    for events, told in (("all", [("ModelRetry", "ModelError: overloaded", 0.0)]), (None, [])):
+        with serving(helper(overloaded)) as live, live.stream(RUNS, message="Hello", events=events or "") as stream:
+            read = [frame.data for frame in stream]
+        assert [(each["event"], each["error"], each["delay"]) for each in read if each["event"] == "ModelRetry"] == told
+        assert read[-1]["content"] == "OK."
 
 
 def test_a_stream_is_not_to_be_buffered_or_cached() -> None:

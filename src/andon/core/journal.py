@@ -185,8 +185,9 @@ class Reader:
 
     @property
     def at_end(self) -> bool:
-        """Has it read the last event that there will be?"""
-        return self._journal.closed and self._taken >= len(self._journal.events)
+        """Has it read the last event that there will be, or that there will be before a person answers?"""
+        journal = self._journal
+        return (journal.closed or journal.resting) and self._taken >= len(journal.events)
 
     def next_blocking(self) -> Event | None:
         """The next event, or None after the last one."""

@@ -43,9 +43,9 @@ class OpenAIResponses(OpenAIModel):
     def __init__(
         self,
         id: str,
-        *,
         api_key: ApiKey | None = None,
         base_url: str | None = None,
+        *,
         organization: str | None = None,
         project: str | None = None,
         client: Any = None,

@@ -146,7 +146,12 @@ class Loop(Calling):
         records = self.open_calls
         for group in [records] if self._plan.parallel_tools else [[record] for record in records]:
             await self._call(group)
-            if any(record.interrupt is not None for record in group):
+            asking = [record for record in group if record.interrupt is not None]
+            for record in asking.copy():
+                if not record.asks:  # cancelled alone while the others were at work
+                    asking.remove(record)
+                    await self._end(record)
+            if asking:
                 return False
         self.messages.append(Message("tool", [record.result() for record in records]))
         self.open_calls = ()
@@ -198,13 +203,13 @@ class Loop(Calling):
     # -- asking a person ----------------------------------------------------------------------------------------------
 
     def progress(self) -> Settlement:
-        asking = [record.interrupt for record in self.open_calls if record.interrupt is not None]
+        asking = [record.interrupt for record in self.open_calls if record.interrupt is not None and record.asks]
         ends = [record.receipt(record.outcome) for record in self.calls]
         return Settlement(list(self.messages), self._text, self._spent, ends, [], interrupts=asking)
 
     def answer(self, answers: Mapping[str, Any]) -> None:
         for record in self.open_calls:
-            if record.cancelled_alone is None and (question := record.interrupt) is not None:
+            if record.asks and (question := record.interrupt) is not None:
                 tool = self._plan.tools[record.call.name]
                 record.answer(answers[question.id], approval=traits_of(tool).approval and not record.approved)
 

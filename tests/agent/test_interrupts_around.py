@@ -16,7 +16,7 @@ from andon import (
     ToolContext,
     tool,
 )
-from andon.errors import SessionPausedError
+from andon.errors import AnswersError, SessionPausedError
 from andon.models.scripted import Call
 from andon.testing.validators import validate
 from tests.support import (
@@ -532,5 +532,65 @@ def test_a_tool_that_fails_beside_a_question_has_failed() -> None:
         assert "no such file" in results_of(agent)["f"].content
         kinds = [event.event for event in run.journal.events]
         assert kinds.count(RunEvent.tool_call_error) == 1
+
+    play(main)
+
+
+@pytest.mark.parametrize("answer", [None, 0, "no", "yes", {}])
+def test_an_approval_takes_yes_or_no_and_nothing_else(answer: Any) -> None:
+    """A slip of whoever writes the answers must not let a call through."""
+
+    async def main() -> None:
+        ran: list[str] = []
+
+        @tool(approval=True)
+        async def delete() -> str:
+            ran.append("delete")
+            return "deleted"
+
+        agent = make(Call("delete"), tools=[delete])
+        result = await agent.invoke_async("go")
+        (question,) = result.interrupts
+        assert question.approval
+        with pytest.raises(AnswersError, match="takes True, False or Deny"):
+            await agent.continue_run(result.run_id, {question.id: answer})
+        assert ran == []
+        assert (await agent.continue_run(result.run_id, {question.id: True})).status is RunStatus.completed
+        assert ran == ["delete"]
+
+    play(main)
+
+
+def test_answers_that_are_no_dict() -> None:
+    async def main() -> None:
+        @tool(approval=True)
+        async def delete() -> str:
+            return "deleted"
+
+        agent = make(Call("delete"), tools=[delete])
+        result = await agent.invoke_async("go")
+        with pytest.raises(TypeError, match="must be a dict"):
+            await agent.continue_run(result.run_id, ["yes"])  # type: ignore[arg-type]
+        agent.cancel()
+
+    play(main)
+
+
+def test_a_question_out_of_a_task_group() -> None:
+    async def main() -> None:
+        @tool
+        async def ask(ctx: ToolContext) -> str:
+            async def inner() -> str:
+                return str(ctx.interrupt("colour"))
+
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(inner())
+            return task.result()
+
+        agent = make(Call("ask"), tools=[ask])
+        result = await agent.invoke_async("go")
+        (question,) = result.interrupts
+        result = await agent.continue_run(result.run_id, {question.id: "red"})
+        assert result.messages[2].tool_results[0].content == "red"
 
     play(main)

@@ -76,7 +76,7 @@ class Calling:
             tool, bound = self._find(record)
             traits = traits_of(tool)
             if traits.approval and not record.approved:
-                record.ask(call.name, _copy(call.arguments))
+                record.ask(call.name, _copy(call.arguments), approval=True)
                 return
             verdict = await self._tell(BeforeTool, call=call)
             if isinstance(verdict, BeforeTool) and verdict.refusal is not None:
@@ -84,7 +84,7 @@ class Calling:
         except Exception as error:  # noqa: BLE001 - the boundary: the model is told
             self._fail(record, error)
             return
-        self._count(calls=1)
+        self._count(calls=0 if record.answers else 1)  # entered again after a question, it is the same call
         self._run.gate(CancelMode.after_tools)
         if record.cancelled_alone is not None:
             return
@@ -116,11 +116,15 @@ class Calling:
             text = await tool.invoke(bound, self._context(record))
             if not isinstance(text, str):
                 raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
-        except ToolInterrupted as question:
-            if not record.scope.cancelled:
+        except BaseException as error:
+            question = _question(error)
+            if question is None and not isinstance(error, Exception):
+                raise
+            if record.scope.cancelled:
+                return
+            if question is not None:
                 record.ask(question.name, question.payload)
-        except Exception as error:  # noqa: BLE001 - the boundary: the model is told
-            if not record.scope.cancelled:
+            elif isinstance(error, Exception):  # the boundary: the model is told
                 self._fail(record, error)
         else:
             # After a cut it ended too late to be believed.
@@ -183,3 +187,10 @@ class Calling:
 
 def _copy(arguments: dict[str, Any]) -> Any:
     return msgspec.json.decode(msgspec.json.encode(arguments))
+
+
+def _question(error: BaseException) -> ToolInterrupted | None:
+    """What a tool asks; in a task group it arrives in a group of errors."""
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for each in error.exceptions if (found := _question(each)) is not None), None)
+    return error if isinstance(error, ToolInterrupted) else None

@@ -133,9 +133,9 @@ class CallRecord:
         """It waits for an answer. A question of a call that was cancelled is not open any more."""
         return self.interrupt is not None and self.cancelled_alone is None
 
-    def ask(self, name: str, payload: Any) -> None:
+    def ask(self, name: str, payload: Any, *, approval: bool = False) -> None:
         self._asked += 1
-        self.interrupt = Interrupt(f"{self.call.id}-{self._asked}", name, payload, self.call.id)
+        self.interrupt = Interrupt(f"{self.call.id}-{self._asked}", name, payload, self.call.id, approval)
 
     def answer(self, value: Any, *, approval: bool) -> None:
         """Take a person's answer."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from andon.core.events import RunEvent
 from andon.core.life import Life
-from andon.core.receipt import CancelRequest, Interrupt
+from andon.core.receipt import CancelRequest, Deny, Interrupt
 from andon.core.signal import Batch
 from andon.core.states import CancelOutcome, Phase, RunStatus, check_step
 from andon.core.work import Settlement
@@ -86,12 +86,19 @@ class Pausing(Life):
 
     def check_answers(self, answers: Mapping[str, Any]) -> None:
         """Raise if these are not the answers to the questions that are open."""
+        if not isinstance(answers, Mapping):
+            raise TypeError(f"answers must be a dict by the questions' ids, not {type(answers).__name__}")
         if not self.is_paused:
             raise NotContinuableError(f"run {self.run_id!r} is {self.status.name}: it has no open questions")
         assert self._progress is not None
         asked, still_open = self._progress.interrupts, self.interrupts
         problems = [f"there is no question {key!r}" for key in answers.keys() - {interrupt.id for interrupt in asked}]
         problems += [f"no answer to {key!r}" for key in {interrupt.id for interrupt in still_open} - answers.keys()]
+        problems += [
+            f"{interrupt.id!r} asks for approval, and takes True, False or Deny, not {answers[interrupt.id]!r}"
+            for interrupt in still_open
+            if interrupt.approval and not isinstance(answers.get(interrupt.id, True), bool | Deny)
+        ]
         if problems:
             raise AnswersError(
                 f"run {self.run_id!r} stays paused: {'; '.join(sorted(problems))}. Open are: {self.describe_open()}",

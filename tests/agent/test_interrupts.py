@@ -48,7 +48,7 @@ def test_an_approval_asks_before_the_call_runs() -> None:
         run, result = await paused(agent, metadata={"for": "ann"})
         assert till.did == []
         [question] = result.interrupts
-        assert question == Interrupt(question.id, "delete", {"name": "all"}, "d")
+        assert question == Interrupt(question.id, "delete", {"name": "all"}, "d", approval=True)
         assert result.content == "Well, "
         assert result.usage == Usage(3, 2, None, None)
         assert result.metadata == {"for": "ann"}

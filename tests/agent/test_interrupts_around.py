@@ -536,8 +536,8 @@ def test_a_tool_that_fails_beside_a_question_has_failed() -> None:
     play(main)
 
 
-@pytest.mark.parametrize("answer", [None, 0, "no", "yes", {}])
-def test_an_approval_takes_yes_or_no_and_nothing_else(answer: Any) -> None:
+@pytest.mark.parametrize("answer", [None, 0, "", {}])
+def test_an_approval_takes_no_answer_that_says_nothing(answer: Any) -> None:
     """A slip of whoever writes the answers must not let a call through."""
 
     async def main() -> None:
@@ -552,7 +552,7 @@ def test_an_approval_takes_yes_or_no_and_nothing_else(answer: Any) -> None:
         result = await agent.invoke_async("go")
         (question,) = result.interrupts
         assert question.approval
-        with pytest.raises(AnswersError, match="takes True, False or Deny"):
+        with pytest.raises(AnswersError, match="neither a yes"):
             await agent.continue_run(result.run_id, {question.id: answer})
         assert ran == []
         assert (await agent.continue_run(result.run_id, {question.id: True})).status is RunStatus.completed

@@ -16,7 +16,7 @@ from typing import Any
 
 from andon.core.events import RunEvent
 from andon.core.life import Life
-from andon.core.receipt import CancelRequest, Deny, Interrupt
+from andon.core.receipt import CancelRequest, Interrupt
 from andon.core.signal import Batch
 from andon.core.states import CancelOutcome, Phase, RunStatus, check_step
 from andon.core.work import Settlement
@@ -95,9 +95,9 @@ class Pausing(Life):
         problems = [f"there is no question {key!r}" for key in answers.keys() - {interrupt.id for interrupt in asked}]
         problems += [f"no answer to {key!r}" for key in {interrupt.id for interrupt in still_open} - answers.keys()]
         problems += [
-            f"{interrupt.id!r} asks for approval, and takes True, False or Deny, not {answers[interrupt.id]!r}"
+            f"{interrupt.id!r} asks for approval, and {answers[interrupt.id]!r} is neither a yes (True) nor a no (False)"
             for interrupt in still_open
-            if interrupt.approval and not isinstance(answers.get(interrupt.id, True), bool | Deny)
+            if interrupt.approval and (value := answers.get(interrupt.id, True)) is not False and not value
         ]
         if problems:
             raise AnswersError(

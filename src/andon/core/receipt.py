@@ -116,7 +116,7 @@ class Interrupt(Struct, frozen=True, gc=False):
     payload: Any = None
     call_id: str | None = None
     approval: bool = False
-    """The call itself is to be approved: the answer is True, False, or `Deny`."""
+    """The call itself is to be approved: the answer is True, False, or `Deny("why")`."""
 
 
 class Deny(Struct, frozen=True, gc=False):

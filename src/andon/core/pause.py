@@ -95,7 +95,7 @@ class Pausing(Life):
         problems = [f"there is no question {key!r}" for key in answers.keys() - {interrupt.id for interrupt in asked}]
         problems += [f"no answer to {key!r}" for key in {interrupt.id for interrupt in still_open} - answers.keys()]
         problems += [
-            f"{interrupt.id!r} asks for approval, and {answers[interrupt.id]!r} is neither a yes (True) nor a no (False)"
+            f"{interrupt.id!r} asks for approval: {answers[interrupt.id]!r} is neither a yes (True) nor a no (False)"
             for interrupt in still_open
             if interrupt.approval and (value := answers.get(interrupt.id, True)) is not False and not value
         ]

@@ -22,6 +22,7 @@ Start with `agent/loop.py`: how an agent runs, and where a cancel lands.
 from andon.agent.agent import Agent
 from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, Happening, MessageAdded, RunEnded
 from andon.agent.retry import Retry
+from andon.core.budget import Budget
 from andon.core.events import Event, RunEvent, ToolView
 from andon.core.receipt import Deny, Interrupt, Receipt, RunResult, ToolReceipt
 from andon.core.run import Run
@@ -30,6 +31,7 @@ from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, Run
 from andon.core.store import RunRecord, SessionKey, SessionRecord, SessionStore, Store
 from andon.errors import (
     AndonError,
+    AnswersError,
     AuthenticationError,
     BadArgumentsError,
     BadRequestError,
@@ -46,16 +48,21 @@ from andon.errors import (
     ModelError,
     ModelStreamError,
     NoModelError,
+    NotContinuableError,
     OutputError,
     RateLimitError,
     RunIdTakenError,
     SessionBusyError,
+    SessionPausedError,
     StartError,
     ThreadsExhaustedError,
     ToolBlockedError,
     ToolCancelled,
     ToolDefinitionError,
     ToolError,
+    ToolInterrupted,
+    ToolTimeoutError,
+    UnknownRunError,
     UnknownToolError,
 )
 from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, Usage
@@ -70,6 +77,7 @@ __all__ = [
     "AfterTool",
     "Agent",
     "AndonError",
+    "AnswersError",
     "AuthenticationError",
     "BadArgumentsError",
     "BadRequestError",
@@ -77,6 +85,7 @@ __all__ = [
     "BeforeModel",
     "BeforeTool",
     "Block",
+    "Budget",
     "CancelCause",
     "CancelMode",
     "CancelOutcome",
@@ -99,6 +108,7 @@ __all__ = [
     "ModelError",
     "ModelStreamError",
     "NoModelError",
+    "NotContinuableError",
     "OutputError",
     "Phase",
     "RateLimitError",
@@ -115,6 +125,7 @@ __all__ = [
     "Runtime",
     "SessionBusyError",
     "SessionKey",
+    "SessionPausedError",
     "SessionRecord",
     "SessionStore",
     "StartError",
@@ -129,10 +140,13 @@ __all__ = [
     "ToolContext",
     "ToolDefinitionError",
     "ToolError",
+    "ToolInterrupted",
     "ToolOutcome",
     "ToolReceipt",
     "ToolResult",
+    "ToolTimeoutError",
     "ToolView",
+    "UnknownRunError",
     "UnknownToolError",
     "Usage",
     "tool",

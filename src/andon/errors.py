@@ -11,6 +11,10 @@ AndonError
 │   ├── EmptyPromptError     there is nothing to send
 │   ├── RunIdTakenError      the run id belongs to another run
 │   ├── SessionBusyError     another run holds the session
+│   │   └── SessionPausedError    and waits for a person's answer
+│   ├── UnknownRunError      there is no such run
+│   ├── NotContinuableError  the run can't go on, or can't be taken back
+│   ├── AnswersError         not the answers to the questions that are open
 │   ├── HandleError          a handle that has not begun, or has begun already
 │   └── InsideEventLoopError a blocking call inside a running event loop
 ├── ModelError               the model failed; says whether trying again may help
@@ -25,16 +29,20 @@ AndonError
 │   ├── UnknownToolError     the model named a tool that is not there
 │   ├── BadArgumentsError    the arguments are not JSON, or don't fit the tool
 │   ├── BadResultError       the tool's result can't be turned into text
-│   ├── ToolBlockedError     a hook refused this call
+│   ├── ToolBlockedError     a hook, or a person, refused this call
+│   ├── ToolTimeoutError     the call took longer than its tool may
 │   └── ThreadsExhaustedError too many abandoned threads are still running
 └── IllegalTransitionError   a step that the state table does not have
 
-ToolCancelled (a BaseException, so that `except Exception` in a tool can't swallow it)
+ToolCancelled, ToolInterrupted (BaseExceptions, so that `except Exception` in a tool can't swallow them)
 
 A cancelled run raises none of these: it returns its result.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 
 class AndonError(Exception):
@@ -80,6 +88,27 @@ class SessionBusyError(StartError, RuntimeError):
         super().__init__(message)
         self.run_id = run_id
         """The run that holds the session."""
+
+
+class SessionPausedError(SessionBusyError):
+    """The run that holds the session waits for a person's answer."""
+
+
+class UnknownRunError(StartError, LookupError):
+    """There is no such run."""
+
+
+class NotContinuableError(StartError, RuntimeError):
+    """The run can't go on, or can't be taken back."""
+
+
+class AnswersError(StartError, ValueError):
+    """Not the answers to the questions that are open. Nothing has changed."""
+
+    def __init__(self, message: str, *, interrupts: Sequence[Any]) -> None:
+        super().__init__(message)
+        self.interrupts = list(interrupts)
+        """The questions that are open."""
 
 
 class HandleError(StartError, RuntimeError):
@@ -164,7 +193,11 @@ class BadResultError(ToolError):
 
 
 class ToolBlockedError(ToolError):
-    """A hook refused this call."""
+    """A hook, or a person, refused this call."""
+
+
+class ToolTimeoutError(ToolError):
+    """The call took longer than its tool may. What it did until then is unknown."""
 
 
 class ThreadsExhaustedError(ToolError):
@@ -177,6 +210,14 @@ class IllegalTransitionError(AndonError):
 
 class ToolCancelled(BaseException):
     """Raised by `ctx.check_cancelled()` in a tool whose run was cancelled. Not an Exception, on purpose."""
+
+
+class ToolInterrupted(BaseException):
+    """Raised by `ctx.interrupt()` to end the tool until a person has answered. Not an Exception, on purpose."""
+
+    def __init__(self, name: str, payload: Any) -> None:
+        super().__init__(name)
+        self.name, self.payload = name, payload
 
 
 def describe(error: BaseException) -> str:

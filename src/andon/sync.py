@@ -43,8 +43,7 @@ def run_blocking(run: Run) -> RunResult:
 
     def whole() -> RunResult:
         _begin(run)
-        run.attend_blocking()
-        return run.make_result()
+        return run.result_blocking()
 
     return _outlast(run, whole)
 
@@ -90,13 +89,13 @@ class BlockingStream:
         self._state = "closed"
 
     def _leave(self) -> None:
-        self.run.cancel_for(CancelCause.caller)
+        self.run.leave()
         self.run.attend_blocking()
 
     def __del__(self) -> None:
         # Only a signal: this may be any thread, and no place to wait.
         if getattr(self, "_state", "new") == "begun" and not sys.is_finalizing():  # __init__ may have been interrupted
-            self.run.cancel_for(CancelCause.caller)
+            self.run.leave()
 
 
 def _begin(run: Run) -> None:

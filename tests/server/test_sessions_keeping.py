@@ -148,11 +148,12 @@ def test_a_session_of_a_run_that_was_started_by_its_agent_is_there_too() -> None
 
 def test_a_store_that_knows_no_sessions_says_so() -> None:
     class Runs:
-        """The three methods that a store must have."""
+        """The methods that a store must have."""
 
         def __init__(self) -> None:
             kept = MemoryStore()
             self.load, self.save, self.find = kept.load, kept.save, kept.find
+            self.added, self.take_back = kept.added, kept.take_back
 
     with served(Agent("Helper", ScriptedModel("Hi."), runtime=Runtime(Runs()))) as client:
         refused = client.http.post(client.path())

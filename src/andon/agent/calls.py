@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of one tool call, from the model's wish to what became of it.
 
-It is honest at every moment: whoever looks finds what is true right now, and what the model may be told of it.
+It is honest at every moment: whoever looks finds what is true right now, and what the model may be told of it. How a
+call ends is decided once, by the tool's own end or by a cancel of this call alone, whichever comes first.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from msgspec import Struct
+
 from andon.core.events import ToolView
-from andon.core.receipt import ToolReceipt
+from andon.core.receipt import Deny, Interrupt, ToolReceipt
 from andon.core.run import Run
 from andon.core.scope import CallScope
-from andon.core.states import ToolOutcome
+from andon.core.states import CancelOutcome, ToolOutcome
 from andon.core.step import Step
 from andon.errors import ToolError
 from andon.messages import ToolCall, ToolResult, sendable
@@ -18,39 +23,141 @@ from andon.messages import ToolCall, ToolResult, sendable
 NOT_STARTED = "This call was cancelled before it started."
 CUT = "This call was cancelled while it was running. Its outcome is unknown."
 ABANDONED = "This call was cancelled while it was running, and may still be running. Its outcome is unknown."
+ASKING = "This call was cancelled while it waited for a person's answer. What it did until then is unknown."
+NOT_APPROVED = "This call was cancelled before it started, while it waited for a person's approval."
+DENIED = "A person refused this call."
+OUT_OF_TIME = {
+    ToolOutcome.cut: "it was cut when its time was up; its outcome is unknown",
+    ToolOutcome.abandoned: "its time was up, but it may still be running; its outcome is unknown",
+}
 
 
 _TRUTH = {ToolOutcome.not_started: NOT_STARTED, ToolOutcome.cut: CUT, ToolOutcome.abandoned: ABANDONED}
 
 
+class CallCancel(Struct, frozen=True, gc=False):
+    """A cancel of one call alone."""
+
+    reason: str | None
+
+
 class CallRecord:
     """What is known of one tool call."""
 
-    __slots__ = ("_result", "_started", "call", "problem", "scope", "step")
+    __slots__ = (
+        "_answers",
+        "_approved",
+        "_asked",
+        "_ended_as",
+        "_fate",
+        "_result",
+        "_run",
+        "_started",
+        "call",
+        "interrupt",
+        "problem",
+        "refusal",
+        "scope",
+        "step",
+    )
 
     def __init__(self, run: Run, call: ToolCall, problem: ToolError | None = None) -> None:
-        self.call = call
+        self._run, self.call = run, call
         self.problem = problem
         """What is wrong with the call as the model sent it."""
         self.scope = CallScope(run, call.id, call.name)
         self.step: Step[None] | None = None
         """The work itself, once it has begun."""
-        self._started = False
+        self.interrupt: Interrupt | None = None
+        """The question for whose answer it waits."""
+        self.refusal: str | None = None
+        """What a person said who refused it."""
+        self._asked = 0
+        self._answers: list[Any] = []
+        self._approved = self._started = False
+        self._fate: dict[str, CallCancel | None] = {}
         self._result: ToolResult | None = None
+        self._ended_as: ToolOutcome | None = None
+
+    # -- how it ends --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._started = True
 
-    def finish(self, text: str) -> None:
-        self._result = ToolResult(self.call.id, self.call.name, sendable(text))
+    def finish(self, text: str, status: Any = "ok") -> bool:
+        """It came to an end of its own. False if it was cancelled first."""
+        if self._result is not None or self._fate.setdefault("end", None) is not None:
+            return False
+        cut_alone = self.step is not None and self.step.was_cut_alone  # its time was up
+        self._ended_as = self.outcome if cut_alone else ToolOutcome.completed
+        self._result = ToolResult(self.call.id, self.call.name, sendable(text), status)
+        return True
 
-    def fail(self, text: str) -> None:
-        self._result = ToolResult(self.call.id, self.call.name, sendable(text), "error")
+    def cancel(self, reason: str | None) -> CancelOutcome:
+        """Cancel this call alone. Safe from any thread."""
+        request = CallCancel(reason)
+        winner = self._fate.setdefault("end", request)
+        if winner is request:
+            return CancelOutcome.requested
+        ended = winner is None or self._result is not None
+        return CancelOutcome.already_finished if ended else CancelOutcome.already_requested
+
+    @property
+    def cancelled_alone(self) -> CallCancel | None:
+        return self._fate.get("end")
+
+    def cut(self) -> None:
+        """Stop the work, if it has begun. Called on the run's loop."""
+        if self.step is not None:
+            self.step.cut_alone()
+
+    def close(self) -> None:
+        """It was cancelled alone, and has stopped: from here on that is its result."""
+        if self._result is None:
+            self._ended_as = self.outcome
+            self._result = self.result(self._ended_as)
+        self.interrupt = None
+
+    # -- what it asks -------------------------------------------------------------------------------------------------
+
+    @property
+    def approved(self) -> bool:
+        return self._approved
+
+    @property
+    def answers(self) -> list[Any]:
+        return self._answers
+
+    @property
+    def asks(self) -> bool:
+        """It waits for an answer. A question of a call that was cancelled is not open any more."""
+        return self.interrupt is not None and self.cancelled_alone is None
+
+    def ask(self, name: str, payload: Any, *, approval: bool = False) -> None:
+        self._asked += 1
+        self.interrupt = Interrupt(f"{self.call.id}-{self._asked}", name, payload, self.call.id, approval)
+
+    def answer(self, value: Any, *, approval: bool) -> None:
+        """Take a person's answer."""
+        self.interrupt = None
+        if value is False or isinstance(value, Deny):
+            why = value.reason if isinstance(value, Deny) else ""
+            self.refusal = f"{DENIED} {why}".strip()
+        elif approval:
+            self._approved = True
+        else:
+            self._answers.append(value)
+
+    # -- what is known of it ------------------------------------------------------------------------------------------
+
+    @property
+    def has_result(self) -> bool:
+        return self._result is not None
 
     @property
     def outcome(self) -> ToolOutcome:
-        if self._result is not None:
-            return ToolOutcome.completed
+        if self._ended_as is not None:  # said once: a thread that was left behind may be gone by now
+            return self._ended_as
         if not self._started:
             return ToolOutcome.not_started
         left = self.scope.thread_running or (self.step is not None and self.step.abandoned)
@@ -60,7 +167,11 @@ class CallRecord:
         """The real result, or the truth about why there is none."""
         if self._result is not None:
             return self._result
-        return ToolResult(self.call.id, self.call.name, _TRUTH[outcome or self.outcome], "error")
+        outcome = outcome or self.outcome
+        truth = _TRUTH[outcome]
+        if self.interrupt is not None:
+            truth = NOT_APPROVED if outcome is ToolOutcome.not_started else ASKING
+        return ToolResult(self.call.id, self.call.name, truth, "error")
 
     def receipt(self, outcome: ToolOutcome) -> ToolReceipt:
         return ToolReceipt(self.call.id, self.call.name, outcome)

@@ -21,7 +21,7 @@ from msgspec import Struct
 from andon.core.receipt import RunResult
 from andon.core.run import Run
 from andon.core.states import CancelMode
-from andon.core.step import Cut, StepTimeoutError
+from andon.core.step import Cut, CutAloneError
 from andon.errors import HookDefinitionError, describe
 from andon.messages import Message, ToolCall, ToolResult, Usage
 from andon.models.base import ModelRequest
@@ -140,7 +140,7 @@ async def _call(
             finally:
                 if inspect.iscoroutine(pending) and inspect.getcoroutinestate(pending) == inspect.CORO_CREATED:
                     pending.close()  # the run was cancelled before it began
-    except StepTimeoutError:
+    except CutAloneError:
         return f"{name} took longer than {seconds:g} s"
     except (Cut, KeyboardInterrupt, GeneratorExit):
         raise

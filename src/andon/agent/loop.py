@@ -10,56 +10,42 @@ an `await` nothing can come, and after any line with one, the fields below say a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-from msgspec import Struct
-
 from andon.agent import settle
+from andon.agent.calling import Calling, Plan
 from andon.agent.calls import CallRecord
-from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, Happening, Hooks, MessageAdded, RunEnded
+from andon.agent.carry import Earlier, reopen
+from andon.agent.hooks import AfterModel, BeforeModel, MessageAdded, RunEnded
 from andon.agent.output import Output
-from andon.agent.retry import Retry
 from andon.agent.turn import Turn
 from andon.core.events import RunEvent
 from andon.core.run import Run
 from andon.core.signal import Completed, Failed, Fate
-from andon.core.states import CancelMode, Phase, StopReason, ToolOutcome
-from andon.core.step import Cut
-from andon.core.store import Store
+from andon.core.states import CancelMode, CancelOutcome, Phase, StopReason
 from andon.core.work import Settlement
-from andon.errors import BadResultError, ToolBlockedError, UnknownToolError, describe
-from andon.messages import Block, Message, ToolCall, Usage, assistant, user
-from andon.models.base import Model, ModelRequest, ToolSpec
-from andon.tools.base import NO_OUTPUT, Tool, ToolContext
+from andon.errors import describe
+from andon.messages import Block, Message, ToolCall, Usage, assistant
+from andon.models.base import ModelRequest, ToolSpec
+from andon.tools.base import traits_of
 
 
-class Plan(Struct, frozen=True):
-    """What an agent brings to each of its runs."""
-
-    model: Model
-    instructions: str | None
-    tools: Mapping[str, Tool]
-    hooks: Hooks
-    parallel_tools: bool
-    retry: Retry
-    store: Store
-
-
-class Loop:
+class Loop(Calling):
     """One run of an agent, and all that it has seen."""
 
     __slots__ = (
         "_announced",
+        "_earlier",
         "_max_turns",
+        "_opened",
         "_output",
         "_parsed",
-        "_plan",
-        "_run",
         "_spent",
         "_text",
+        "_turns",
         "calls",
         "messages",
         "open_calls",
@@ -67,10 +53,17 @@ class Loop:
     )
 
     def __init__(
-        self, plan: Plan, run: Run, prompt: str, max_turns: int | None = None, output: Output | None = None
+        self,
+        plan: Plan,
+        run: Run,
+        messages: list[Message],
+        max_turns: int | None = None,
+        output: Output | None = None,
+        earlier: Earlier | None = None,
     ) -> None:
-        self._plan, self._run, self._max_turns, self._output = plan, run, max_turns, output
-        self.messages: list[Message] = [user(prompt)]
+        super().__init__(plan, run)
+        self._max_turns, self._output, self._earlier = max_turns, output, earlier
+        self.messages = messages
         """What the run has added to the conversation."""
         self.turn: Turn | None = None
         """The model call that has not ended yet."""
@@ -80,23 +73,26 @@ class Loop:
         """Every call so far."""
         self._spent = Usage()
         self._text = ""
-        self._announced = 0
+        self._announced = self._turns = 0
+        self._opened = False
         self._parsed: Any = None
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     async def perform(self) -> StopReason:
-        await self._open_session()
-        turns = 0
-        while turns != self._max_turns:
-            turns += 1
+        if not self._opened:
+            await self._open_session()
+        while True:
+            if self.open_calls and not await self._use_tools():
+                return StopReason.interrupt
+            if self._turns == self._max_turns:
+                return StopReason.max_turns
+            self._turns += 1
             await self._model_turn()
             if not self.open_calls:
                 if self._output is not None:
                     self._parsed = self._output.parse(self.messages[-1].text)
                 return StopReason.end_turn
-            await self._use_tools()
-        return StopReason.max_turns
 
     async def _open_session(self) -> None:
         session, store = self._run.session, self._plan.store
@@ -104,11 +100,18 @@ class Loop:
         base = session.base
         if not session.ahead:
             base = await self._run.step(lambda: store.load(session.key), name="the store", cut_by=CancelMode.after_turn)
+        if self._earlier is not None:
+            base = self._earlier.lift(base)
+            self.open_calls = reopen(self.messages, self._run, self._plan.tools)
+            self.calls = [record for record in self.open_calls if not record.has_result]  # the others ended there
+            self._announced = len(self.messages)
         session.open(base, self.messages)
+        self._opened = True
         await self._announce()
 
     async def _model_turn(self) -> None:
         """Ask the model, and take what it answers."""
+        self._count()
         self._run.gate(CancelMode.after_turn)
         request = self._request()
         await self._tell(BeforeModel, request=request)
@@ -136,15 +139,24 @@ class Loop:
                 await self._back_off(delay, error)
         await self._take(turn)
 
-    async def _use_tools(self) -> None:
-        """Run the calls of a turn, and answer each of them."""
+    async def _use_tools(self) -> bool:
+        """Run the calls of a turn, and answer each of them. False if a person has to be asked first."""
+        self._count()
         self._run.phase = Phase.tools
         records = self.open_calls
         for group in [records] if self._plan.parallel_tools else [[record] for record in records]:
             await self._call(group)
+            asking = [record for record in group if record.interrupt is not None]
+            for record in asking.copy():
+                if not record.asks:  # cancelled alone while the others were at work
+                    asking.remove(record)
+                    await self._end(record)
+            if asking:
+                return False
         self.messages.append(Message("tool", [record.result() for record in records]))
         self.open_calls = ()
         await self._announce()
+        return True
 
     # -- one model call -----------------------------------------------------------------------------------------------
 
@@ -169,102 +181,48 @@ class Loop:
         self.calls = [*self.calls, *self.open_calls]
         self._text += turn.content()
         self._spent += usage
+        if self._run.meter is not None:
+            known = usage.total_tokens
+            self._run.meter.spend(turn.spent_cut().total_tokens or 0 if known is None else known)
         await self._tell(AfterModel, message=self.messages[-1], usage=usage)
         await self._announce()
 
     def _records(self, turn: Turn, blocks: Sequence[Block]) -> list[CallRecord]:
         return [CallRecord(self._run, block, turn.problem(block.id)) for block in blocks if isinstance(block, ToolCall)]
 
-    # -- tool calls ---------------------------------------------------------------------------------------------------
+    def cancel_call(self, call_id: str, reason: str | None) -> CancelOutcome:
+        record = next((record for record in self.calls if record.call.id == call_id), None)
+        if record is None:
+            return CancelOutcome.unknown
+        outcome = record.cancel(reason)
+        if outcome is CancelOutcome.requested:
+            with contextlib.suppress(RuntimeError):  # its loop is closed: nothing of it runs any more
+                self._run.loop.call_soon_threadsafe(record.cut)
+        return outcome
 
-    async def _call(self, records: Sequence[CallRecord]) -> None:
-        """Run calls side by side, each to its end, whichever that is; a cancel leaves their records as they are.
+    # -- asking a person ----------------------------------------------------------------------------------------------
 
-        Hooks are told of one call after the other, so no two of them ever run at once.
-        """
-        try:
-            for record in records:
-                await self._begin(record)
-            for record in records:
-                await self._end(record)
-        except Cut:
-            for record in records:
-                if record.step is not None:  # nothing that was begun is left to itself
-                    await record.step.wait()
-            raise
+    def progress(self) -> Settlement:
+        asking = [record.interrupt for record in self.open_calls if record.interrupt is not None and record.asks]
+        ends = [record.receipt(record.outcome) for record in self.calls]
+        return Settlement(list(self.messages), self._text, self._spent, ends, [], interrupts=asking)
 
-    async def _begin(self, record: CallRecord) -> None:
-        self._run.gate(CancelMode.after_tools)
-        call = record.call
-        try:
-            tool, bound = self._find(record)
-            verdict = await self._tell(BeforeTool, call=call)
-            if isinstance(verdict, BeforeTool) and verdict.refusal is not None:
-                raise ToolBlockedError(verdict.refusal)
-        except Exception as error:  # noqa: BLE001 - the boundary: the model is told
-            self._fail(record, error)
-            return
-        self._run.gate(CancelMode.after_tools)
-        record.start()
-        self._run.journal.add(RunEvent.tool_call_started, tool=record.view())
-        record.step = self._run.begin_step(
-            functools.partial(self._invoke, record, tool, bound),
-            name=f"tool {call.name} ({call.id})",
-            cut_by=CancelMode.now,
-            on_cut=record.scope.fire,
-        )
-
-    def _find(self, record: CallRecord) -> tuple[Tool, Any]:
-        """The tool that is asked for, and the arguments as it takes them."""
-        if record.problem is not None:
-            raise record.problem
-        tool = self._plan.tools.get(record.call.name)
-        if tool is None:
-            known = ", ".join(self._plan.tools) or "none"
-            raise UnknownToolError(f"there is no tool {record.call.name!r}; there are: {known}")
-        # A copy: the conversation has the original, and a tool may change what it is given.
-        return tool, tool.bind(msgspec.json.decode(msgspec.json.encode(record.call.arguments)))
-
-    async def _invoke(self, record: CallRecord, tool: Tool, bound: Any) -> None:
-        """Run in the call's own task, so that it is known to have ended the moment it has, whatever the others do."""
-        try:
-            text = await tool.invoke(bound, self._context(record))
-            if not isinstance(text, str):
-                raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
-        except Exception as error:  # noqa: BLE001 - the boundary: the model is told
-            if not record.scope.cancelled:
-                self._fail(record, error)
-        else:
-            if not record.scope.cancelled:  # else it ended too late to be believed
-                record.finish(text if text.strip() else NO_OUTPUT)
-                self._run.journal.add(RunEvent.tool_call_completed, tool=record.ended_view())
-
-    async def _end(self, record: CallRecord) -> None:
-        if record.step is not None:
-            await record.step.wait()
-            try:
-                record.step.outcome()
-            except Exception as error:  # noqa: BLE001 - the boundary: the model is told
-                self._fail(record, error)
-        await self._tell(AfterTool, call=record.call, result=record.result())
-
-    def _fail(self, record: CallRecord, error: Exception) -> None:
-        record.fail(describe(error))
-        self._run.journal.add(RunEvent.tool_call_error, tool=record.ended_view())
-
-    def _context(self, record: CallRecord) -> ToolContext:
-        run = self._run
-        return ToolContext(
-            record.scope,
-            run_id=run.run_id,
-            session_id=run.session_id,
-            user_id=run.user_id,
-            deadline=run.limits.deadline,
-        )
+    def answer(self, answers: Mapping[str, Any]) -> None:
+        for record in self.open_calls:
+            if record.asks and (question := record.interrupt) is not None:
+                tool = self._plan.tools[record.call.name]
+                record.answer(answers[question.id], approval=traits_of(tool).approval and not record.approved)
 
     # -- its end ------------------------------------------------------------------------------------------------------
 
+    @property
+    def continues(self) -> str | None:
+        """The run that this one has taken up."""
+        return self._earlier.run_id if self._earlier is not None and self._opened else None
+
     def settle(self, fate: Fate) -> Settlement:
+        if self._earlier is not None and not self._opened:
+            return Settlement([], "", Usage(), [], [])  # all is as the earlier run left it
         blocks, open_calls, calls, text, spent = [], self.open_calls, self.calls, self._text, self._spent
         if (turn := self.turn) is not None:
             blocks = turn.blocks(cut=True)
@@ -279,8 +237,8 @@ class Loop:
             text,
             spent,
             [record.receipt(end) for record, end in ends.items()],
-            [record.ended_view(end) for record, end in ends.items() if end is not ToolOutcome.completed],
-            self._parsed if isinstance(fate, Completed) else None,
+            [record.ended_view(end) for record, end in ends.items() if not record.has_result],
+            output=self._parsed if isinstance(fate, Completed) else None,
         )
 
     async def farewell(self) -> None:
@@ -299,18 +257,3 @@ class Loop:
         while self._announced < len(self.messages):
             self._announced += 1
             await self._tell(MessageAdded, cut_by=cut_by, message=self.messages[self._announced - 1])
-
-    async def _tell(
-        self, kind: type[Happening], cut_by: CancelMode | None = CancelMode.now, **facts: Any
-    ) -> Happening | None:
-        if not self._plan.hooks.wants(kind):
-            return None
-        run, phase = self._run, self._run.phase
-        happening = kind(
-            run_id=run.run_id, session_id=run.session_id, agent_id=run.agent_id, user_id=run.user_id, **facts
-        )
-        if phase not in (Phase.tools, Phase.ending):
-            run.phase = Phase.hook
-        await self._plan.hooks.tell(run, happening, cut_by)
-        run.phase = phase
-        return happening

@@ -158,7 +158,10 @@ class Turn:
 
     def _begin_text(self) -> tuple[list[str], Callable[[str], None]]:
         pieces = self._text = []
-        write = self._write = self._run.journal.pen(RunEvent.run_content)
+        write = self._run.journal.pen(RunEvent.run_content)
+        if self._run.meter is not None:
+            write = self._run.meter.watch(write)
+        self._write = write
         self._show(pieces)
         return pieces, write
 

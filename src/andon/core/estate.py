@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from andon.core.receipt import CancelRequest, Receipt
 from andon.core.signal import CancelSignal, Failed, stop_reason_of
-from andon.core.states import Phase, RunStatus
+from andon.core.states import Phase, RunStatus, StopReason
 from andon.core.step import Stepper
 from andon.core.store import DONE, RunRecord
 from andon.core.work import Settlement
@@ -63,7 +63,7 @@ class Estate(Stepper):
         place = self._place
         if place is None:  # done before, by a task that was stopped right after
             return
-        self._record = self._make_record(status)
+        self._record = self._make_record(status, self.settlement)
         if self.session.bequeath(place, self._write):  # still in the queue: whoever is ahead will write it
             self._conversation, self._place = self.settlement.messages, None
             return
@@ -116,7 +116,7 @@ class Estate(Stepper):
 
         return bool(await by.bounded(keep, "the store", self.bounds.settle_seconds))
 
-    def _make_record(self, status: RunStatus) -> RunRecord:
+    def _make_record(self, status: RunStatus, left: Settlement) -> RunRecord:
         fate = self.signal.fate
         return RunRecord(
             self.run_id,
@@ -124,11 +124,14 @@ class Estate(Stepper):
             status,
             self.created_at,
             self.metadata,
-            stop_reason_of(fate),
-            self.settlement.content,
-            self.settlement.usage,
+            StopReason.interrupt if status is RunStatus.paused else stop_reason_of(fate),
+            left.content,
+            left.usage,
             self._receipt,
             describe(fate.error) if isinstance(fate, Failed) else None,
+            left.interrupts,
+            self._continues(),
+            self.parent_run_id,
         )
 
     def _make_receipt(self) -> Receipt:
@@ -138,6 +141,18 @@ class Estate(Stepper):
         tools, usage = ([], UNKNOWN_USAGE) if seen is None else (seen.tools, seen.usage)
         mode, phase = self.signal.mode or request.mode, self._cut_phase or self.phase
         return Receipt.of(request, mode, phase, tools, usage, self.leftovers)
+
+    @property
+    def parent_run_id(self) -> str | None:
+        raise NotImplementedError
+
+    def _continues(self) -> str | None:
+        raise NotImplementedError
+
+    @property
+    def continues(self) -> str | None:
+        """The run that this one went on with, once it has ended."""
+        return None if self._record is None else self._record.continues
 
     def _sketch(self, request: CancelRequest) -> Settlement | None:
         """What it would leave if it ended now, if that can be said from here."""

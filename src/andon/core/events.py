@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from andon.core.receipt import Receipt
+from andon.core.receipt import Interrupt, Receipt
 from andon.core.states import RunStatus, ToolOutcome, Word
 from andon.messages import Usage
 
@@ -78,4 +78,8 @@ class Event(Struct, frozen=True, gc=False, omit_defaults=True):
     receipt: Receipt | None = None
     reason: str | None = None
     error: str | None = None
+    parent_run_id: str | None = None
+    """The run inside which this one was started, on `run_started`."""
+    interrupts: list[Interrupt] | None = None
+    """The questions that are open, on `run_paused`."""
     delay: float | None = None

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
+
 from andon.core.events import Event, RunEvent
 
 Entry = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"] | tuple[None, threading.Event]
@@ -87,13 +89,15 @@ def _resolve(future: asyncio.Future[None]) -> None:
 class Journal:
     """A run's events. Closed by its terminal event; what comes later is refused."""
 
-    __slots__ = ("_agent_id", "_run_id", "_session_id", "closed", "events", "waiters")
+    __slots__ = ("_agent_id", "_run_id", "_session_id", "closed", "events", "resting", "waiters")
 
     def __init__(self, run_id: str, session_id: str, agent_id: str) -> None:
         self._run_id, self._session_id, self._agent_id = run_id, session_id, agent_id
         self.events: list[Event] = []
         self.waiters = Waiters()
         self.closed = False
+        self.resting = False
+        """The run is paused: readers end here, though it may go on."""
 
     def pen(self, kind: RunEvent) -> Callable[[str], None]:
         """A function that appends one content event and wakes the readers.
@@ -126,15 +130,26 @@ class Journal:
             Event(kind, self._run_id, self._session_id, self._agent_id, seq, time.time(), content, **facts)
         )
 
+    def relay(self, event: Event) -> None:
+        """Show an event of another run here, in this journal's order."""
+        if not self.closed:
+            self.events.append(msgspec.structs.replace(event, seq=len(self.events) + 1))
+            self.waiters.wake()
+
     def close(self, kind: RunEvent, content: str, **facts: Any) -> None:
         """Append the terminal event."""
         self.append(kind, content, **facts)
         self.closed = True
         self.waiters.wake()
 
+    def rest(self, kind: RunEvent, **facts: Any) -> None:
+        """Append an event after which nothing comes for a while. Whoever calls it wakes the readers."""
+        self.append(kind, **facts)
+        self.resting = True
+
 
 class Reader:
-    """Reads a journal from a sequence number on, and ends after its terminal event.
+    """Reads a journal from a sequence number on, and ends after its terminal event, or where the run is paused.
 
     An object, not a generator: nothing is held open across a `yield`, so a reader may leave at any moment.
     """
@@ -170,8 +185,9 @@ class Reader:
 
     @property
     def at_end(self) -> bool:
-        """Has it read the last event that there will be?"""
-        return self._journal.closed and self._taken >= len(self._journal.events)
+        """Has it read the last event that there will be, or that there will be before a person answers?"""
+        journal = self._journal
+        return (journal.closed or journal.resting) and self._taken >= len(journal.events)
 
     def next_blocking(self) -> Event | None:
         """The next event, or None after the last one."""
@@ -181,7 +197,8 @@ class Reader:
         return next(self._take(), None)
 
     def _ready(self) -> bool:
-        return self._journal.closed or self._taken < len(self._journal.events)
+        journal = self._journal
+        return journal.closed or journal.resting or self._taken < len(journal.events)
 
     def _take(self) -> Iterator[Event]:
         """All there is. A batch is a copy, so reading it takes no look at the journal."""

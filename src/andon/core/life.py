@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from andon.core.estate import Estate
+from andon.core.budget import Budget
 from andon.core.events import TERMINAL_EVENT, RunEvent
+from andon.core.family import Kin
 from andon.core.journal import Journal
 from andon.core.limits import Limits
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest
 from andon.core.signal import Batch, Completed, Failed
-from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, check_step
+from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, StopReason, check_step
 from andon.core.step import Cut
 from andon.core.work import Settlement
 from andon.errors import HandleError, describe
@@ -45,7 +46,7 @@ spectator: contextvars.ContextVar[Callable[[Run], None] | None] = contextvars.Co
 """Is told of every run that begins in its context (the explorer watches this way)."""
 
 
-class Life(Estate):
+class Life(Kin):
     """A run from its beginning to its end; `core/run.py` makes a handle of it."""
 
     _work: Work
@@ -73,8 +74,10 @@ class Life(Estate):
         on_busy: OnBusy,
         limits: Limits,
         metadata: dict[str, Any],
+        budget: Budget | None = None,
+        detached: bool = False,
     ) -> None:
-        super().__init__(runtime, session, run_id, metadata)
+        super().__init__(runtime, session, run_id, metadata, budget, detached)
         self._cord, self._on_busy, self.limits = cord, on_busy, limits
         self.journal = Journal(run_id, session.key.session_id, session.key.agent_id)
         self._stage = RunStatus.pending
@@ -113,6 +116,10 @@ class Life(Estate):
     def is_cancelling(self) -> bool:
         return self.status is RunStatus.cancelling
 
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.journal.events)
+
     def __repr__(self) -> str:
         return f"<Run {self.run_id} of {self.agent_id}: {self.status.name}>"
 
@@ -125,10 +132,11 @@ class Life(Estate):
         if self._ended:
             self.end_if_lost()
             return CancelOutcome.already_finished
-        if self._is_lost():
+        if self.is_lost():
             request = msgspec.structs.replace(request, cause=CancelCause.lost)
         outcome = self.signal.cancel(request, batch)
         self.end_if_lost()
+        self._cascade()
         return outcome
 
     def host_cancelled(self) -> None:
@@ -144,7 +152,7 @@ class Life(Estate):
 
     def begin(self) -> None:
         """Take a place in the session, register, and start the task; or raise, and nothing was recorded."""
-        if self._task is not None:
+        if self.has_begun:
             raise HandleError(f"run {self.run_id!r} has begun already; start another one")
         self.loop = asyncio.get_running_loop()
         self.runtime.register(self)
@@ -155,25 +163,31 @@ class Life(Estate):
             raise
         if self._on_busy == "cancel":
             self.session.supersede(self._place)
-        self.journal.add(RunEvent.run_started)
-        self.signal.bind(self.loop, self._deliver)
+        self._join_family()
+        self.journal.add(RunEvent.run_started, parent_run_id=self.parent_run_id)
         self._cord.add(self, self.bounds.arm_seconds)
-        self._task = self.loop.create_task(self._main(), name=f"andon run {self.run_id}")
-        self._task.add_done_callback(self._task_done)
-        self.limits.begin(self)
+        self._go()
         if (watcher := spectator.get()) is not None:
             watcher(cast("Run", self))
 
+    def _go(self) -> None:
+        """Begin to work, or go on with it after a pause."""
+        self.signal.bind(self.loop, self._deliver)
+        self._task = self.loop.create_task(self._main(), name=f"andon run {self.run_id}")
+        self._task.add_done_callback(self._task_done)
+        self.limits.begin(self)
+
     async def _main(self) -> None:
-        place = self._place
-        assert place is not None
         try:
-            if not place.granted:
-                self.phase = Phase.queued
-                await self.step(lambda: self.session.turn(place), name="queue", cut_by=CancelMode.after_turn)
-            self.gate(CancelMode.after_turn)
-            self._move(RunStatus.running)
-            self.signal.claim(Completed(await self._work.perform()))
+            if self._stage is RunStatus.pending:
+                await self._take_turn()
+            stop_reason = await self._work.perform()
+            if stop_reason is StopReason.interrupt:
+                if await self._pause():
+                    return
+            else:
+                await self._outlast_children()
+                self.signal.claim(Completed(stop_reason))
         except Cut:
             pass
         except Exception as error:  # noqa: BLE001 - the boundary: a failed run returns its error
@@ -181,6 +195,24 @@ class Life(Estate):
         await self._finish()
         if self.host_has_cancelled:
             raise asyncio.CancelledError
+
+    async def _take_turn(self) -> None:
+        """Wait until the session is ours."""
+        place = self._place
+        assert place is not None
+        if not place.granted:
+            self.phase = Phase.queued
+            await self.step(lambda: self.session.turn(place), name="queue", cut_by=CancelMode.after_turn)
+        self.gate(CancelMode.after_turn)
+        self._move(RunStatus.running)
+
+    def describe_open(self) -> str:
+        """The questions that are open."""
+        raise NotImplementedError
+
+    async def _pause(self) -> bool:
+        """Wait for a person, and hold nothing meanwhile. False if a cancel was quicker."""
+        raise NotImplementedError
 
     def _move(self, to: RunStatus) -> None:
         check_step(self.status, to)
@@ -212,6 +244,7 @@ class Life(Estate):
         self.phase = Phase.ending
         if (watch := self.limits.end()) is not None:
             await watch.wait()
+        await self._end_children()
         status = RunStatus.completed
         if isinstance(fate, CancelRequest):
             status = RunStatus.cancelled
@@ -247,6 +280,9 @@ class Life(Estate):
         self.journal.close(TERMINAL_EVENT[status], content, status=status, **facts)
         self._waiters.wake()
 
+    def _continues(self) -> str | None:
+        return self._work.continues
+
     def _sketch(self, request: CancelRequest) -> Settlement | None:
         if asyncio._get_running_loop() is not self.loop or not hasattr(self, "_work"):
             return None
@@ -255,6 +291,8 @@ class Life(Estate):
     # -- without its loop ---------------------------------------------------------------------------------------------
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
+        if task is not self._task:  # it has paused the run, and another one may have gone on since
+            return
         if not task.cancelled() and (error := task.exception()) is not None:
             log.critical("%r: its task broke", self, exc_info=error)
         if self._ended:
@@ -268,21 +306,26 @@ class Life(Estate):
     def _settle(self) -> None:
         self._settled = True
         self.signal.unbind()
+        self._leave_family()
         self._waiters.wake()
 
-    def _is_lost(self) -> bool:
-        return self._task is not None and not self._ended and self.loop.is_closed()
+    def is_lost(self) -> bool:
+        """Its loop was closed under it. A paused run needs none."""
+        return self.has_begun and not self._ended and self._stage is not RunStatus.paused and self.loop.is_closed()
 
     def end_if_lost(self) -> None:
         """If the run's loop was closed under it, have the portal end it."""
         if self._ended:
             if not self._settled and self.loop.is_closed():  # in its last hooks: there is nothing more to wait for
                 self._settle()
-        elif self._is_lost() and self.signal.adopt():
+        elif self.is_lost() and self.signal.adopt():
             self.signal.cancel(CancelRequest.make(CancelCause.lost))
-            # A raw thread: the portal takes locks, and this may be a signal handler that interrupted their holder.
-            with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
-                _thread.start_new_thread(self._hand_over, ())
+            self._hand_over_soon()
+
+    def _hand_over_soon(self) -> None:
+        # A raw thread: the portal takes locks, and this may be a signal handler that interrupted their holder.
+        with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
+            _thread.start_new_thread(self._hand_over, ())
 
     def _hand_over(self) -> None:
         portal.submit(self._end_elsewhere)
@@ -307,7 +350,7 @@ class Life(Estate):
             self._receipt = self._make_receipt()
         self._stage = RunStatus.error if self.signal.request is None else RunStatus.cancelled
         if kept:
-            self._record = self._make_record(self._stage)
+            self._record = self._make_record(self._stage, self._settlement)
             with contextlib.suppress(Exception):
                 await self._write(self)
         await self._pass_on()

@@ -115,6 +115,8 @@ class Interrupt(Struct, frozen=True, gc=False):
     name: str
     payload: Any = None
     call_id: str | None = None
+    approval: bool = False
+    """The call itself is to be approved: the answer is True, False, or `Deny("why")`."""
 
 
 class Deny(Struct, frozen=True, gc=False):

@@ -11,10 +11,11 @@ from types import TracebackType
 import msgspec
 
 from andon.core.journal import Reader
-from andon.core.life import Life, spectator
+from andon.core.life import spectator
+from andon.core.pause import Pausing
 from andon.core.receipt import CancelRequest, Receipt, RunResult
 from andon.core.signal import Failed, stop_reason_of
-from andon.core.states import CancelCause, CancelMode, CancelOutcome
+from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus, StopReason
 from andon.errors import HandleError
 
 __all__ = ["Run", "spectator"]
@@ -29,7 +30,7 @@ def hold_off() -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if anyio is None else anyio.CancelScope(shield=True)
 
 
-class Run(Life):
+class Run(Pausing):
     """One invocation of an agent, and the handle to it.
 
     >>> async with agent.start("Hello") as run:
@@ -60,32 +61,53 @@ class Run(Life):
         It is there with the terminal event. The `run_ended` hooks come after that, so their warnings may be missing.
         """
         self._check_begun()
-        await self._waiters.wait(lambda: self._ended)
-        return self.make_result()
+        while True:
+            await self._waiters.wait(lambda: self._ended or self.is_paused)
+            if (result := self._look()) is not None:
+                return result
+
+    def result_blocking(self) -> RunResult:
+        """The same for a thread."""
+        while True:
+            self._waiters.wait_blocking(lambda: self.at_rest)
+            if (result := self._look()) is not None:
+                return result
 
     def make_result(self) -> RunResult:
-        fate = self.signal.fate
+        """How a run that is known to have ended has ended."""
+        result = self._look()
+        assert result is not None
+        return result
+
+    def _look(self) -> RunResult | None:
+        """How it stands with the run, if it has ended or is paused."""
+        fate, status = self.signal.fate, self.status
+        left, stop_reason = self._settlement, stop_reason_of(fate)
+        if status is RunStatus.paused:
+            left, stop_reason = self._progress, StopReason.interrupt
+        elif not status.final:  # cancelled, or answered, a moment ago
+            return None
+        assert left is not None
+        # A run that was to go on with an earlier one, and did not come to it, has left nothing of its own.
+        settled = [] if status is RunStatus.paused else self._conversation
+        conversation = settled or self.session.messages
         return RunResult(
             self.run_id,
             self.session_id,
             self.agent_id,
-            self.status,
-            stop_reason_of(fate),
-            self._conversation[-1],
-            self.settlement.content,
-            list(self._conversation),
-            self.settlement.usage,
-            [],
+            status,
+            stop_reason,
+            conversation[-1],
+            left.content,
+            list(conversation),
+            left.usage,
+            left.interrupts,
             self._receipt,
             fate.error if isinstance(fate, Failed) else None,
             list(self.warnings),
             self.metadata,
-            self.settlement.output,
+            left.output,
         )
-
-    @property
-    def has_begun(self) -> bool:
-        return self._task is not None
 
     def _check_begun(self) -> None:
         if not self.has_begun:
@@ -98,19 +120,23 @@ class Run(Life):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._ended:
-            self.cancel_for(CancelCause.caller)
+        self.leave()
         await self.attend()
 
+    def leave(self) -> None:
+        """Whoever began the run goes away: what is still going is cancelled. A question may be answered later."""
+        if not self._ended and not self.is_paused:
+            self.cancel_for(CancelCause.caller)
+
     async def attend(self) -> None:
-        """Wait until the run is settled. The host's cancellation ends the run first, and then goes its own way."""
+        """Wait until the run is settled or paused. The host's cancellation ends it first, and then goes its own way."""
         cancelled: asyncio.CancelledError | None = None
         self.end_if_lost()
         try:
-            while not self._settled:
+            while not self.at_rest:
                 try:
                     with hold_off() if cancelled else contextlib.nullcontext():
-                        await self._waiters.wait(lambda: self._settled)
+                        await self._waiters.wait(lambda: self.at_rest)
                 except asyncio.CancelledError as error:
                     cancelled = cancelled or error
                     self.cancel_for(CancelCause.caller)
@@ -122,10 +148,10 @@ class Run(Life):
     def attend_blocking(self, timeout: float | None = None) -> bool:
         """The same for a thread; False if `timeout` passed first."""
         self.end_if_lost()
-        return self._waiters.wait_blocking(lambda: self._settled, timeout)
+        return self._waiters.wait_blocking(lambda: self.at_rest, timeout)
 
     def _is_gone(self) -> bool:
-        return (self._settled or self._task is None) and not self._leftovers
+        return (self._settled or not self.has_begun) and not self._leftovers
 
     # -- cancelling it ------------------------------------------------------------------------------------------------
 
@@ -169,3 +195,8 @@ class Run(Life):
             return None
         receipt = self._receipt or self._make_receipt()
         return msgspec.structs.replace(receipt, leftovers=[*(step.name for step in self._steps), *self.leftovers])
+
+    def cancel_tool(self, call_id: str, reason: str | None = None) -> CancelOutcome:
+        """Cancel one tool call and keep the run: the model is told, and the turn goes on. Safe from anywhere."""
+        work = getattr(self, "_work", None)  # let go of at the end
+        return CancelOutcome.already_finished if work is None else work.cancel_call(call_id, reason)

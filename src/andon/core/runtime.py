@@ -37,6 +37,7 @@ class Bounds(Struct, frozen=True, gc=False):
     abandon_seconds: float
     hook_seconds: float
     settle_seconds: float
+    child_seconds: float
     abandoned_threads: int
 
 
@@ -52,6 +53,7 @@ class Runtime:
     `abandon_seconds`: after this, it is abandoned and named.
     `hook_seconds`: what an async hook may take.
     `settle_seconds`: what the store may take at a run's end.
+    `child_seconds`: what a run waits for the runs that its tools started, before and after it cancels them.
     `abandoned_threads`: with so many still running, sync tools get an error result.
     """
 
@@ -64,9 +66,12 @@ class Runtime:
         abandon_seconds: float = 2.0,
         hook_seconds: float = 5.0,
         settle_seconds: float = 2.0,
+        child_seconds: float = 5.0,
         abandoned_threads: int = 64,
     ) -> None:
-        self.bounds = Bounds(arm_seconds, cut_seconds, abandon_seconds, hook_seconds, settle_seconds, abandoned_threads)
+        self.bounds = Bounds(
+            arm_seconds, cut_seconds, abandon_seconds, hook_seconds, settle_seconds, child_seconds, abandoned_threads
+        )
         for name in Bounds.__struct_fields__:
             if (value := getattr(self.bounds, name)) is None or not is_seconds(value):
                 raise ConfigurationError(f"{name} is {value!r}; it must be a number, 0 or more")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from andon.core.events import Event
     from andon.core.life import Life
 
 log = logging.getLogger("andon")
@@ -38,6 +39,10 @@ class CallScope:
             self._leave_behind()
         for key in list(self._callbacks):
             self._call(key)
+
+    def relay(self, event: Event) -> None:
+        if not self.cancelled:
+            self._run.journal.relay(event)
 
     def on_cancel(self, callback: Callable[[], object]) -> Callable[[], object]:
         """Have `callback` called on a cancel, at once if that has happened. Returns what takes it back."""

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Literal
 
 from andon.core.journal import Waiters
-from andon.core.states import CancelCause
-from andon.errors import SessionBusyError
+from andon.core.states import CancelCause, RunStatus
+from andon.errors import SessionBusyError, SessionPausedError
 
 if TYPE_CHECKING:
     from andon.core.estate import Estate
@@ -78,8 +78,15 @@ class Session:
             ahead = [other.run for other in self._places if other.bequest is None]  # the others have ended
             for other in ahead:
                 other.end_if_lost()
-            holder = next((other for other in ahead if not (other.is_cancelling or other.loop.is_closed())), None)
+            holder = next((other for other in ahead if not (other.is_cancelling or other.is_lost())), None)
             if holder is not None and on_busy == "reject":
+                if holder.status is RunStatus.paused:
+                    raise SessionPausedError(
+                        f"session {self.key.session_id!r} is paused: run {holder.run_id!r} waits for answers to "
+                        f"{holder.describe_open()}. Give them with agent.continue_run({holder.run_id!r}, "
+                        f"answers={{…}}), or cancel that run.",
+                        run_id=holder.run_id,
+                    )
                 raise SessionBusyError(
                     f"session {self.key.session_id!r} is busy: run {holder.run_id!r} is {holder.status.name} in it. "
                     f'Wait for it, cancel it, use another session, or pass on_busy="queue" or on_busy="cancel".',
@@ -90,6 +97,17 @@ class Session:
                 place.waiters = Waiters()
             self._places.append(place)
         return place
+
+    def check_free(self) -> None:
+        """Raise if a run holds the session."""
+        with self._lock:
+            holder = next((other.run for other in self._places if other.bequest is None), None)
+        if holder is not None:
+            raise SessionBusyError(
+                f"session {self.key.session_id!r} is busy: run {holder.run_id!r} is {holder.status.name} in it. "
+                f"Wait for it, or cancel it.",
+                run_id=holder.run_id,
+            )
 
     def supersede(self, place: Place) -> None:
         """Cancel every run that is ahead in the line."""

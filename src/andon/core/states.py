@@ -126,4 +126,5 @@ class Phase(Word):
     streaming = "streaming"
     backoff = "backoff"
     tools = "tools"
+    paused = "paused"
     ending = "ending"

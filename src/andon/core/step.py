@@ -38,8 +38,8 @@ class Cut(BaseException):
         """The step that was cut did not stop, and may still be running."""
 
 
-class StepTimeoutError(Exception):
-    """The step took longer than it may, and was cut alone. Not a TimeoutError: those may be the work's own."""
+class CutAloneError(Exception):
+    """The step was cut, and the run goes on: its own time was up, or someone asked for it alone."""
 
 
 class StrayError(Exception):
@@ -66,8 +66,8 @@ class Step(Generic[T]):
         "finished",
         "name",
         "on_cut",
-        "timed_out",
         "was_cut",
+        "was_cut_alone",
     )
 
     def __init__(
@@ -77,13 +77,14 @@ class Step(Generic[T]):
         name: str,
         cut_by: CancelMode | None = None,
         on_cut: Callable[[], None] | None = None,
+        timeout: float | None = None,
     ) -> None:
         self._run, self._make, self.name, self.cut_by, self.on_cut = run, make, name, cut_by, on_cut
         self._value: T
         self._error: BaseException | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = None if timeout is None else run.loop.call_later(timeout, self.cut_alone)
         self._waiter: asyncio.Future[None] | None = None
-        self.finished = self.was_cut = self.timed_out = self.abandoned = False
+        self.finished = self.was_cut = self.was_cut_alone = self.abandoned = False
         self._task = run.loop.create_task(self._perform(), name=name)
         self._task.add_done_callback(self._on_done)
 
@@ -122,8 +123,8 @@ class Step(Generic[T]):
         if self.was_cut:
             if error is not None:
                 log.debug("%s failed while it was cut: %r", self.name, error)
-            if self.timed_out and not self._is_cancelled():
-                raise StepTimeoutError(self.name)
+            if self.was_cut_alone and not self._is_cancelled():
+                raise CutAloneError(self.name)
             raise Cut(self.abandoned)
         if isinstance(error, KeyboardInterrupt):  # it has gone its way, through the loop, and goes it once
             self._run.host_cancelled()
@@ -135,10 +136,10 @@ class Step(Generic[T]):
             del error
         return self._value
 
-    def expire(self) -> None:
-        """Cut this step alone, because its own time is up."""
+    def cut_alone(self) -> None:
+        """Cut this step, and let the run go on."""
         if not self.finished and not self.was_cut:
-            self.timed_out = True
+            self.was_cut_alone = True
             self.cut()
 
     def cut(self) -> None:
@@ -150,7 +151,7 @@ class Step(Generic[T]):
             if not (self._run.host_has_cancelled and self._task.cancelling()):
                 # A host that ends its loop has done it: the work is to see one CancelledError, not two.
                 self._task.cancel()
-            self._timer = self._run.loop.call_later(self._run.bounds.cut_seconds, self._cut_again)
+            self._set_timer(self._run.bounds.cut_seconds, self._cut_again)
 
     def _mark_cut(self) -> None:
         if not self.was_cut:
@@ -164,7 +165,12 @@ class Step(Generic[T]):
     def _cut_again(self) -> None:
         self._task.cancel()
         bounds = self._run.bounds
-        self._timer = self._run.loop.call_later(max(0.0, bounds.abandon_seconds - bounds.cut_seconds), self._abandon)
+        self._set_timer(max(0.0, bounds.abandon_seconds - bounds.cut_seconds), self._abandon)
+
+    def _set_timer(self, seconds: float, action: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._run.loop.call_later(seconds, action)
 
     def _abandon(self) -> None:
         self.abandoned = True
@@ -232,15 +238,10 @@ class Stepper:
         """Do one piece of work in a task of its own, and wait for it.
 
         `cut_by` is the weakest mode that cuts it, None for work that only its `timeout` may cut. Raises Cut if the run
-        was cancelled so, before or under it, and StepTimeoutError if its own time was up.
+        was cancelled so, before or under it, and CutAloneError if its own time was up.
         """
-        step = self.begin_step(make, name=name, cut_by=cut_by, on_cut=on_cut)
-        timer = None if timeout is None else self.loop.call_later(timeout, step.expire)
-        try:
-            await step.wait()
-        finally:
-            if timer is not None:
-                timer.cancel()
+        step = self.begin_step(make, name=name, cut_by=cut_by, timeout=timeout, on_cut=on_cut)
+        await step.wait()
         return step.outcome()
 
     def begin_step(
@@ -249,12 +250,13 @@ class Stepper:
         *,
         name: str,
         cut_by: CancelMode | None,
+        timeout: float | None = None,
         on_cut: Callable[[], None] | None = None,
     ) -> Step[T]:
         """The same without the waiting, for several at once: whoever begins one waits for it, come what may."""
         if cut_by is not None:
             self.gate(cut_by)
-        step: Step[T] = Step(self, make, name, cut_by, on_cut)
+        step: Step[T] = Step(self, make, name, cut_by, on_cut, timeout)
         if not step.finished:  # as it may be on a loop that begins its tasks at once
             self._steps.append(step)
         return step
@@ -273,7 +275,7 @@ class Stepper:
                 with contextlib.suppress(StrayCancelError):
                     return await self.step(make, name=name, cut_by=None, timeout=seconds)
             return await self.step(make, name=name, cut_by=None, timeout=seconds)
-        except StepTimeoutError:
+        except CutAloneError:
             self.warn(f"{name} took longer than {seconds:g} s and was cut")
         except Exception as error:  # noqa: BLE001 - the boundary: beside the run's work, so reported and survived
             self.warn(f"{name} failed: {describe(error)}")

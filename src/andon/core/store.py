@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from andon.core.receipt import Receipt
+from andon.core.receipt import Interrupt, Receipt
 from andon.core.states import RunStatus, StopReason
 from andon.messages import Message, Usage
 
@@ -39,6 +39,12 @@ class RunRecord(Struct, frozen=True):
     usage: Usage | None = None
     receipt: Receipt | None = None
     error: str | None = None
+    interrupts: list[Interrupt] = []
+    """The questions that are open, if the run is paused."""
+    continues: str | None = None
+    """The run that this one goes on with: what that one added is part of what this one adds."""
+    parent_run_id: str | None = None
+    """The run inside which this one was started."""
 
 
 class SessionRecord(Struct, frozen=True, gc=False):
@@ -77,6 +83,16 @@ class Store(Protocol):
 
     async def find(self, run_id: str) -> RunRecord | None:
         """The record of a run, if there is one."""
+        ...
+
+    async def added(self, run_id: str) -> list[Message] | None:
+        """What a run has added to its session; None if that is no longer part of it, or was never kept."""
+        ...
+
+    async def take_back(self, run_id: str) -> None:
+        """Take what a run added out of its session; the record stays. Raises `NotContinuableError` where later runs
+        build on it. What the run had gone on with is part of the session again.
+        """
         ...
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from andon.core.events import Event
 from andon.core.journal import Reader
-from andon.core.states import CancelCause
 
 if TYPE_CHECKING:
     from andon.core.run import Run
@@ -32,6 +31,13 @@ class EventStream(Reader):
         super().__init__(run.journal)
         self.run = run
         self._state = "new"
+
+    @classmethod
+    def of_begun(cls, run: Run, after: int = 0) -> EventStream:
+        """The stream of a run that has begun, from a sequence number on."""
+        stream = cls(run)
+        stream._taken, stream._state = after, "begun"
+        return stream
 
     def __aiter__(self) -> EventStream:
         return self
@@ -56,10 +62,10 @@ class EventStream(Reader):
         """Leave. Returns when the run is settled."""
         begun, self._state, self._batch = self._state == "begun", "closed", iter(())
         if begun:
-            self.run.cancel_for(CancelCause.caller)
+            self.run.leave()
             await self.run.attend()
 
     def __del__(self) -> None:
         # Only a signal: this may be any thread, and no place to wait.
         if getattr(self, "_state", "new") == "begun" and not sys.is_finalizing():  # __init__ may have been interrupted
-            self.run.cancel_for(CancelCause.caller)
+            self.run.leave()

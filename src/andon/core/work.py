@@ -6,14 +6,15 @@ The agent's loop is the one real implementation; the core knows no more of it th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
 
 from andon.core.events import ToolView
-from andon.core.receipt import ToolReceipt
+from andon.core.receipt import Interrupt, ToolReceipt
 from andon.core.signal import Fate
-from andon.core.states import StopReason
+from andon.core.states import CancelOutcome, StopReason
 from andon.messages import Message, Usage
 
 
@@ -27,6 +28,8 @@ class Settlement(Struct, frozen=True, gc=False):
     tools: list[ToolReceipt]
     cancelled: list[ToolView]
     """The calls that the end of the run cancelled."""
+    interrupts: list[Interrupt] = []
+    """The questions that are open, if it paused."""
     output: Any = None
     """The answer as what `output_type` asked for."""
 
@@ -34,8 +37,28 @@ class Settlement(Struct, frozen=True, gc=False):
 class Work(Protocol):
     """What a run does."""
 
+    @property
+    def continues(self) -> str | None:
+        """The ended run whose messages are part of this one's, if it goes on with one."""
+        ...
+
     async def perform(self) -> StopReason:
-        """Do the work. Everything that may wait is a step of the run."""
+        """Do the work. Everything that may wait is a step of the run.
+
+        With `StopReason.interrupt` it waits for a person: `answer` is called with the answers, and then this again.
+        """
+        ...
+
+    def progress(self) -> Settlement:
+        """How far it has come, and the questions that are open."""
+        ...
+
+    def answer(self, answers: Mapping[str, Any]) -> None:
+        """Take the answers, one for each question that is open."""
+        ...
+
+    def cancel_call(self, call_id: str, reason: str | None) -> CancelOutcome:
+        """Cancel one tool call, and go on with the work. Safe from any thread."""
         ...
 
     def settle(self, fate: Fate) -> Settlement:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from andon import __version__
 from andon.agent.agent import Agent
 from andon.core.runtime import Runtime
-from andon.server import lists, problems, runs, sessions
+from andon.server import continuing, lists, problems, runs, sessions
 from andon.server.host import Host, Settings
 
 
@@ -46,5 +46,6 @@ def create_app(
     problems.install(app)
     app.include_router(lists.router)
     app.include_router(runs.router)
+    app.include_router(continuing.router)
     app.include_router(sessions.router)
     return app

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -115,11 +115,7 @@ class Host:
 
     def start(self, agent: Agent, message: str, options: RunOptions) -> Run:
         """Begin a run on this loop, or say why not. Without a session it gets a fresh one, never the agent's own."""
-        if self.draining:
-            raise Problem(503, "the server is shutting down and takes no new runs", {"retry-after": "5"})
-        if sum(runtime.live for runtime in self.runtimes) >= self.settings.max_runs:
-            detail = f"{self.settings.max_runs} runs are going on, as many as this server takes: try again later"
-            raise Problem(429, detail, {"retry-after": "1"})
+        self._check_room()
         if not options.get("session_id"):
             options = {**options, "session_id": uuid.uuid4().hex}
         try:
@@ -129,6 +125,21 @@ class Host:
             raise problem_of(error) from None
         self.started += 1
         return run
+
+    async def go_on(self, agent: Agent, run_id: str, answers: Mapping[str, Any]) -> Run:
+        """Go on with a run, on this loop, or say why not."""
+        self._check_room()
+        try:
+            return await agent.resume_run(run_id, answers)
+        except AndonError as error:
+            raise problem_of(error) from None
+
+    def _check_room(self) -> None:
+        if self.draining:
+            raise Problem(503, "the server is shutting down and takes no new runs", {"retry-after": "5"})
+        if sum(runtime.live for runtime in self.runtimes) >= self.settings.max_runs:
+            detail = f"{self.settings.max_runs} runs are going on, as many as this server takes: try again later"
+            raise Problem(429, detail, {"retry-after": "1"})
 
     def known_by(self, agent: Agent, user_id: str | None, key: str) -> str | None:
         """The id of the run that was started with this idempotency key."""

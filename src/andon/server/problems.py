@@ -5,11 +5,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, HTTPException, Request
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import JSONResponse, Response
 
-from andon.errors import AndonError, ConfigurationError, EmptyPromptError, RunIdTakenError, SessionBusyError
+from andon.errors import (
+    AndonError,
+    AnswersError,
+    ConfigurationError,
+    EmptyPromptError,
+    NotContinuableError,
+    RunIdTakenError,
+    SessionBusyError,
+    UnknownRunError,
+)
 
 
 class Problem(HTTPException):
@@ -24,8 +34,12 @@ def problem_of(error: AndonError) -> Problem:
     """What kept a run from starting, as an answer."""
     if isinstance(error, SessionBusyError):
         return Problem(409, str(error), run_id=error.run_id)
-    if isinstance(error, RunIdTakenError):
+    if isinstance(error, RunIdTakenError | NotContinuableError):
         return Problem(409, str(error))
+    if isinstance(error, UnknownRunError):
+        return Problem(404, str(error))
+    if isinstance(error, AnswersError):
+        return Problem(400, str(error), interrupts=msgspec.to_builtins(error.interrupts))
     if isinstance(error, EmptyPromptError | ConfigurationError):
         return Problem(422, str(error))
     return Problem(500, str(error))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from fastapi import APIRouter, Request
 from msgspec import Struct
@@ -119,17 +119,24 @@ async def start_run(request: Request, agent_id: str) -> Response:
     run = host.start(agent, wanted.message, options)
     if key:
         host.remember(agent, wanted.user_id, key, run.run_id)
-    return _respond(host, agent, wanted, run, run.cancel_for if _is_tied(wanted) else None)
+    return respond(host, agent, wanted, run)
 
 
-def _is_tied(wanted: Start) -> bool:
-    """Does the run end with the request?"""
-    return (wanted.on_disconnect or ("continue" if wanted.background else "cancel")) == "cancel"
+class Wanted(Protocol):
+    """How a client wants to hear of a run."""
+
+    stream: bool
+    background: bool
+    on_disconnect: Literal["cancel", "continue"] | None
+    events: Literal["all", "agentos"] | None
 
 
-def _respond(host: Host, agent: Agent, wanted: Start, run: Run, leave: Leave | None) -> Response:
+def respond(host: Host, agent: Agent, wanted: Wanted, run: Run, after: int = 0, *, owned: bool = True) -> Response:
+    """Answer the request that has set the run going; or, not `owned`, one that only watches."""
+    tied = (wanted.on_disconnect or ("continue" if wanted.background else "cancel")) == "cancel"
+    leave = run.cancel_for if owned and tied else None
     if wanted.stream:
-        return _events(host, agent, run, everything=wanted.events == "all", leave=leave)
+        return _events(host, agent, run, after, everything=wanted.events == "all", leave=leave)
     if wanted.background:
         return answer({"run_id": run.run_id, "session_id": run.session_id, "status": run.status}, 202)
 
@@ -144,7 +151,7 @@ async def _again(host: Host, agent: Agent, wanted: Start, run_id: str) -> Respon
     """The same request once more: the run that it started, to be watched."""
     found = await host.find(agent, run_id)
     if isinstance(found, Run):
-        return _respond(host, agent, wanted, found, None)
+        return respond(host, agent, wanted, found, owned=False)
     if wanted.stream:
         raise _events_gone(found)
     return answer(record_output(agent, found))

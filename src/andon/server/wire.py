@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from andon.agent.agent import Agent
 from andon.core.events import Event, RunEvent, ToolView
-from andon.core.receipt import Receipt, RunResult
+from andon.core.receipt import Interrupt, Receipt, RunResult
 from andon.core.run import Run
-from andon.core.states import RunStatus, ToolOutcome
+from andon.core.states import RunStatus, StopReason, ToolOutcome
 from andon.core.store import RunRecord
 from andon.errors import describe
 from andon.messages import Message, Reasoning, Text, ToolCall, ToolResult, Usage
@@ -47,6 +47,7 @@ class WireTool(Struct, gc=False, omit_defaults=True):
     tool_call_error: bool | None = None
     result: str | None = None
     outcome: ToolOutcome | None = None
+    requires_confirmation: bool | None = None
 
 
 class WireMetrics(Struct, gc=False, omit_defaults=True):
@@ -57,6 +58,14 @@ class WireMetrics(Struct, gc=False, omit_defaults=True):
     total_tokens: int | None = None
     cache_read_tokens: int | None = None
     reasoning_tokens: int | None = None
+
+
+class Requirement(Struct, gc=False):
+    """A question, as the AgentOS family has it."""
+
+    id: str
+    tool_execution: WireTool
+    created_at: int
 
 
 class WireEvent(Struct, gc=False, omit_defaults=True):
@@ -81,6 +90,10 @@ class WireEvent(Struct, gc=False, omit_defaults=True):
     receipt: Receipt | None = None
     error: str | None = None
     delay: float | None = None
+    parent_run_id: str | None = None
+    interrupts: list[Interrupt] | None = None
+    tools: list[WireTool] | None = None
+    requirements: list[Requirement] | None = None
 
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
@@ -138,6 +151,14 @@ class EventWriter:
             view.reasoning_content = view.content = event.content
         elif kind is RunEvent.run_started:
             view.model, view.model_provider = self._model, self._provider
+            view.parent_run_id = event.parent_run_id
+        elif kind is RunEvent.run_paused:
+            view.interrupts = event.interrupts
+            view.tools = waiting_tools(event.interrupts or (), event.created_at)
+            view.requirements = [
+                Requirement(each.id, tool, view.created_at)
+                for each, tool in zip(event.interrupts or (), view.tools, strict=True)
+            ]
         elif event.tool is not None:
             view.tool = tool_view(event.tool, event)
         elif kind.terminal:
@@ -155,6 +176,20 @@ class EventWriter:
 def tool_view(tool: ToolView, event: Event) -> WireTool:
     failed = None if event.event is RunEvent.tool_call_started else event.event is not RunEvent.tool_call_completed
     return WireTool(tool.call_id, tool.name, tool.arguments, int(event.created_at), failed, tool.result, tool.outcome)
+
+
+def waiting_tools(interrupts: Iterable[Interrupt], at: float) -> list[WireTool]:
+    """The calls that wait for a person, as the AgentOS family shows and answers them."""
+    return [
+        WireTool(
+            each.call_id or each.id,
+            each.name,
+            each.payload if isinstance(each.payload, dict) else {"payload": each.payload},
+            int(at),
+            requires_confirmation=True,
+        )
+        for each in interrupts
+    ]
 
 
 def metrics_of(usage: Usage) -> WireMetrics:
@@ -177,8 +212,12 @@ def run_output(agent: Agent, run: Run) -> dict[str, Any]:
     said = "".join(event.content for event in events if event.event is RunEvent.run_content)
     output = _head(agent, run.run_id, run.session_id, run.user_id, run.status, run.created_at)
     output |= {"content": said, "tools": _tools(events), "metadata": run.metadata}
+    output |= {"parent_run_id": run.parent_run_id, "continues": run.continues}
     if run.status.final:
         output |= _result(run.make_result())
+    elif interrupts := run.interrupts:
+        output |= {"stop_reason": StopReason.interrupt, "interrupts": interrupts, "messages": []}
+        output["tools"] = [*output["tools"], *waiting_tools(interrupts, run.created_at)]
     else:
         output |= {"phase": run.phase, "messages": [], "stop_reason": None, "receipt": None, "error": None}
     return output
@@ -196,6 +235,9 @@ def record_output(agent: Agent, record: RunRecord) -> dict[str, Any]:
         "metrics": None if record.usage is None else metrics_of(record.usage),
         "receipt": record.receipt,
         "error": record.error,
+        "interrupts": record.interrupts,
+        "continues": record.continues,
+        "parent_run_id": record.parent_run_id,
     }
 
 

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any
 
 from andon.core.store import DONE, RunRecord, SessionKey, SessionRecord
+from andon.errors import NotContinuableError, UnknownRunError
 from andon.messages import Message
 
 RECORDS_KEPT = 10_000
@@ -44,8 +45,7 @@ class MemoryStore:
 
     async def load(self, session: SessionKey) -> list[Message]:
         with self._lock:
-            kept = self._sessions.get(session)
-            return [] if kept is None else list(chain.from_iterable(messages for _, messages in kept.runs.values()))
+            return list(chain.from_iterable(messages for _, messages in self._parts(session).values()))
 
     def save(self, record: RunRecord, messages: Sequence[Message]) -> Awaitable[None]:
         with self._lock:
@@ -66,10 +66,35 @@ class MemoryStore:
         with self._lock:
             return self._records.get(run_id)
 
+    async def added(self, run_id: str) -> list[Message] | None:
+        with self._lock:
+            record = self._records.get(run_id)
+            part = None if record is None else self._parts(record.session).get((run_id, record.created_at))
+            return None if part is None else list(part[1])
+
+    async def take_back(self, run_id: str) -> None:
+        with self._lock:
+            record = self._records.get(run_id)
+            if record is None:
+                raise UnknownRunError(f"there is no run {run_id!r}")
+            parts = {key: part for key, part in self._parts(record.session).items() if part[1]}
+            key = (run_id, record.created_at)
+            if key not in parts:
+                raise NotContinuableError(f"run {run_id!r} is not part of its session: it was taken back or continued")
+            if key != next(reversed(parts)):
+                raise NotContinuableError(f"run {run_id!r} can't be taken back: later runs build on it")
+            del self._sessions[record.session].runs[key]
+
+    def _parts(self, session: SessionKey) -> dict[tuple[str, float], tuple[RunRecord, list[Message]]]:
+        """A conversation by its runs, without those that a later one has gone on with."""
+        kept = self._sessions.get(session)
+        runs = {} if kept is None else kept.runs
+        taken_up = {record.continues for record, _ in runs.values() if record.continues is not None}
+        return {key: part for key, part in runs.items() if key[0] not in taken_up} if taken_up else runs
+
     async def history(self, session: SessionKey) -> list[tuple[RunRecord, list[Message]]]:
         with self._lock:
-            kept = self._sessions.get(session)
-            return [] if kept is None else list(kept.runs.values())
+            return list(self._parts(session).values())
 
     async def create_session(self, session: SessionKey, state: dict[str, Any]) -> SessionRecord | None:
         with self._lock:

@@ -3,14 +3,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+from msgspec import Struct
+
+from andon.core.events import Event
 from andon.core.scope import CallScope
-from andon.errors import ToolCancelled
+from andon.errors import ToolCancelled, ToolInterrupted
 
 NO_OUTPUT = "(no output)"
 """What the model is told when there is nothing to tell: providers refuse empty text."""
+
+
+class Traits(Struct, frozen=True):
+    """What an agent may know of a tool besides how to call it. A tool says so with an attribute `traits`."""
+
+    approval: bool = False
+    """A person is asked before the call runs."""
+    timeout: float | None = None
+    """Seconds after which the call is cut, alone."""
+    idempotent: bool = False
+    """Calling it twice does no more than calling it once."""
+
+
+PLAIN = Traits()
+
+
+def traits_of(tool: Tool) -> Traits:
+    return getattr(tool, "traits", PLAIN)
 
 
 class ToolContext:
@@ -20,17 +42,29 @@ class ToolContext:
     ... async def search(query: str, ctx: ToolContext) -> str: ...
     """
 
-    __slots__ = ("_scope", "call_id", "deadline", "run_id", "session_id", "user_id")
+    __slots__ = ("_answers", "_scope", "call_id", "deadline", "run_id", "session_id", "user_id")
 
     def __init__(
-        self, scope: CallScope, *, run_id: str, session_id: str, user_id: str | None, deadline: float | None
+        self,
+        scope: CallScope,
+        *,
+        run_id: str,
+        session_id: str,
+        user_id: str | None,
+        deadline: float | None,
+        answers: Sequence[Any] = (),
     ) -> None:
         self._scope = scope
+        self._answers = list(answers)
         self.call_id = scope.call_id
         """The call's id; the same for every attempt at it, so it serves as an idempotency key."""
         self.run_id, self.session_id, self.user_id = run_id, session_id, user_id
         self.deadline = deadline
         """When the run's time is up, as `time.time()` counts it; None without a limit."""
+
+    def relay(self, event: Event) -> None:
+        """Show an event of another run in the stream of this one. Called on the run's loop."""
+        self._scope.relay(event)
 
     @property
     def cancelled(self) -> bool:
@@ -51,6 +85,23 @@ class ToolContext:
         """
         self._scope.heeding = True
         return self._scope.on_cancel(callback)
+
+    def interrupt(self, name: str, payload: Any = None) -> Any:
+        """Ask a person, and return the answer.
+
+        The tool ends here, and the run pauses, until `agent.continue_run` brings an answer; then the tool is entered
+        again from its beginning, and this call returns. So ask before you do what must not be done twice. A refusal
+        (`False`, or `Deny`) does not come back here: the model is told.
+        """
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"an interrupt's name must be text, not {name!r}")
+        try:
+            payload = msgspec.json.decode(msgspec.json.encode(payload))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TypeError(f"the payload of interrupt {name!r} can't be written as JSON: {error}") from None
+        if self._answers:
+            return self._answers.pop(0)
+        raise ToolInterrupted(name, payload)
 
 
 class Tool(Protocol):

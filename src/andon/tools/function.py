@@ -17,9 +17,10 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import msgspec
 
+from andon.core.receipt import is_seconds
 from andon.errors import BadResultError, ToolDefinitionError
 from andon.messages import sendable
-from andon.tools.base import NO_OUTPUT, Tool, ToolContext
+from andon.tools.base import NO_OUTPUT, PLAIN, Tool, ToolContext, Traits
 from andon.tools.schema import Parameters, find_origin, parse_docstring
 from andon.tools.thread import call_in_thread
 
@@ -37,8 +38,16 @@ class FunctionTool(Generic[P, R]):
     __name__: str
     __wrapped__: Callable[P, R]
 
-    def __init__(self, function: Callable[P, R], *, name: str | None = None, description: str | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[P, R],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        traits: Traits = PLAIN,
+    ) -> None:
         _refuse_what_is_no_function(function)
+        self.traits = traits
         functools.update_wrapper(self, function, ("__module__", "__name__", "__qualname__", "__doc__"), ())
         self.name = _checked_name(function, name)
         self.__name__ = getattr(function, "__name__", self.name)
@@ -78,17 +87,38 @@ class FunctionTool(Generic[P, R]):
 
 @overload
 def tool(
-    function: Callable[P, R], /, *, name: str | None = None, description: str | None = None
+    function: Callable[P, R],
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    approval: bool = False,
+    timeout: float | None = None,
+    idempotent: bool = False,
 ) -> FunctionTool[P, R]: ...
 
 
 @overload
 def tool(
-    *, name: str | None = None, description: str | None = None
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    approval: bool = False,
+    timeout: float | None = None,
+    idempotent: bool = False,
 ) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 
 
-def tool(function: Any = None, /, *, name: str | None = None, description: str | None = None) -> Any:
+def tool(
+    function: Any = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    approval: bool = False,
+    timeout: float | None = None,
+    idempotent: bool = False,
+) -> Any:
     """Make a function a tool. Its name, its docstring and its annotations are what the model is shown of it.
 
     >>> @tool
@@ -103,10 +133,16 @@ def tool(function: Any = None, /, *, name: str | None = None, description: str |
     A parameter annotated `ToolContext` is given the call's context and is not shown to the model. A sync function runs
     in a thread; let it look at `ctx.cancelled`, or a cancel has to leave it behind. Return text, or anything that can
     be written as JSON. `@tool(name="…", description="…")` says something else than the function does.
+
+    `approval=True` asks a person before each call; `timeout` ends a call that takes longer, and that call alone;
+    `idempotent=True` says that a call may be repeated when a run goes on after a cut.
     """
+    if not is_seconds(timeout):
+        raise ToolDefinitionError(f"timeout is {timeout!r}; it is a number of seconds, 0 or more")
+    traits = Traits(approval, timeout, idempotent)
     if function is None:
-        return functools.partial(FunctionTool, name=name, description=description)
-    return FunctionTool(function, name=name, description=description)
+        return functools.partial(FunctionTool, name=name, description=description, traits=traits)
+    return FunctionTool(function, name=name, description=description, traits=traits)
 
 
 def as_tool(obj: object) -> Tool:

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tool calls of one turn, from their beginning to what became of each.
+
+A call is a step of its run, and its record is true at every moment; so a cancel may come at any `await` here, and
+`settle` finds all that there is to say. Of the loop this is the half that deals with tools.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from andon.agent.calls import OUT_OF_TIME, CallRecord
+from andon.agent.hooks import AfterTool, BeforeTool, Happening, Hooks
+from andon.agent.retry import Retry
+from andon.core.events import RunEvent
+from andon.core.family import current
+from andon.core.run import Run
+from andon.core.states import CancelMode, Phase
+from andon.core.step import Cut, CutAloneError
+from andon.core.store import Store
+from andon.errors import BadResultError, ToolBlockedError, ToolInterrupted, ToolTimeoutError, UnknownToolError, describe
+from andon.models.base import Model
+from andon.tools.base import NO_OUTPUT, Tool, ToolContext, traits_of
+
+
+class Plan(Struct, frozen=True):
+    """What an agent brings to each of its runs."""
+
+    model: Model
+    instructions: str | None
+    tools: Mapping[str, Tool]
+    hooks: Hooks
+    parallel_tools: bool
+    retry: Retry
+    store: Store
+
+
+class Calling:
+    """Runs tool calls for a run, and tells the hooks of them."""
+
+    __slots__ = ("_plan", "_run")
+
+    def __init__(self, plan: Plan, run: Run) -> None:
+        self._plan, self._run = plan, run
+
+    async def _call(self, records: Sequence[CallRecord]) -> None:
+        """Run calls side by side, each to its end or its question; a cancel leaves their records as they are.
+
+        Hooks are told of one call after the other, so no two of them ever run at once.
+        """
+        records = [record for record in records if not record.has_result]  # the others ended before a pause
+        try:
+            for record in records:
+                await self._begin(record)
+            for record in records:
+                await self._end(record)
+        except Cut:
+            for record in records:
+                if record.step is not None:  # nothing that was begun is left to itself
+                    await record.step.wait()
+            raise
+
+    async def _begin(self, record: CallRecord) -> None:
+        self._run.gate(CancelMode.after_tools)
+        call = record.call
+        if record.cancelled_alone is not None:
+            return
+        try:
+            if record.refusal is not None:
+                raise ToolBlockedError(record.refusal)
+            tool, bound = self._find(record)
+            traits = traits_of(tool)
+            if traits.approval and not record.approved:
+                record.ask(call.name, _copy(call.arguments), approval=True)
+                return
+            verdict = await self._tell(BeforeTool, call=call)
+            if isinstance(verdict, BeforeTool) and verdict.refusal is not None:
+                raise ToolBlockedError(verdict.refusal)
+        except Exception as error:  # noqa: BLE001 - the boundary: the model is told
+            self._fail(record, error)
+            return
+        self._count(calls=0 if record.answers else 1)  # entered again after a question, it is the same call
+        self._run.gate(CancelMode.after_tools)
+        if record.cancelled_alone is not None:
+            return
+        record.start()
+        self._run.journal.add(RunEvent.tool_call_started, tool=record.view())
+        record.step = self._run.begin_step(
+            functools.partial(self._invoke, record, tool, bound),
+            name=f"tool {call.name} ({call.id})",
+            cut_by=CancelMode.now,
+            timeout=traits.timeout,
+            on_cut=record.scope.fire,
+        )
+
+    def _find(self, record: CallRecord) -> tuple[Tool, Any]:
+        """The tool that is asked for, and the arguments as it takes them."""
+        if record.problem is not None:
+            raise record.problem
+        tool = self._plan.tools.get(record.call.name)
+        if tool is None:
+            known = ", ".join(self._plan.tools) or "none"
+            raise UnknownToolError(f"there is no tool {record.call.name!r}; there are: {known}")
+        # A copy: the conversation has the original, and a tool may change what it is given.
+        return tool, tool.bind(_copy(record.call.arguments))
+
+    async def _invoke(self, record: CallRecord, tool: Tool, bound: Any) -> None:
+        """Run in the call's own task, so that it is known to have ended the moment it has, whatever the others do."""
+        try:
+            current.set(self._run)  # runs that the tool starts are this run's children
+            text = await tool.invoke(bound, self._context(record))
+            if not isinstance(text, str):
+                raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
+        except BaseException as error:
+            question = _question(error)
+            if question is None and not isinstance(error, Exception):
+                raise
+            if record.scope.cancelled:
+                return
+            if question is not None:
+                record.ask(question.name, question.payload)
+            elif isinstance(error, Exception):  # the boundary: the model is told
+                self._fail(record, error)
+        else:
+            # After a cut it ended too late to be believed.
+            if not record.scope.cancelled and record.finish(text if text.strip() else NO_OUTPUT):
+                self._run.journal.add(RunEvent.tool_call_completed, tool=record.ended_view())
+
+    async def _end(self, record: CallRecord) -> None:
+        if record.step is not None:
+            await record.step.wait()
+            try:
+                record.step.outcome()
+            except CutAloneError:
+                if record.cancelled_alone is None:
+                    self._fail(record, ToolTimeoutError(OUT_OF_TIME[record.outcome]))
+            except Exception as error:  # noqa: BLE001 - the boundary: the model is told
+                self._fail(record, error)
+        if record.cancelled_alone is not None:
+            record.close()
+            tool, reason = record.ended_view(record.outcome), record.cancelled_alone.reason
+            self._run.journal.add(RunEvent.tool_call_cancelled, tool=tool, reason=reason)
+        if record.interrupt is None:
+            await self._tell(AfterTool, call=record.call, result=record.result())
+
+    def _fail(self, record: CallRecord, error: Exception) -> None:
+        if record.finish(describe(error), "error"):
+            self._run.journal.add(RunEvent.tool_call_error, tool=record.ended_view(record.outcome))
+
+    def _context(self, record: CallRecord) -> ToolContext:
+        run = self._run
+        return ToolContext(
+            record.scope,
+            run_id=run.run_id,
+            session_id=run.session_id,
+            user_id=run.user_id,
+            deadline=run.limits.deadline,
+            answers=record.answers,
+        )
+
+    def _count(self, calls: int = 0) -> None:
+        """Look whether the budget has room for what comes next."""
+        if self._run.meter is not None:
+            self._run.meter.check(calls=calls)
+            self._run.meter.spend(calls=calls)
+
+    async def _tell(
+        self, kind: type[Happening], cut_by: CancelMode | None = CancelMode.now, **facts: Any
+    ) -> Happening | None:
+        if not self._plan.hooks.wants(kind):
+            return None
+        run, phase = self._run, self._run.phase
+        happening = kind(
+            run_id=run.run_id, session_id=run.session_id, agent_id=run.agent_id, user_id=run.user_id, **facts
+        )
+        if phase not in (Phase.tools, Phase.ending):
+            run.phase = Phase.hook
+        await self._plan.hooks.tell(run, happening, cut_by)
+        run.phase = phase
+        return happening
+
+
+def _copy(arguments: dict[str, Any]) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(arguments))
+
+
+def _question(error: BaseException) -> ToolInterrupted | None:
+    """What a tool asks; in a task group it arrives in a group of errors."""
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for each in error.exceptions if (found := _question(each)) is not None), None)
+    return error if isinstance(error, ToolInterrupted) else None

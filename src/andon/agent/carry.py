@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run that was cut leaves to one that goes on with it.
+
+The marker goes, since it is no longer true. What tools had answered is kept and never asked for again. Calls that never
+started are run now. Calls of which nobody knows what they did are told to the model as such, or run again where the
+tool says that this does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from andon.agent.calls import ABANDONED, ASKING, CUT, NOT_STARTED, CallRecord
+from andon.agent.settle import FAILED, MARKERS
+from andon.core.run import Run
+from andon.errors import NotContinuableError
+from andon.messages import Message, Text, assistant, user
+from andon.tools.base import Tool, traits_of
+
+GO_ON = "You were cut off here. Go on from where you stopped, and do not repeat what you have said."
+_UNKNOWN = {CUT, ABANDONED, ASKING}
+_LAST_WORDS = {*MARKERS.values(), FAILED}
+
+
+class Earlier(Struct, frozen=True):
+    """A run that was cut, and is gone on with."""
+
+    run_id: str
+    left: list[Message]
+
+    def lift(self, conversation: list[Message]) -> list[Message]:
+        """The conversation without what the run left in it, which must be its end."""
+        before = len(conversation) - len(self.left)
+        if before < 0 or conversation[before:] != self.left:
+            raise NotContinuableError(f"run {self.run_id!r} can't be continued: later runs build on it")
+        return conversation[:before]
+
+
+def take_up(left: Sequence[Message]) -> list[Message]:
+    """The messages of a run that was cut, in a form to go on from: without its last words."""
+    messages = list(left)
+    if messages and messages[-1].role == "assistant":
+        *blocks, last = messages.pop().content
+        if not (isinstance(last, Text) and last.text in _LAST_WORDS):
+            blocks.append(last)
+        if blocks:
+            messages += [assistant(*blocks), user(GO_ON)]
+    return messages
+
+
+def reopen(messages: list[Message], run: Run, tools: Mapping[str, Tool]) -> list[CallRecord]:
+    """The calls that the run was cut in, if those were its last; their message of results is taken off."""
+    if len(messages) < 2 or messages[-1].role != "tool":
+        return []
+    results = {result.call_id: result for result in messages.pop().tool_results}
+    records = []
+    for call in messages[-1].tool_calls:
+        record, result = CallRecord(run, call), results[call.id]
+        tool = tools.get(call.name)
+        again = result.content in _UNKNOWN and tool is not None and traits_of(tool).idempotent
+        if not (again or (result.content == NOT_STARTED and tool is not None)):
+            record.finish(result.content, result.status)
+        records.append(record)
+    return records

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a run may spend, in tokens and in tool calls, its children included.
+
+A budget never stops an answer that is complete. It is looked at before anything new begins, and while text streams in;
+a run that has none left is cancelled like any other, with cause `budget`.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from andon.core.states import CancelCause
+from andon.errors import ConfigurationError
+from andon.messages import CHARACTERS_PER_TOKEN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from andon.core.family import Kin
+
+
+class Budget(Struct, frozen=True, gc=False):
+    """What a run may spend. `budget=5000` is short for `budget=Budget(tokens=5000)`."""
+
+    tokens: int | None = None
+    tool_calls: int | None = None
+
+    @classmethod
+    def of(cls, given: Budget | int | None) -> Budget | None:
+        budget = cls(given) if isinstance(given, int) and not isinstance(given, bool) else given
+        if budget is None:
+            return None
+        if not isinstance(budget, cls):
+            raise ConfigurationError(f"budget is {given!r}; give a number of tokens, or Budget(tokens=…, tool_calls=…)")
+        for name in cls.__struct_fields__:
+            value = getattr(budget, name)
+            if value is not None and not (isinstance(value, int) and value >= 0):
+                raise ConfigurationError(f"a budget's {name} is a whole number, 0 or more; got {value!r}")
+        return budget
+
+
+class Meter:
+    """Counts what a run with a budget, and all runs below it, have spent."""
+
+    __slots__ = ("_budget", "_lock", "_parent", "_run", "calls", "tokens")
+
+    def __init__(self, run: Kin, budget: Budget, parent: Meter | None) -> None:
+        self._run, self._budget, self._parent = run, budget, parent
+        self.tokens = self.calls = 0
+        self._lock = threading.Lock()  # children may live on other threads; a cancel never takes it
+
+    def spend(self, tokens: int = 0, calls: int = 0) -> None:
+        with self._lock:
+            self.tokens += tokens
+            self.calls += calls
+        if self._parent is not None:
+            self._parent.spend(tokens, calls)
+
+    def check(self, tokens: int = 0, calls: int = 0) -> None:
+        """Cancel the run if what it has spent, and would spend now, leaves nothing."""
+        budget = self._budget
+        if budget.tokens is not None and self.tokens + tokens >= budget.tokens:
+            self._run.cancel_for(CancelCause.budget, f"{self.tokens + tokens} of {budget.tokens} tokens are spent")
+        elif budget.tool_calls is not None and self.calls + calls > budget.tool_calls:
+            self._run.cancel_for(CancelCause.budget, f"all {budget.tool_calls} tool calls are spent")
+        if self._parent is not None:
+            self._parent.check(tokens, calls)
+
+    def watch(self, write: Callable[[str], None]) -> Callable[[str], None]:
+        """The same `write`, looked at as it goes: an answer need not be complete to be too long."""
+        seen = 0
+
+        def watched(text: str) -> None:
+            nonlocal seen
+            seen += len(text)
+            write(text)
+            self.check(seen // CHARACTERS_PER_TOKEN)
+
+        return watched

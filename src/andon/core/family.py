@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that were started inside another run's tools: its children.
+
+A cancel goes down the whole tree in the call that asks for it, and a child registers with its parent before it looks
+for the parent's cancel: so none is missed, not even one that is just being born. The ends come up the tree: a run
+settles after its children have, or after it has waited long enough and has named them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from typing import TYPE_CHECKING, Any
+
+from andon.core.budget import Budget, Meter
+from andon.core.estate import Estate
+from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
+from andon.core.step import CutAloneError
+
+if TYPE_CHECKING:
+    from andon.core.runtime import Runtime
+    from andon.core.session import Session
+
+current: contextvars.ContextVar[Kin | None] = contextvars.ContextVar("current", default=None)
+"""The run whose tool this code is part of. Threads of tools have it too."""
+
+
+class Kin(Estate):
+    """A run's place in the tree: its parent, its children that are not settled yet, and the budget that they share."""
+
+    __slots__ = ("_budget", "_children", "_detached", "meter", "parent")
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        session: Session,
+        run_id: str,
+        metadata: dict[str, Any],
+        budget: Budget | None,
+        detached: bool,
+    ) -> None:
+        super().__init__(runtime, session, run_id, metadata)
+        self._budget, self._detached = budget, detached
+        self.parent: Kin | None = None
+        self.meter: Meter | None = None
+        self._children: dict[str, Kin] | None = None  # most runs have none, and an idle run must stay small
+
+    @property
+    def status(self) -> RunStatus:
+        raise NotImplementedError
+
+    def cancel_for(self, cause: CancelCause, reason: str | None = None) -> CancelOutcome:
+        raise NotImplementedError
+
+    @property
+    def children(self) -> list[Kin]:
+        return list(self._children.copy().values()) if self._children else []
+
+    @property
+    def parent_run_id(self) -> str | None:
+        return None if self.parent is None else self.parent.run_id
+
+    def _join_family(self) -> None:
+        """Register with the parent, and then look whether that was cancelled."""
+        parent = None if self._detached else current.get()
+        if parent is not None and parent.status.final and parent.signal.request is None:
+            parent = None  # it came to its own end, and has no say any more
+        if parent is not None:
+            self.parent = parent
+            if parent._children is None:
+                parent._children = {}
+            parent._children[self.run_id] = self
+            parent._cascade()
+        above = None if parent is None else parent.meter
+        self.meter = above if self._budget is None else Meter(self, self._budget, above)
+
+    def _leave_family(self) -> None:
+        if self.parent is not None and self.parent._children is not None:
+            self.parent._children.pop(self.run_id, None)
+            self.parent.picked_up(self)
+
+    def _cascade(self) -> None:
+        """Cancel the children if this run was cancelled. A softer mode than `now` lets them finish."""
+        if self._children and self.signal.rank >= CancelMode.now.rank:
+            for child in self.children:
+                child.cancel_for(CancelCause.parent, f"run {self.run_id} was cancelled")
+
+    async def _outlast_children(self) -> None:
+        """Give runs that a tool started and did not wait for a while to end by themselves."""
+        if self._children:
+            with contextlib.suppress(CutAloneError):
+                await self.step(
+                    self._childless, name="child runs", cut_by=CancelMode.now, timeout=self.bounds.child_seconds
+                )
+
+    async def _end_children(self) -> None:
+        """No child outlives its parent, unless it can't be ended; then it is named."""
+        if not self._children:
+            return
+        for child in self.children:
+            child.cancel_for(CancelCause.parent, f"run {self.run_id} ended")
+        await self.bounded(self._childless, "waiting for child runs", self.bounds.child_seconds)
+        for child in self.children:
+            self.leave_behind(child, f"run {child.run_id} of {child.session.key.agent_id}")
+
+    async def _childless(self) -> None:
+        await self._waiters.wait(lambda: not self._children)

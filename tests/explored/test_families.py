@@ -24,19 +24,10 @@ def young() -> Agent:
 
 
 async def two_generations_side_by_side() -> None:
-    middle = Agent(
-        "Middle",
-        script([Call("young", {"prompt": "one"}), Call("young", {"prompt": "two"})], "So it is."),
-        tools=[young().as_tool()],
-    )
-    old = Agent(
-        "Old",
-        script(
-            [Call("middle", {"prompt": "x"}), Call("middle", {"prompt": "y"}), Call("at_once", {"word": "z"})], "Ah."
-        ),
-        tools=[middle.as_tool(events=True), at_once],
-    )
-    await old.invoke_async("Go")
+    turn = [Call("young", {"prompt": "one"}), Call("young", {"prompt": "two"})]
+    middle = Agent("Middle", script(turn, "So."), tools=[young().as_tool()])
+    turn = [Call("middle", {"prompt": "x"}), Call("at_once", {"word": "z"})]
+    await Agent("Old", script(turn, "Ah."), tools=[middle.as_tool(events=True), at_once]).invoke_async("Go")
 
 
 async def a_child_without_its_tool() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from andon.agent import settle
@@ -65,6 +65,9 @@ class Loop(Calling):
         self._announced = self._turns = 0
         self._opened = False
 
+    def begin(self) -> None:
+        """Nobody has to be told."""
+
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     async def perform(self) -> StopReason:
@@ -108,7 +111,7 @@ class Loop(Calling):
             self._run.phase = Phase.waiting
             try:
                 await self._run.step(
-                    functools.partial(turn.play, self._plan.model),
+                    functools.partial(self._ask, turn),
                     name="the model",
                     cut_by=CancelMode.after_tools,
                     on_cut=turn.shut,
@@ -143,6 +146,10 @@ class Loop(Calling):
     def _request(self) -> ModelRequest:
         specs = [ToolSpec(tool.name, tool.description, tool.parameters) for tool in self._plan.tools.values()]
         return ModelRequest(self._run.session.messages, self._plan.instructions, specs)
+
+    def _ask(self, turn: Turn) -> Awaitable[None]:
+        """The model call itself, in a task of its own."""
+        return turn.play(self._plan.model)
 
     async def _back_off(self, seconds: float) -> None:
         self._run.phase = Phase.backoff
@@ -217,6 +224,9 @@ class Loop(Calling):
             [record.receipt(end) for record, end in ends.items()],
             [record.ended_view(end) for record, end in ends.items() if not record.has_result],
         )
+
+    def ended(self) -> None:
+        """Nobody has to be told but the hooks, and they wait for the terminal event."""
 
     async def farewell(self) -> None:
         """What only the end decided is announced after it; then the end itself."""

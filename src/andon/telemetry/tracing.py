@@ -141,7 +141,9 @@ class RunTrace(Spans):
             if receipt.leftovers:
                 facts["andon.leftovers"] = receipt.leftovers
         if self._tracing.content and left.messages:
-            facts["gen_ai.output.messages"] = content.answered(left.messages[-1].content, status)
+            said = left.messages[-1].content
+            reason = _finish_reason(said, run.status is RunStatus.cancelled, error)
+            facts["gen_ai.output.messages"] = content.answered(said, reason)
         if (part := self._open.get(RUN)) is not None and run.status is not RunStatus.completed:
             self._tracing.remember(run.run_id, part.span.get_span_context())
         self._end(RUN, facts, {"andon.run.status": status}, error, describe=True)
@@ -236,9 +238,10 @@ class RunTrace(Spans):
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": call.name,
             "gen_ai.tool.call.id": call.id,
-            "gen_ai.tool.description": description,
             "gen_ai.tool.type": "function",
         }
+        if description:
+            facts["gen_ai.tool.description"] = description
         if self._tracing.content:
             facts["gen_ai.tool.call.arguments"] = content.to_json(call.arguments)
         name = self._agent["gen_ai.agent.name"]

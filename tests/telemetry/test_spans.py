@@ -39,9 +39,10 @@ from tests.telemetry.watching import Complaints, Watch, facts
 def watch() -> Iterator[Watch]:
     watch = Watch()
     with Complaints().listening() as complaints:
+        watch.complaints = complaints.texts
         yield watch
     watch.check()
-    assert complaints.texts == []
+    assert watch.complaints == []
 
 
 @tool
@@ -396,16 +397,16 @@ def test_an_abandoned_tool_ends_its_span_with_the_run_and_not_again(watch: Watch
             return "late"
 
         runtime = Runtime(cut_seconds=0.01, abandon_seconds=0.02)
-        async with watch.agent("A", ScriptedModel([Call("stubborn")]), tools=[stubborn], runtime=runtime).start(
-            "Go"
-        ) as run:
+        agent = watch.agent("A", ScriptedModel([Call("stubborn")]), tools=[stubborn], runtime=runtime)
+        async with agent.start("Go") as run:
             await begun.wait()
             run.cancel()
             await run.result()
-            assert facts(watch.one("execute_tool stubborn"))["andon.tool.outcome"] == "abandoned"
+            told = facts(watch.one("execute_tool stubborn"))
             gate.set()
             await over.wait()
             await run.cancel_and_wait()
+        assert told["andon.tool.outcome"] == "abandoned"
 
     asyncio.run(main())
     assert facts(watch.one("invoke_agent A"))["andon.leftovers"] == ("tool stubborn (call_1)",)
@@ -420,6 +421,28 @@ def test_a_run_that_was_cancelled_before_its_first_step(watch: Watch) -> None:
         asyncio.run(main())
     assert watch.tree() == ["request", "  invoke_agent A"]
     assert facts(watch.one("invoke_agent A"))["andon.cancel.cause"] == "user"
+
+
+@pytest.mark.parametrize("what", ["chat scripted", "execute_tool wait_for_ever"])
+def test_a_part_that_the_host_cancelled_before_the_run_was_told(watch: Watch, what: str) -> None:
+    """As at the end of `asyncio.run`, which cancels every task, in whatever order it finds them."""
+    turn = [Stall()] if what == "chat scripted" else [Call("wait_for_ever")]
+    name = "the model" if what == "chat scripted" else "tool wait_for_ever (call_1)"
+    agent = watch.agent("A", ScriptedModel(turn), tools=[wait_for_ever])
+
+    async def main() -> None:
+        run = agent.start("Go")
+        run.begin()
+        while not (mine := [task for task in asyncio.all_tasks() if task.get_name() == name]):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for task in [*mine, *(task for task in asyncio.all_tasks() if task is not asyncio.current_task())]:
+            task.cancel()
+        await run.result()
+
+    asyncio.run(main())
+    assert watch.tree()[-1].strip() == what
+    assert facts(watch.one(what))["andon.cancel.cause"] == "caller"
 
 
 def test_a_run_that_was_lost_with_its_loop(watch: Watch) -> None:
@@ -458,6 +481,18 @@ def test_a_run_that_could_not_be_ended_properly(watch: Watch, monkeypatch: pytes
     assert result.status is RunStatus.error
     assert watch.tree() == ["invoke_agent A", "  turn", "    chat scripted"]
     assert watch.one("invoke_agent A").status.status_code is StatusCode.ERROR
+
+
+def test_not_even_its_parts_could_be_asked(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("a defect of ours")
+
+    monkeypatch.setattr("andon.agent.turn.Turn.spent_cut", broken)
+    agent = watch.agent("A", ScriptedModel(["Well, ", Stall()]))
+    asyncio.run(cancelled_at(agent.start("Go"), RunEvent.run_content))
+    assert set(watch.complaints) == {"telemetry failed; the run goes on without"}
+    watch.complaints.clear()
+    assert watch.tree() == ["invoke_agent A", "  turn", "    chat scripted"]
 
 
 # -- going on ---------------------------------------------------------------------------------------------------------

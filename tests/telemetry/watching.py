@@ -67,6 +67,7 @@ class Watch:
         self.tracers.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.telemetry = Telemetry(tracer_provider=self.tracers, meter_provider=self.meters, **options)
         self.tracer = self.tracers.get_tracer("user")
+        self.complaints: list[str] = []
 
     def agent(self, *args: Any, **options: Any) -> Agent:
         return Agent(*args, telemetry=self.telemetry, **options)

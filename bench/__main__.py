@@ -8,7 +8,7 @@ import json
 import platform
 from collections.abc import Callable
 
-from bench import growth, idle, latency, startup, throughput
+from bench import growth, idle, latency, startup, telemetry, throughput
 from bench.report import Figure, Progress
 
 FIGURES: dict[str, Callable[[bool, Progress], Figure]] = {
@@ -17,6 +17,7 @@ FIGURES: dict[str, Callable[[bool, Progress], Figure]] = {
     "idle": idle.measure,
     "growth": growth.measure,
     "startup": startup.measure,
+    "telemetry": telemetry.measure,
 }
 
 

@@ -21,6 +21,7 @@ ROWS = {
     "idle": 4,
     "growth": 4,
     "startup": 3,
+    "telemetry": 2,
 }
 
 

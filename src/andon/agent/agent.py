@@ -203,10 +203,10 @@ class Agent:
             budget=Budget.of(options.get("budget")),
             detached=options.get("detached", False),
         )
-        run.employ(self._work(plan, run, messages, max_turns, earlier))
+        run.employ(self._make_loop(plan, run, messages, max_turns, earlier))
         return run
 
-    def _work(
+    def _make_loop(
         self, plan: Plan, run: Run, messages: list[Message], max_turns: int | None, earlier: Earlier | None
     ) -> Loop:
         """The loop; or, if anybody listens, the loop that tells of itself."""

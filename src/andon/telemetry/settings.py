@@ -7,7 +7,6 @@ OpenTelemetry is imported on its account.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from typing import TYPE_CHECKING, Any, cast
@@ -48,8 +47,8 @@ class Telemetry:
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
     ) -> None:
-        if content and enabled and importlib.util.find_spec("opentelemetry") is None:
-            raise ConfigurationError('telemetry needs OpenTelemetry: pip install "andon[otel]"')
+        if content and enabled:
+            _check_installed()
         self.content, self.enabled = content, enabled
         self._tracer_provider, self._meter_provider = tracer_provider, meter_provider
         self._tracing: Tracing | None = None
@@ -80,6 +79,13 @@ class Telemetry:
 
 AUTOMATIC = Telemetry()
 """For agents that were given none."""
+
+
+def _check_installed() -> None:
+    import importlib.util  # here, because most programs never ask
+
+    if importlib.util.find_spec("opentelemetry") is None:
+        raise ConfigurationError('telemetry needs OpenTelemetry: pip install "andon[otel]"')
 
 
 def _provider(api: str, getter: str) -> Any:

@@ -9,15 +9,15 @@ PIP := $(PYTHON) -m pip -qq --disable-pip-version-check
 SOURCES := pyproject.toml README.md LICENSE $(shell find src ! -name __pycache__ ! -name '*.pyc')
 
 # An environment whose Python has gone is made anew.
-$(shell test -x $(PYTHON) || rm -rf $(VENV))
+$(shell for each in $(VENV) .venv-clients/*; do test -x $$each/bin/python || rm -rf $$each; done)
 
 MAKEFLAGS += --no-print-directory
 unexport PYTHONPATH
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench lint types unit clean
+.PHONY: help demo test test-live bench lint types unit clients clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
 
 demo: $(VENV)/.core ## a story and three slow tools, each cancelled midway; offline
 	@$(PYTHON) examples/demo.py
@@ -29,7 +29,10 @@ test: lint types ## linter, types and tests, on every Python from 3.11 to 3.13 t
 		test $$version = $$done || $(MAKE) unit VENV=.venv-$$version VERSION=$$version || exit 1; \
 	done
 
-bench: $(VENV)/.core ## every figure that the README quotes
+test-live: $(VENV)/.core $(VENV)/.dev ## the models against real providers, where there are keys; costs a little
+	@$(PYTHON) -m pytest --quiet -rs tests/live/live_*.py
+
+bench: $(VENV)/.core $(VENV)/.dev ## every figure that the README quotes
 	@$(PYTHON) -m bench
 
 lint: $(VENV)/.dev ## ruff, the rules and the format
@@ -42,12 +45,15 @@ types: $(VENV)/.dev ## mypy, strict
 	@$(PYTHON) -m mypy
 
 # The tests on one Python; the first one also measures coverage, which has a gate in pyproject.toml.
-unit: $(VENV)/.core $(VENV)/.dev
+unit: $(VENV)/.core $(VENV)/.dev clients
 	@echo "testing on $$($(PYTHON) --version)…"
 	@$(PYTHON) -m pytest --quiet --numprocesses auto --maxprocesses 8 --dist worksteal $(if $(VERSION),,--cov)
 
+# Other frameworks' clients, which the tests drive against our server: each has an environment of its own.
+clients: .venv-clients/adk/.made .venv-clients/agno/.made
+
 clean: ## remove all that make made
-	rm -rf .venv .venv-3.* build .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-3.* .venv-clients build .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples bench -name __pycache__ -prune -exec rm -rf {} +
 
 # One virtual environment per Python: .venv for the first, .venv-3.12 and so on for the others.
@@ -55,6 +61,12 @@ $(VENV)/.made:
 	@python=$$(scripts/pythons $(VERSION) | sed -n '1s/^[^ ]* //p'); test -n "$$python" || exit 1; \
 	echo "making $(VENV) with $$("$$python" --version)…"; \
 	rm -rf $(VENV); "$$python" -m venv $(VENV)
+	@touch $@
+
+.venv-clients/%/.made: tests/clients/%.txt
+	@echo "installing the client of $* (a minute or two)…"
+	@rm -rf $(@D); python=$$(scripts/pythons | sed -n '1s/^[^ ]* //p'); test -n "$$python" && "$$python" -m venv $(@D)
+	@$(@D)/bin/python -m pip -qq --disable-pip-version-check install --requirement $<
 	@touch $@
 
 # The stamp is as old as the build's beginning: what is edited meanwhile is built the next time.

@@ -8,16 +8,18 @@ import json
 import platform
 from collections.abc import Callable
 
-from bench import growth, idle, latency, startup, telemetry, throughput
+from bench import growth, http, idle, latency, startup, streaming, telemetry, throughput
 from bench.report import Figure, Progress
 
 FIGURES: dict[str, Callable[[bool, Progress], Figure]] = {
     "latency": latency.measure,
     "throughput": throughput.measure,
+    "streaming": streaming.measure,
     "idle": idle.measure,
     "growth": growth.measure,
     "startup": startup.measure,
     "telemetry": telemetry.measure,
+    "http": http.measure,
 }
 
 

@@ -162,7 +162,7 @@ def make_states() -> list[State]:
     def plays(name: str, *turn: str | Item) -> Agent:
         return Agent(name, ScriptedModel(then=turn), tools=[tool(wait)])
 
-    overloaded = Fail(ModelError("overloaded", retryable=True, retry_after=3600))
+    overloaded = Fail(ModelError("overloaded", retryable=True, retry_after=60))
     hooked = Agent("Hook", ScriptedModel(), hooks=[SlowHook(cue)])
     retrying = Agent("Retry", ScriptedModel(then=overloaded), retry=TellingRetry(cue=cue))
     return [

@@ -2,9 +2,16 @@
 """What holds for every test: in CI (the variable CI is set) none is skipped, because a skipped test proves nothing."""
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """A shell ignores interrupts for what it runs in the background, and so would we and every program we start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

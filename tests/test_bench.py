@@ -18,10 +18,12 @@ HANG = 300
 ROWS = {
     "latency": 9,
     "throughput": 4,
+    "streaming": 11,
     "idle": 4,
     "growth": 4,
     "startup": 3,
     "telemetry": 2,
+    "http": 3,
 }
 
 

@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": _BELOW_AGENT | {"andon", "agent"},
     "server": _BELOW_AGENT | {"andon", "agent", "testing"},
     "cli": _BELOW_AGENT | {"andon", "agent", "testing", "server"},
+    "__main__": {"cli"},
     "run": {"core"},
     "andon": _BELOW_AGENT | {"agent", "testing"},  # the root itself
 }

@@ -6,13 +6,15 @@ A map of the package. Imports point one way, from the bottom of this list to its
     errors      the error tree
     messages    provider-neutral messages and blocks, usage
     core/       runs and their cancelling: signal, step, run, journal, session, cord, receipt, runtime
-    models/     one protocol (base); the scripted model for offline work
+    models/     one protocol (base); OpenAI's models; the scripted model for offline work
     tools/      async functions, and sync functions in threads of our own
     store/      the in-memory store (the seam is core/store)
     sync        the blocking facade
     telemetry/  OpenTelemetry: spans and metrics, imported when somebody listens
     agent/      the definition (agent), THE loop (loop), the loop under telemetry (traced), settling (settle), hooks
     testing/    what you need to test your own agents: the cancel-everywhere explorer, history validators
+    server/     agents over HTTP: a FastAPI app (an extra)
+    cli/        the command `andon`, one file per command
     run/        two re-exports for programs written for the AgentOS family
 
 Start with `agent/loop.py`: how an agent runs, and where a cancel lands.
@@ -21,32 +23,47 @@ Start with `agent/loop.py`: how an agent runs, and where a cancel lands.
 from andon.agent.agent import Agent
 from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, Happening, MessageAdded, RunEnded
 from andon.agent.retry import Retry
+from andon.core.budget import Budget
 from andon.core.events import Event, RunEvent, ToolView
 from andon.core.receipt import Deny, Interrupt, Receipt, RunResult, ToolReceipt
 from andon.core.run import Run
 from andon.core.runtime import Runtime
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, StopReason, ToolOutcome
-from andon.core.store import RunRecord, SessionKey, Store
+from andon.core.store import RunRecord, SessionKey, SessionRecord, SessionStore, Store
 from andon.errors import (
     AndonError,
+    AnswersError,
+    AuthenticationError,
     BadArgumentsError,
+    BadRequestError,
     BadResultError,
     ConfigurationError,
+    ContextLengthError,
     EmptyPromptError,
     HandleError,
     HookDefinitionError,
     IllegalTransitionError,
     InsideEventLoopError,
+    MissingExtraError,
+    ModelConnectionError,
     ModelError,
+    ModelStreamError,
     NoModelError,
+    NotContinuableError,
+    OutputError,
+    RateLimitError,
     RunIdTakenError,
     SessionBusyError,
+    SessionPausedError,
     StartError,
     ThreadsExhaustedError,
     ToolBlockedError,
     ToolCancelled,
     ToolDefinitionError,
     ToolError,
+    ToolInterrupted,
+    ToolTimeoutError,
+    UnknownRunError,
     UnknownToolError,
 )
 from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, Usage
@@ -62,15 +79,20 @@ __all__ = [
     "AfterTool",
     "Agent",
     "AndonError",
+    "AnswersError",
+    "AuthenticationError",
     "BadArgumentsError",
+    "BadRequestError",
     "BadResultError",
     "BeforeModel",
     "BeforeTool",
     "Block",
+    "Budget",
     "CancelCause",
     "CancelMode",
     "CancelOutcome",
     "ConfigurationError",
+    "ContextLengthError",
     "Deny",
     "EmptyPromptError",
     "Event",
@@ -83,9 +105,15 @@ __all__ = [
     "MemoryStore",
     "Message",
     "MessageAdded",
+    "MissingExtraError",
+    "ModelConnectionError",
     "ModelError",
+    "ModelStreamError",
     "NoModelError",
+    "NotContinuableError",
+    "OutputError",
     "Phase",
+    "RateLimitError",
     "Reasoning",
     "Receipt",
     "Retry",
@@ -99,6 +127,9 @@ __all__ = [
     "Runtime",
     "SessionBusyError",
     "SessionKey",
+    "SessionPausedError",
+    "SessionRecord",
+    "SessionStore",
     "StartError",
     "StopReason",
     "Store",
@@ -112,10 +143,13 @@ __all__ = [
     "ToolContext",
     "ToolDefinitionError",
     "ToolError",
+    "ToolInterrupted",
     "ToolOutcome",
     "ToolReceipt",
     "ToolResult",
+    "ToolTimeoutError",
     "ToolView",
+    "UnknownRunError",
     "UnknownToolError",
     "Usage",
     "tool",

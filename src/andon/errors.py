@@ -4,6 +4,7 @@
 AndonError
 ├── ConfigurationError       an agent, tool or runtime that can't work as it is written
 │   ├── NoModelError         the agent has no model
+│   ├── MissingExtraError    a package is not installed; the message names the exact pip install
 │   ├── ToolDefinitionError  a function that can't be a tool
 │   └── HookDefinitionError  an object that has none of the hooks' methods
 ├── StartError               what keeps a run from starting; nothing was recorded
@@ -17,6 +18,13 @@ AndonError
 │   ├── HandleError          a handle that has not begun, or has begun already
 │   └── InsideEventLoopError a blocking call inside a running event loop
 ├── ModelError               the model failed; says whether trying again may help
+│   ├── AuthenticationError  the provider does not know the key, or the key may not do this
+│   ├── RateLimitError       too many requests or tokens, or no quota left
+│   ├── BadRequestError      the provider refuses the request as it is
+│   │   └── ContextLengthError the conversation is too long for the model
+│   ├── ModelConnectionError the provider can't be reached, or did not answer in time
+│   └── ModelStreamError     what the provider sent is broken, or ended early
+├── OutputError              the answer is not what `output_type` asked for
 ├── ToolError                a tool call failed before or around the tool's own code
 │   ├── UnknownToolError     the model named a tool that is not there
 │   ├── BadArgumentsError    the arguments are not JSON, or don't fit the tool
@@ -47,6 +55,10 @@ class ConfigurationError(AndonError):
 
 class NoModelError(ConfigurationError, ValueError):
     """The agent has no model."""
+
+
+class MissingExtraError(ConfigurationError, ImportError):
+    """A package that is needed is not installed. The message names the exact `pip install`."""
 
 
 class ToolDefinitionError(ConfigurationError, TypeError):
@@ -111,13 +123,57 @@ class ModelError(AndonError):
     """The model failed.
 
     `retryable` says whether the same request may succeed if it is sent again, and `retry_after` how many seconds
-    the provider asked to wait first.
+    the provider asked to wait first. `status`, `code` and `request_id` are the provider's own, where it gave them.
     """
 
-    def __init__(self, message: str, *, retryable: bool = False, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        retryable: bool = False,
+        retry_after: float | None = None,
+        status: int | None = None,
+        code: str | None = None,
+        request_id: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.retryable = retryable
         self.retry_after = retry_after
+        self.status = status
+        self.code = code
+        self.request_id = request_id
+
+
+class AuthenticationError(ModelError):
+    """The provider does not know the key, or the key may not do this."""
+
+
+class RateLimitError(ModelError):
+    """Too many requests or tokens, or no quota left; only the former may be tried again."""
+
+
+class BadRequestError(ModelError):
+    """The provider refuses the request as it is."""
+
+
+class ContextLengthError(BadRequestError):
+    """The conversation is too long for the model."""
+
+
+class ModelConnectionError(ModelError):
+    """The provider can't be reached, or did not answer in time."""
+
+
+class ModelStreamError(ModelError):
+    """What the provider sent is broken, or ended early. What came before is kept."""
+
+
+class OutputError(AndonError, ValueError):
+    """The answer is not what `output_type` asked for. `text` is what the model said."""
+
+    def __init__(self, message: str, *, text: str) -> None:
+        super().__init__(message)
+        self.text = text
 
 
 class ToolError(AndonError):

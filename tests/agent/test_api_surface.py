@@ -81,6 +81,7 @@ def test_run_event() -> None:
         "run_paused": "RunPaused",
         "run_continued": "RunContinued",
         "cancel_requested": "CancelRequested",
+        "model_retry": "ModelRetry",
         "run_completed": "RunCompleted",
         "run_cancelled": "RunCancelled",
         "run_error": "RunError",

@@ -108,7 +108,7 @@ def test_a_queued_run_ends_at_once(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_back_off_ends_at_once(mode: str) -> None:
     async def main() -> None:
-        agent = make(Fail(ModelError("overloaded", retryable=True, retry_after=LONG)))
+        agent = make(Fail(ModelError("overloaded", retryable=True, retry_after=60)))
         ended = await cut(agent, lambda run: run.phase == "backoff", mode=mode, grace=LONG)
         check_cancelled(ended, phase="backoff", mode=mode)
         await check_goes_on(agent, ended)

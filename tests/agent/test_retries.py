@@ -20,8 +20,12 @@ def test_a_call_that_may_work_is_tried_again() -> None:
     check_events(events)
     assert [event.event for event in events if event.event is not RunEvent.run_content] == [
         RunEvent.run_started,
+        RunEvent.model_retry,
+        RunEvent.model_retry,
         RunEvent.run_completed,
     ]
+    told = [event for event in events if event.event is RunEvent.model_retry]
+    assert {(event.error, event.delay) for event in told} == {("ModelError: overloaded", 0)}
     assert len(asked(agent)) == 3
     assert asked(agent)[0] == asked(agent)[2]
     assert agent.messages == [user("go"), assistant(Text("Now it works."))]
@@ -51,3 +55,10 @@ def test_what_was_shown_is_not_said_twice(shown: str | Think) -> None:
     assert len(asked(agent)) == 1
     assert result.content == ("Half a " if isinstance(shown, str) else "")
     assert agent.run("and now?").status is RunStatus.completed
+
+
+def test_a_longer_wait_than_is_sane_is_told_at_once() -> None:
+    error = ModelError("come back tomorrow", retryable=True, retry_after=86_400)
+    agent = make(Fail(error))
+    assert agent.run("go").error is error
+    assert len(asked(agent)) == 1

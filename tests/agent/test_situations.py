@@ -291,7 +291,7 @@ def test_what_a_cut_model_still_says_is_not_heard() -> None:
 
 def test_a_retrys_back_off() -> None:
     async def main() -> None:
-        agent = make(Fail(ModelError("overloaded", retryable=True, retry_after=3600)))
+        agent = make(Fail(ModelError("overloaded", retryable=True, retry_after=60)))
         ended = await cut(agent, lambda run: run.phase == "backoff")
         check_cancelled(ended, phase="backoff")
         assert len(asked(agent)) == 1

@@ -206,7 +206,7 @@ def test_a_retry_counts_what_was_said() -> None:
             kinds = [event.event for event in await read_all(run)]
         assert result.status is RunStatus.completed
         assert result.usage == Usage(17, 5, 0, 0)
-        assert kinds == [RunEvent.run_started, RunEvent.run_content, RunEvent.run_completed]
+        assert kinds == [RunEvent.run_started, RunEvent.model_retry, RunEvent.run_content, RunEvent.run_completed]
 
     play(main)
 

@@ -116,6 +116,21 @@ def in_a_thread(word: str, ctx: ToolContext) -> str:
     return word[::-1]
 
 
+@tool(approval=True)
+async def sign(word: str) -> str:
+    await asyncio.sleep(0.5)
+    return f"signed {word}"
+
+
+@tool
+async def ask(ctx: ToolContext, word: str) -> str:
+    """Works, asks, and works on."""
+    await asyncio.sleep(0.5)
+    answer = ctx.interrupt("well?", word)
+    await asyncio.sleep(0.5)
+    return f"{word}: {answer}"
+
+
 THREE: list[str | Item] = [
     "Let me look. ",
     Call("look_up", {"word": "a"}),

@@ -43,6 +43,9 @@ class Recorder:
     def usage(self, usage: Usage | None = None, **numbers: int | None) -> None:
         self.seen.append(("usage", usage, numbers))
 
+    def warn(self, text: str) -> None:
+        self.seen.append(("warn", text))
+
     @property
     def said(self) -> list[str]:
         return [entry[1] for entry in self.seen if entry[0] == "text"]

@@ -6,15 +6,19 @@ No test sleeps and hopes: each waits for a flag, and the guard of `play` turns a
 
 from tests.support.checks import (
     Ended,
+    all_with,
     asked,
     check_cancelled,
     check_events,
     check_goes_on,
+    check_paused,
     cut,
     make,
     outcomes,
+    paused,
     read_all,
     record_of,
+    results_of,
 )
 from tests.support.flags import HANG, Flag, Worker, eventually, forever, until
 from tests.support.guard import play
@@ -31,18 +35,22 @@ __all__ = [
     "Reach",
     "Silence",
     "Worker",
+    "all_with",
     "asked",
     "check_cancelled",
     "check_events",
     "check_goes_on",
+    "check_paused",
     "cut",
     "eventually",
     "forever",
     "interrupted",
     "make",
     "outcomes",
+    "paused",
     "play",
     "read_all",
     "record_of",
+    "results_of",
     "until",
 ]

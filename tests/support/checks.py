@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from andon import Agent, CancelOutcome, Event, Run, RunEvent, RunResult, RunStatus
 from andon.agent.agent import RunOptions
 from andon.core.store import RunRecord
-from andon.messages import Text, user
+from andon.messages import Text, ToolResult, user
 from andon.models.base import ModelRequest
 from andon.models.scripted import ScriptedModel, Turn
 from andon.testing.validators import next_prompt_accepted, validate
@@ -37,6 +37,11 @@ def asked(agent: Agent) -> list[ModelRequest]:
     """What the agent's model was sent."""
     assert isinstance(agent.model, ScriptedModel)
     return list(agent.model.requests)
+
+
+def results_of(agent: Agent) -> dict[str, ToolResult]:
+    """What the model was told last of each call."""
+    return {each.call_id: each for message in asked(agent)[-1].messages for each in message.tool_results}
 
 
 async def read_all(run: Run) -> list[Event]:
@@ -83,6 +88,35 @@ async def cut(
         assert run.cancel("enough", "ann", mode, grace) is CancelOutcome.requested
         result = await run.result()
         return Ended(run, await reader, result)
+
+
+async def paused(agent: Agent, prompt: str = "go", **options: Unpack[RunOptions]) -> tuple[Run, RunResult]:
+    """Begin a run that comes to ask a person, and wait for that; leaving it does not cancel it."""
+    async with agent.start(prompt, **options) as run:
+        result = await run.result()
+    check_paused(run, result)
+    return run, result
+
+
+def check_paused(run: Run, result: RunResult) -> None:
+    """Everything that holds for every run that waits for a person."""
+    assert run.status is RunStatus.paused is result.status
+    assert result.stop_reason == "interrupt"
+    assert result.run_id == run.run_id
+    assert (result.receipt, result.error) == (None, None)
+    events = list(run.journal.events)
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert not [event for event in events if event.event in TERMINAL]
+    assert events[-1].event is RunEvent.run_paused
+    assert events[-1].interrupts == result.interrupts
+    calls = [call.id for message in result.messages for call in message.tool_calls]
+    assert {question.call_id for question in result.interrupts} <= set(calls)
+    assert len({question.id for question in result.interrupts}) == len(result.interrupts)
+
+
+def all_with(value: Any, result: RunResult) -> dict[str, Any]:
+    """The same answer to all that is asked."""
+    return {question.id: value for question in result.interrupts}
 
 
 def check_events(events: list[Event]) -> None:

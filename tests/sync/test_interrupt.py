@@ -261,7 +261,9 @@ def test_an_exception_of_a_signal_handler_ends_the_run_too() -> None:
 
     class Ready(Item):
         async def play(self, sink: Any, model: ScriptedModel) -> None:
-            signal.raise_signal(signal.SIGUSR1)  # handled by the main thread, which is blocked in `run`
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGUSR1)  # it is blocked in `run`, and handlers run there
             await asyncio.get_running_loop().create_future()
 
     def handler(*_: object) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from andon import Run, RunStatus, tool
+from andon import Run, RunStatus, ToolContext, tool
 from andon.errors import AndonError, ModelError
 from andon.models.scripted import Call, Fail, Say, ScriptedModel, Spend
 from andon.testing import explore, reading
@@ -119,16 +119,41 @@ async def pay(amount: int) -> str:
     return f"paid {amount}"
 
 
-async def paused_and_continued() -> None:
-    turn = [Call("pay", {"amount": 5}), Call("look_up", {"word": "a"})]
-    agent = watch.agent("A", script(turn, "Done."), tools=[pay, look_up])
+@tool
+async def ask(ctx: ToolContext) -> str:
+    return f"they said {ctx.interrupt('which')}"
+
+
+async def pause(*turn: Call, answer: bool = True) -> None:
+    agent = watch.agent("A", script(list(turn), "Done."), tools=[pay, ask, look_up])
     try:
         result = await agent.invoke_async("Go")
         with contextlib.suppress(AndonError):  # cancelled meanwhile
             if result.status is RunStatus.paused:
-                await agent.continue_run(result.run_id, {each.id: True for each in result.interrupts})
+                await agent.continue_run(result.run_id, {each.id: answer for each in result.interrupts})
     finally:
         agent.cancel()
+
+
+async def paused_and_continued() -> None:
+    await pause(Call("pay", {"amount": 5}), Call("look_up", {"word": "a"}))
+
+
+async def paused_inside() -> None:
+    await pause(Call("ask"), Call("look_up", {"word": "a"}))
+
+
+async def refused() -> None:
+    await pause(Call("pay", {"amount": 5}), Call("pay", {"amount": 6}), answer=False)
+
+
+async def out_of_its_time() -> None:
+    @tool(timeout=0.5)
+    async def too_long() -> str:
+        await asyncio.sleep(1)
+        return "never"
+
+    await watch.agent("A", script([Call("too_long")], "Oh."), tools=[too_long]).invoke_async("Go")
 
 
 SCENARIOS: list[Callable[[], Coroutine[Any, Any, None]]] = [
@@ -144,6 +169,9 @@ SCENARIOS: list[Callable[[], Coroutine[Any, Any, None]]] = [
     queued,
     child_agent,
     paused_and_continued,
+    paused_inside,
+    refused,
+    out_of_its_time,
 ]
 
 

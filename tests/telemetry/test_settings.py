@@ -141,23 +141,23 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     Telemetry(content=True, enabled=False)
 
 
-@pytest.mark.parametrize(("module", "provider"), [
-    ("andon.models.openai", "openai"),
-    ("andon.models.bedrock.client", "aws.bedrock"),
-    ("andon.models.scripted", "andon"),
-    ("acme.llm", "acme"),
+@pytest.mark.parametrize(("module", "said", "provider"), [
+    ("andon.models.openai.chat", "OpenAI", "openai"),
+    ("andon.models.bedrock", "Amazon", "aws.bedrock"),
+    ("andon.models.scripted", "Andon", "andon"),
+    ("acme.llm", "Groq", "groq"),
+    ("acme.llm", None, "acme"),
 ])  # fmt: skip
-def test_the_provider_by_where_the_model_comes_from(module: str, provider: str) -> None:
+def test_the_provider_is_named_as_the_conventions_name_it(module: str, said: str | None, provider: str) -> None:
     watch = Watch()
-    model = type("Model", (ScriptedModel,), {"__module__": module})("Hello.")
+    model = type("Model", (ScriptedModel,), {"__module__": module, "provider": said})("Hello.")
     watch.agent("A", model).run("Hello")
     assert facts(watch.one("chat scripted"))["gen_ai.provider.name"] == provider
 
 
-def test_a_model_may_say_its_provider_and_need_not_have_an_id() -> None:
+def test_a_model_need_not_have_an_id() -> None:
     watch = Watch()
     model = ScriptedModel("Hello.")
-    model.provider = "groq"  # type: ignore[attr-defined]
     del model.id
     watch.agent("A", model).run("Hello")
-    assert facts(watch.one("chat"))["gen_ai.provider.name"] == "groq"
+    assert "gen_ai.request.model" not in facts(watch.one("chat"))

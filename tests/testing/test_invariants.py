@@ -15,6 +15,7 @@ from andon import (
     Agent,
     CancelMode,
     Event,
+    Interrupt,
     Message,
     Run,
     RunEvent,
@@ -34,6 +35,7 @@ from andon.testing.invariants import (
     check_cancelled,
     check_conversation,
     check_events,
+    check_paused,
     check_result,
     check_run,
 )
@@ -72,6 +74,23 @@ def completed() -> Run:
     return virtual_run(_perform(cancel=False))
 
 
+@pytest.fixture
+def paused() -> Run:
+    """One call completed, and one asks."""
+    return virtual_run(_pause())
+
+
+async def _pause() -> Run:
+    @tool(approval=True)
+    async def risky() -> str:
+        return "done"
+
+    agent = Agent("A", ScriptedModel([Call("quick", id="q"), Call("risky", id="r")]), tools=[quick, risky])
+    async with agent.start("Go") as run:
+        await run.result()
+    return run
+
+
 def own(run: Run) -> list[Message]:
     return run.settlement.messages
 
@@ -96,6 +115,11 @@ def test_sound_runs_are_sound(cancelled: Run, completed: Run) -> None:
     assert (cancelled.status, completed.status) == (RunStatus.cancelled, RunStatus.completed)
 
 
+def test_a_sound_pause_is_sound(paused: Run) -> None:
+    assert list(check_run(paused)) == []
+    assert paused.status is RunStatus.paused
+
+
 def test_a_run_that_has_not_ended() -> None:
     async def main() -> list[str]:
         async with Agent("A", ScriptedModel(Say("Hello there.", pace=1))).start("Go") as run:
@@ -113,6 +137,55 @@ def test_a_run_without_a_result(cancelled: Run) -> None:
 def test_a_receipt_without_a_cancel(completed: Run, cancelled: Run) -> None:
     completed._receipt = cancelled._receipt
     only(check_run(completed), "the run is completed and has a receipt of a cancel|different receipts")
+
+
+# -- a pause ----------------------------------------------------------------------------------------------------------
+
+
+def asking(event: Event, call_id: str) -> Event:
+    return replace(event, interrupts=[Interrupt("x", "x", None, call_id)])
+
+
+@pytest.mark.parametrize(
+    ("tamper", "pattern"),
+    [
+        (lambda events: events[:-1], "its last event is tool_call_completed|run_paused asks None"),
+        (
+            lambda events: [*events[:-1], replace(events[-1], event=RunEvent.run_completed)],
+            "the run is paused, but there is run_completed|its last event is run_completed",
+        ),
+        (lambda events: [*events[:-1], replace(events[-1], interrupts=[])], r"run_paused asks \[\], but open are"),
+        (lambda events: [*events[:-1], asking(events[-1], "q")], "asks for the calls .'q'|but open are"),
+        (lambda events: [*events[:-1], asking(events[-1], "z")], "asks for the calls .'z'|but open are"),
+    ],
+)
+def test_pauses(paused: Run, tamper: Callable[[list[Event]], list[Event]], pattern: str) -> None:
+    only(check_paused(paused, paused.make_result(), tamper(paused.journal.events)), pattern)
+
+
+def test_a_pause_whose_readers_are_not_told(paused: Run) -> None:
+    paused.journal.resting = False
+    only(check_run(paused), "its readers don't end there")
+
+
+def test_a_pause_whose_readers_are_told_of_an_end(paused: Run) -> None:
+    paused.journal.closed = True
+    only(check_run(paused), "the run is paused, but its readers are not told so")
+
+
+def test_a_pause_with_the_result_of_something_else(paused: Run) -> None:
+    result = replace(paused.make_result(), stop_reason=StopReason.end_turn)
+    only(check_paused(paused, result, paused.journal.events), "its result says")
+
+
+def test_two_pauses_without_an_answer_in_between(paused: Run) -> None:
+    events = paused.journal.events
+    only(check_events(paused, [*events, events[-1]]), "pauses and continuations must take turns|sequence numbers")
+
+
+def test_a_call_that_was_not_asked_about_starts_once(completed: Run) -> None:
+    start = completed.journal.events[index(completed, RunEvent.tool_call_started)]
+    only(check_calls(own(completed), [start, *completed.journal.events]), "started 2 times")
 
 
 # -- events -----------------------------------------------------------------------------------------------------------

@@ -12,12 +12,13 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from andon.agent.calling import Plan
 from andon.agent.carry import Earlier, take_up
 from andon.agent.hooks import Hooks
 from andon.agent.loop import Loop
+from andon.agent.output import Output
 from andon.agent.retry import Retry
 from andon.agent.subagent import AgentTool
 from andon.core.budget import Budget
@@ -46,10 +47,15 @@ from andon.telemetry import AUTOMATIC, Telemetry
 from andon.tools.base import Tool
 from andon.tools.function import as_tool
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
 
 class ContinueOptions(TypedDict, total=False):
     """What a run that goes on with an earlier one takes."""
 
+    output_type: type[BaseModel] | None
+    """The pydantic model that the answer must be; `result.output` is one then."""
     timeout: float | None
     """Seconds after which the run is cancelled with cause `deadline`; waiting in a queue counts, pauses don't."""
     max_turns: int | None
@@ -124,15 +130,12 @@ class Agent:
             _ = tool.parameters  # built here and now: the schema library takes a while to load, and no run should wait
         self.hooks = list(hooks)
         Hooks(self.hooks)  # refuses what is none, here and now
-        self.runtime = Runtime() if runtime is None else runtime
-        if self.runtime.store is None:
-            self.runtime.store = MemoryStore()
+        self.move_to(Runtime() if runtime is None else runtime)
         self.parallel_tools = parallel_tools
         self.retry = retry or Retry()
         self.telemetry = telemetry or AUTOMATIC
         self.session_id = _fresh_id()
         """The agent's own conversation, which runs without a `session_id` go on with."""
-        self._session: Session | None = None
         self._cord = Cord()
 
     def __repr__(self) -> str:
@@ -142,6 +145,13 @@ class Agent:
     def messages(self) -> list[Message]:
         """The agent's own conversation."""
         return self._own_session().messages
+
+    def move_to(self, runtime: Runtime) -> None:
+        """Have the runs that start from now on use another runtime, and so its store."""
+        if runtime.store is None:
+            runtime.store = MemoryStore()
+        self.runtime = runtime
+        self._session: Session | None = None
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -187,6 +197,8 @@ class Agent:
                 raise ConfigurationError(f"{name} is empty: give some text, or leave it out")
         plan = self._plan()
         session = self._find_session(options.get("session_id"), options.get("user_id"))
+        output_type = options.get("output_type")
+        output = None if output_type is None else Output(output_type)
         max_turns, on_busy = options.get("max_turns"), options.get("on_busy", "reject")
         if max_turns is not None and not (isinstance(max_turns, int) and max_turns >= 1):
             raise ConfigurationError(f"max_turns is {max_turns!r}; it is a whole number, 1 or more")
@@ -203,19 +215,25 @@ class Agent:
             budget=Budget.of(options.get("budget")),
             detached=options.get("detached", False),
         )
-        run.employ(self._make_loop(plan, run, messages, max_turns, earlier))
+        run.employ(self._make_loop(plan, run, messages, max_turns, output, earlier))
         return run
 
     def _make_loop(
-        self, plan: Plan, run: Run, messages: list[Message], max_turns: int | None, earlier: Earlier | None
+        self,
+        plan: Plan,
+        run: Run,
+        messages: list[Message],
+        max_turns: int | None,
+        output: Output | None,
+        earlier: Earlier | None,
     ) -> Loop:
         """The loop; or, if anybody listens, the loop that tells of itself."""
         if (tracing := self.telemetry.tracing()) is None:
-            return Loop(plan, run, messages, max_turns, earlier)
+            return Loop(plan, run, messages, max_turns, output, earlier)
         from andon.agent.traced import RunTrace, TracedLoop
 
         trace = RunTrace(tracing, run, self.name, self.description, plan.model, earlier.run_id if earlier else None)
-        return TracedLoop(plan, run, messages, max_turns, earlier, trace)
+        return TracedLoop(plan, run, messages, max_turns, output, earlier, trace)
 
     def _plan(self) -> Plan:
         if self.model is None:

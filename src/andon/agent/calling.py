@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from andon.agent.calls import CallRecord
+from andon.agent.calls import OUT_OF_TIME, CallRecord
 from andon.agent.hooks import AfterTool, BeforeTool, Happening, Hooks
 from andon.agent.retry import Retry
 from andon.core.events import RunEvent
@@ -68,11 +68,15 @@ class Calling:
     async def _begin(self, record: CallRecord) -> None:
         self._run.gate(CancelMode.after_tools)
         call = record.call
+        if record.cancelled_alone is not None:
+            return
         try:
+            if record.refusal is not None:
+                raise ToolBlockedError(record.refusal)
             tool, bound = self._find(record)
             traits = traits_of(tool)
             if traits.approval and not record.approved:
-                record.ask(call.name, call.arguments)
+                record.ask(call.name, _copy(call.arguments), approval=True)
                 return
             verdict = await self._tell(BeforeTool, call=call)
             if isinstance(verdict, BeforeTool) and verdict.refusal is not None:
@@ -80,7 +84,7 @@ class Calling:
         except Exception as error:  # noqa: BLE001 - the boundary: the model is told
             self._fail(record, error)
             return
-        self._count(calls=1)
+        self._count(calls=0 if record.answers else 1)  # entered again after a question, it is the same call
         self._run.gate(CancelMode.after_tools)
         if record.cancelled_alone is not None:
             return
@@ -103,7 +107,7 @@ class Calling:
             known = ", ".join(self._plan.tools) or "none"
             raise UnknownToolError(f"there is no tool {record.call.name!r}; there are: {known}")
         # A copy: the conversation has the original, and a tool may change what it is given.
-        return tool, tool.bind(msgspec.json.decode(msgspec.json.encode(record.call.arguments)))
+        return tool, tool.bind(_copy(record.call.arguments))
 
     async def _invoke(self, record: CallRecord, tool: Tool, bound: Any) -> None:
         """Run in the call's own task, so that it is known to have ended the moment it has, whatever the others do."""
@@ -112,11 +116,15 @@ class Calling:
             text = await tool.invoke(bound, self._context(record))
             if not isinstance(text, str):
                 raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
-        except ToolInterrupted as question:
-            if not record.scope.cancelled:
+        except BaseException as error:
+            question = _question(error)
+            if question is None and not isinstance(error, Exception):
+                raise
+            if record.scope.cancelled:
+                return
+            if question is not None:
                 record.ask(question.name, question.payload)
-        except Exception as error:  # noqa: BLE001 - the boundary: the model is told
-            if not record.scope.cancelled:
+            elif isinstance(error, Exception):  # the boundary: the model is told
                 self._fail(record, error)
         else:
             # After a cut it ended too late to be believed.
@@ -130,12 +138,13 @@ class Calling:
                 record.step.outcome()
             except CutAloneError:
                 if record.cancelled_alone is None:
-                    self._fail(record, ToolTimeoutError("it was cut when its time was up; its outcome is unknown"))
+                    self._fail(record, ToolTimeoutError(OUT_OF_TIME[record.outcome]))
             except Exception as error:  # noqa: BLE001 - the boundary: the model is told
                 self._fail(record, error)
         if record.cancelled_alone is not None:
             record.close()
-            self._run.journal.add(RunEvent.tool_call_cancelled, tool=record.ended_view(record.outcome))
+            tool, reason = record.ended_view(record.outcome), record.cancelled_alone.reason
+            self._run.journal.add(RunEvent.tool_call_cancelled, tool=tool, reason=reason)
         if record.interrupt is None:
             await self._tell(AfterTool, call=record.call, result=record.result())
 
@@ -174,3 +183,14 @@ class Calling:
         await self._plan.hooks.tell(run, happening, cut_by)
         run.phase = phase
         return happening
+
+
+def _copy(arguments: dict[str, Any]) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(arguments))
+
+
+def _question(error: BaseException) -> ToolInterrupted | None:
+    """What a tool asks; in a task group it arrives in a group of errors."""
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for each in error.exceptions if (found := _question(each)) is not None), None)
+    return error if isinstance(error, ToolInterrupted) else None

@@ -24,7 +24,12 @@ NOT_STARTED = "This call was cancelled before it started."
 CUT = "This call was cancelled while it was running. Its outcome is unknown."
 ABANDONED = "This call was cancelled while it was running, and may still be running. Its outcome is unknown."
 ASKING = "This call was cancelled while it waited for a person's answer. What it did until then is unknown."
+NOT_APPROVED = "This call was cancelled before it started, while it waited for a person's approval."
 DENIED = "A person refused this call."
+OUT_OF_TIME = {
+    ToolOutcome.cut: "it was cut when its time was up; its outcome is unknown",
+    ToolOutcome.abandoned: "its time was up, but it may still be running; its outcome is unknown",
+}
 
 
 _TRUTH = {ToolOutcome.not_started: NOT_STARTED, ToolOutcome.cut: CUT, ToolOutcome.abandoned: ABANDONED}
@@ -43,6 +48,7 @@ class CallRecord:
         "_answers",
         "_approved",
         "_asked",
+        "_ended_as",
         "_fate",
         "_result",
         "_run",
@@ -50,6 +56,7 @@ class CallRecord:
         "call",
         "interrupt",
         "problem",
+        "refusal",
         "scope",
         "step",
     )
@@ -63,11 +70,14 @@ class CallRecord:
         """The work itself, once it has begun."""
         self.interrupt: Interrupt | None = None
         """The question for whose answer it waits."""
+        self.refusal: str | None = None
+        """What a person said who refused it."""
         self._asked = 0
         self._answers: list[Any] = []
         self._approved = self._started = False
         self._fate: dict[str, CallCancel | None] = {}
         self._result: ToolResult | None = None
+        self._ended_as: ToolOutcome | None = None
 
     # -- how it ends --------------------------------------------------------------------------------------------------
 
@@ -78,6 +88,8 @@ class CallRecord:
         """It came to an end of its own. False if it was cancelled first."""
         if self._result is not None or self._fate.setdefault("end", None) is not None:
             return False
+        cut_alone = self.step is not None and self.step.was_cut_alone  # its time was up
+        self._ended_as = self.outcome if cut_alone else ToolOutcome.completed
         self._result = ToolResult(self.call.id, self.call.name, sendable(text), status)
         return True
 
@@ -102,7 +114,8 @@ class CallRecord:
     def close(self) -> None:
         """It was cancelled alone, and has stopped: from here on that is its result."""
         if self._result is None:
-            self._result = self.result()
+            self._ended_as = self.outcome
+            self._result = self.result(self._ended_as)
         self.interrupt = None
 
     # -- what it asks -------------------------------------------------------------------------------------------------
@@ -115,16 +128,21 @@ class CallRecord:
     def answers(self) -> list[Any]:
         return self._answers
 
-    def ask(self, name: str, payload: Any) -> None:
+    @property
+    def asks(self) -> bool:
+        """It waits for an answer. A question of a call that was cancelled is not open any more."""
+        return self.interrupt is not None and self.cancelled_alone is None
+
+    def ask(self, name: str, payload: Any, *, approval: bool = False) -> None:
         self._asked += 1
-        self.interrupt = Interrupt(f"{self.call.id}-{self._asked}", name, payload, self.call.id)
+        self.interrupt = Interrupt(f"{self.call.id}-{self._asked}", name, payload, self.call.id, approval)
 
     def answer(self, value: Any, *, approval: bool) -> None:
-        """Take a person's answer. A refusal is the call's result."""
+        """Take a person's answer."""
         self.interrupt = None
         if value is False or isinstance(value, Deny):
             why = value.reason if isinstance(value, Deny) else ""
-            self.finish(f"{DENIED} {why}".strip(), "error")
+            self.refusal = f"{DENIED} {why}".strip()
         elif approval:
             self._approved = True
         else:
@@ -138,9 +156,8 @@ class CallRecord:
 
     @property
     def outcome(self) -> ToolOutcome:
-        cut_alone = self.cancelled_alone is not None or (self.step is not None and self.step.was_cut_alone)
-        if self._result is not None and not cut_alone:
-            return ToolOutcome.completed
+        if self._ended_as is not None:  # said once: a thread that was left behind may be gone by now
+            return self._ended_as
         if not self._started:
             return ToolOutcome.not_started
         left = self.scope.thread_running or (self.step is not None and self.step.abandoned)
@@ -151,7 +168,9 @@ class CallRecord:
         if self._result is not None:
             return self._result
         outcome = outcome or self.outcome
-        truth = ASKING if self.interrupt is not None and outcome is ToolOutcome.cut else _TRUTH[outcome]
+        truth = _TRUTH[outcome]
+        if self.interrupt is not None:
+            truth = NOT_APPROVED if outcome is ToolOutcome.not_started else ASKING
         return ToolResult(self.call.id, self.call.name, truth, "error")
 
     def receipt(self, outcome: ToolOutcome) -> ToolReceipt:

@@ -20,11 +20,14 @@ from andon.agent.calling import Calling, Plan
 from andon.agent.calls import CallRecord
 from andon.agent.carry import Earlier, reopen
 from andon.agent.hooks import AfterModel, BeforeModel, MessageAdded, RunEnded
+from andon.agent.output import Output
 from andon.agent.turn import Turn
+from andon.core.events import RunEvent
 from andon.core.run import Run
-from andon.core.signal import Failed, Fate
+from andon.core.signal import Completed, Failed, Fate
 from andon.core.states import CancelMode, CancelOutcome, Phase, StopReason
 from andon.core.work import Settlement
+from andon.errors import describe
 from andon.messages import Block, Message, ToolCall, Usage, assistant
 from andon.models.base import ModelRequest, ToolSpec
 from andon.tools.base import traits_of
@@ -38,6 +41,8 @@ class Loop(Calling):
         "_earlier",
         "_max_turns",
         "_opened",
+        "_output",
+        "_parsed",
         "_spent",
         "_text",
         "_turns",
@@ -48,10 +53,16 @@ class Loop(Calling):
     )
 
     def __init__(
-        self, plan: Plan, run: Run, messages: list[Message], max_turns: int | None, earlier: Earlier | None = None
+        self,
+        plan: Plan,
+        run: Run,
+        messages: list[Message],
+        max_turns: int | None = None,
+        output: Output | None = None,
+        earlier: Earlier | None = None,
     ) -> None:
         super().__init__(plan, run)
-        self._max_turns, self._earlier = max_turns, earlier
+        self._max_turns, self._output, self._earlier = max_turns, output, earlier
         self.messages = messages
         """What the run has added to the conversation."""
         self.turn: Turn | None = None
@@ -64,6 +75,7 @@ class Loop(Calling):
         self._text = ""
         self._announced = self._turns = 0
         self._opened = False
+        self._parsed: Any = None
 
     def begin(self) -> None:
         """Nobody has to be told."""
@@ -81,6 +93,8 @@ class Loop(Calling):
             self._turns += 1
             await self._model_turn()
             if not self.open_calls:
+                if self._output is not None:
+                    self._parsed = self._output.parse(self.messages[-1].text)
                 return StopReason.end_turn
 
     async def _open_session(self) -> None:
@@ -91,7 +105,8 @@ class Loop(Calling):
             base = await self._run.step(lambda: store.load(session.key), name="the store", cut_by=CancelMode.after_turn)
         if self._earlier is not None:
             base = self._earlier.lift(base)
-            self.open_calls = self.calls = reopen(self.messages, self._run, self._plan.tools)
+            self.open_calls = reopen(self.messages, self._run, self._plan.tools)
+            self.calls = [record for record in self.open_calls if not record.has_result]  # the others ended there
             self._announced = len(self.messages)
         session.open(base, self.messages)
         self._opened = True
@@ -124,7 +139,7 @@ class Loop(Calling):
                     raise
                 self._spent += turn.spent_failed()
                 self.turn = None
-                await self._back_off(delay)
+                await self._back_off(delay, error)
         await self._take(turn)
 
     async def _use_tools(self) -> bool:
@@ -134,7 +149,12 @@ class Loop(Calling):
         records = self.open_calls
         for group in [records] if self._plan.parallel_tools else [[record] for record in records]:
             await self._call(group)
-            if any(record.interrupt is not None for record in group):
+            asking = [record for record in group if record.interrupt is not None]
+            for record in asking.copy():
+                if not record.asks:  # cancelled alone while the others were at work
+                    asking.remove(record)
+                    await self._end(record)
+            if asking:
                 return False
         self.messages.append(Message("tool", [record.result() for record in records]))
         self.open_calls = ()
@@ -145,14 +165,16 @@ class Loop(Calling):
 
     def _request(self) -> ModelRequest:
         specs = [ToolSpec(tool.name, tool.description, tool.parameters) for tool in self._plan.tools.values()]
-        return ModelRequest(self._run.session.messages, self._plan.instructions, specs)
+        output = self._output.spec if self._output is not None else None
+        return ModelRequest(self._run.session.messages, self._plan.instructions, specs, output)
 
     def _ask(self, turn: Turn) -> Awaitable[None]:
         """The model call itself, in a task of its own."""
         return turn.play(self._plan.model)
 
-    async def _back_off(self, seconds: float) -> None:
+    async def _back_off(self, seconds: float, error: Exception) -> None:
         self._run.phase = Phase.backoff
+        self._run.journal.add(RunEvent.model_retry, error=describe(error), delay=seconds)
         await self._run.step(lambda: asyncio.sleep(seconds), name="back-off", cut_by=CancelMode.after_turn)
 
     async def _take(self, turn: Turn) -> None:
@@ -188,13 +210,13 @@ class Loop(Calling):
     # -- asking a person ----------------------------------------------------------------------------------------------
 
     def progress(self) -> Settlement:
-        asking = [record.interrupt for record in self.open_calls if record.interrupt is not None]
+        asking = [record.interrupt for record in self.open_calls if record.interrupt is not None and record.asks]
         ends = [record.receipt(record.outcome) for record in self.calls]
-        return Settlement(list(self.messages), self._text, self._spent, ends, [], asking)
+        return Settlement(list(self.messages), self._text, self._spent, ends, [], interrupts=asking)
 
     def answer(self, answers: Mapping[str, Any]) -> None:
         for record in self.open_calls:
-            if record.cancelled_alone is None and (question := record.interrupt) is not None:
+            if record.asks and (question := record.interrupt) is not None:
                 tool = self._plan.tools[record.call.name]
                 record.answer(answers[question.id], approval=traits_of(tool).approval and not record.approved)
 
@@ -223,6 +245,7 @@ class Loop(Calling):
             spent,
             [record.receipt(end) for record, end in ends.items()],
             [record.ended_view(end) for record, end in ends.items() if not record.has_result],
+            output=self._parsed if isinstance(fate, Completed) else None,
         )
 
     def ended(self) -> None:

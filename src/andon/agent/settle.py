@@ -10,25 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from andon.core.markers import FAILED, MARKERS, NO_ANSWER, OUT_OF_TURNS
 from andon.core.receipt import CancelRequest
 from andon.core.signal import Completed, Fate
-from andon.core.states import CancelCause
 from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, assistant
 
-MARKERS = {
-    CancelCause.user: "Cancelled by user",
-    CancelCause.caller: "Cancelled by the caller",
-    CancelCause.disconnect: "Cancelled: the client left",
-    CancelCause.deadline: "Cancelled: out of time",
-    CancelCause.budget: "Cancelled: out of budget",
-    CancelCause.superseded: "Cancelled: superseded by a newer request",
-    CancelCause.parent: "Cancelled with its parent",
-    CancelCause.shutdown: "Cancelled: the server was shut down",
-    CancelCause.lost: "Cancelled: the worker was lost",
-}
-FAILED = "Stopped by an error"
-OUT_OF_TURNS = "Stopped: out of turns"
-NO_ANSWER = "(no answer)"
+__all__ = ["FAILED", "MARKERS", "NO_ANSWER", "OUT_OF_TURNS", "answer", "settle"]
 
 
 def settle(

@@ -16,11 +16,11 @@ from andon.agent.calling import Plan
 from andon.agent.calls import CallRecord
 from andon.agent.carry import Earlier
 from andon.agent.loop import Loop
+from andon.agent.output import Output
 from andon.agent.turn import Turn
 from andon.core.run import Run
 from andon.core.signal import Failed
 from andon.core.states import CancelCause, RunStatus, StopReason
-from andon.core.work import Settlement
 from andon.errors import AndonError
 from andon.messages import Message, Usage
 from andon.telemetry.tracing import RunTrace
@@ -43,10 +43,11 @@ class TracedLoop(Loop):
         run: Run,
         messages: list[Message],
         max_turns: int | None,
+        output: Output | None,
         earlier: Earlier | None,
         trace: RunTrace,
     ) -> None:
-        super().__init__(plan, run, messages, max_turns, earlier)
+        super().__init__(plan, run, messages, max_turns, output, earlier)
         self._trace = trace
 
     # -- the run ------------------------------------------------------------------------------------------------------
@@ -57,22 +58,15 @@ class TracedLoop(Loop):
     async def perform(self) -> StopReason:
         self._trace.enter()
         reason = await super().perform()
-        if reason is not StopReason.interrupt:
+        if reason is StopReason.interrupt:
+            self._trace.pause(self.progress())
+        else:
             self._trace.end_turn()
         return reason
 
-    def progress(self) -> Settlement:
-        progress = super().progress()
-        self._trace.pause(progress)
-        return progress
-
     def answer(self, answers: Mapping[str, Any]) -> None:
-        asking = [record for record in self.open_calls if record.interrupt is not None]
         super().answer(answers)
         self._trace.begin([])
-        for record in asking:
-            if record.has_result:  # refused
-                self._trace.deny_call(record.call)
 
     def ended(self) -> None:
         run, fate = self._run, self._run.signal.fate
@@ -144,5 +138,7 @@ class TracedLoop(Loop):
 
     def _fail(self, record: CallRecord, error: Exception) -> None:
         super()._fail(record, error)
-        if record.cancelled_alone is None:
+        if record.refusal is not None:
+            self._trace.deny_call(record.call)
+        elif record.cancelled_alone is None:
             self._trace.fail_call(record.call, record.outcome, error)

@@ -156,6 +156,10 @@ class Turn:
             raise _wrong("usage", usage, *counts)
         self._usage = said
 
+    def warn(self, text: str) -> None:
+        if not self._shut:
+            self._run.warn(text)
+
     def _begin_text(self) -> tuple[list[str], Callable[[str], None]]:
         pieces = self._text = []
         write = self._run.journal.pen(RunEvent.run_content)

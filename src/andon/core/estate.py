@@ -154,6 +154,11 @@ class Estate(Stepper):
     def _continues(self) -> str | None:
         raise NotImplementedError
 
+    @property
+    def continues(self) -> str | None:
+        """The run that this one went on with, once it has ended."""
+        return None if self._record is None else self._record.continues
+
     def _sketch(self, request: CancelRequest) -> Settlement | None:
         """What it would leave if it ended now, if that can be said from here."""
         raise NotImplementedError

@@ -28,6 +28,7 @@ class RunEvent(Word):
     run_paused = "RunPaused"
     run_continued = "RunContinued"
     cancel_requested = "CancelRequested"
+    model_retry = "ModelRetry"
     run_completed = "RunCompleted"
     run_cancelled = "RunCancelled"
     run_error = "RunError"
@@ -60,7 +61,8 @@ class Event(Struct, frozen=True, gc=False, omit_defaults=True):
     """One thing that happened in a run.
 
     `content` is the text of content events, and all of it on terminal ones; `tool` is set on tool events; `status`,
-    `usage` and, after a cancel, `receipt` on terminal ones.
+    `usage` and, after a cancel, `receipt` on terminal ones. `model_retry` says in `error` why a model call failed that
+    will be tried again, and in `delay` after how many seconds.
     """
 
     event: RunEvent
@@ -80,3 +82,4 @@ class Event(Struct, frozen=True, gc=False, omit_defaults=True):
     """The run inside which this one was started, on `run_started`."""
     interrupts: list[Interrupt] | None = None
     """The questions that are open, on `run_paused`."""
+    delay: float | None = None

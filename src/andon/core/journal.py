@@ -176,6 +176,19 @@ class Reader:
             return event
         raise StopAsyncIteration
 
+    async def batch(self, limit: int) -> list[Event]:
+        """All that is there, up to a limit, and at least one; empty after the last one."""
+        await self._journal.waiters.wait(self._ready)
+        batch = self._journal.events[self._taken : self._taken + limit]
+        self._taken += len(batch)
+        return batch
+
+    @property
+    def at_end(self) -> bool:
+        """Has it read the last event that there will be, or that there will be before a person answers?"""
+        journal = self._journal
+        return (journal.closed or journal.resting) and self._taken >= len(journal.events)
+
     def next_blocking(self) -> Event | None:
         """The next event, or None after the last one."""
         for event in self._batch:

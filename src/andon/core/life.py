@@ -31,7 +31,7 @@ from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, Run
 from andon.core.step import Cut
 from andon.core.work import Settlement
 from andon.errors import HandleError, describe
-from andon.messages import UNKNOWN_USAGE, Text, assistant
+from andon.messages import UNKNOWN_USAGE, Message, Text, assistant
 
 if TYPE_CHECKING:
     from andon.core.cord import Cord
@@ -106,6 +106,13 @@ class Life(Kin):
         return self._stage
 
     @property
+    def own_messages(self) -> list[Message]:
+        """What the run has added to its session: so far, and, once it is settled, in the final form."""
+        if self._settlement is not None:
+            return self._settlement.messages
+        return [] if self._stage is RunStatus.pending else self.session.tail
+
+    @property
     def is_cancelling(self) -> bool:
         return self.status is RunStatus.cancelling
 
@@ -125,7 +132,7 @@ class Life(Kin):
         if self._ended:
             self.end_if_lost()
             return CancelOutcome.already_finished
-        if self._is_lost():
+        if self.is_lost():
             request = msgspec.structs.replace(request, cause=CancelCause.lost)
         outcome = self.signal.cancel(request, batch)
         self.end_if_lost()
@@ -175,7 +182,6 @@ class Life(Kin):
         try:
             if self._stage is RunStatus.pending:
                 await self._take_turn()
-            self.gate(CancelMode.after_turn)
             stop_reason = await self._work.perform()
             if stop_reason is StopReason.interrupt:
                 if await self._pause():
@@ -287,7 +293,7 @@ class Life(Kin):
     # -- without its loop ---------------------------------------------------------------------------------------------
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
-        if task is not self._task or self._stage is RunStatus.paused:  # another one may have gone on since
+        if task is not self._task:  # it has paused the run, and another one may have gone on since
             return
         if not task.cancelled() and (error := task.exception()) is not None:
             log.critical("%r: its task broke", self, exc_info=error)
@@ -305,7 +311,8 @@ class Life(Kin):
         self._leave_family()
         self._waiters.wake()
 
-    def _is_lost(self) -> bool:
+    def is_lost(self) -> bool:
+        """Its loop was closed under it. A paused run needs none."""
         return self.has_begun and not self._ended and self._stage is not RunStatus.paused and self.loop.is_closed()
 
     def end_if_lost(self) -> None:
@@ -313,11 +320,14 @@ class Life(Kin):
         if self._ended:
             if not self._settled and self.loop.is_closed():  # in its last hooks: there is nothing more to wait for
                 self._settle()
-        elif self._is_lost() and self.signal.adopt():
+        elif self.is_lost() and self.signal.adopt():
             self.signal.cancel(CancelRequest.make(CancelCause.lost))
-            # A raw thread: the portal takes locks, and this may be a signal handler that interrupted their holder.
-            with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
-                _thread.start_new_thread(self._hand_over, ())
+            self._hand_over_soon()
+
+    def _hand_over_soon(self) -> None:
+        # A raw thread: the portal takes locks, and this may be a signal handler that interrupted their holder.
+        with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
+            _thread.start_new_thread(self._hand_over, ())
 
     def _hand_over(self) -> None:
         portal.submit(self._end_elsewhere)

@@ -31,7 +31,7 @@ EVENT_POLL_SECONDS = 0.02
 class Limits:
     """The timers and the watch of one run."""
 
-    __slots__ = ("_timers", "_watch", "cancel_on", "deadline", "timeout")
+    __slots__ = ("_due", "_timers", "_watch", "cancel_on", "deadline", "timeout")
 
     def __init__(self, timeout: float | None, cancel_on: asyncio.Event | threading.Event | None) -> None:
         if not is_seconds(timeout):
@@ -41,12 +41,13 @@ class Limits:
         self.timeout, self.cancel_on = timeout, cancel_on
         self.deadline: float | None = None
         """When the run's time is up, in the terms of `time.time()`."""
+        self._due = 0.0  # the same as its loop counts: a clock that is set must not give or take time
         self._timers: list[asyncio.TimerHandle] | None = None
         self._watch: Step[None] | None = None
 
     def begin(self, run: Life) -> None:
         if self.timeout is not None:
-            self.deadline = time.time() + self.timeout
+            self.deadline, self._due = time.time() + self.timeout, run.loop.time() + self.timeout
             self._later(run, self.timeout, functools.partial(run.cancel_for, CancelCause.deadline))
         if self.cancel_on is not None:
             if self.cancel_on.is_set():
@@ -70,8 +71,8 @@ class Limits:
 
     def pause(self) -> Step[None] | None:
         """The same for a while: what is left of the time counts on when the run goes on."""
-        if self.deadline is not None:
-            self.timeout = max(0.0, self.deadline - time.time())
+        if self.timeout is not None:
+            self.timeout = max(0.0, self._due - asyncio.get_running_loop().time())
         watch = self.end()
         self._timers = self._watch = None
         return watch

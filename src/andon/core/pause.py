@@ -9,7 +9,6 @@ lays the token down and then looks for a cancel; a cancel is entered first and t
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import contextlib
 from collections.abc import Mapping
@@ -45,8 +44,9 @@ class Pausing(Life):
 
     @property
     def interrupts(self) -> list[Interrupt]:
-        """The questions that are open."""
-        return self._progress.interrupts if self._progress is not None and self.is_paused else []
+        """The questions that are open. One whose call was cancelled alone is not, any more."""
+        work = getattr(self, "_work", None)  # let go of at the end
+        return work.progress().interrupts if work is not None and self.is_paused else []
 
     async def _pause(self) -> bool:
         """Hold nothing from here on. False if a cancel was quicker: then the run goes on to its end."""
@@ -54,57 +54,69 @@ class Pausing(Life):
             await watch.wait()
         progress = self._progress = self._work.progress()
         await self._keep(self, self._make_record(RunStatus.paused, progress), progress.messages)
+        # A cancel that still wakes this loop was entered before, and is seen here; a later one finds the token.
+        self.signal.unbind()
         if self.signal.fate is not None:
             return False
         self.phase, self._stage = Phase.paused, RunStatus.paused
         self.journal.rest(RunEvent.run_paused, interrupts=progress.interrupts)
+        task, self._task = self._task, None  # its end is not the run's
         self._token = [None]  # from here on, someone else may go on with it
-        if self.signal.fate is not None and self._take_token():
+        if self.signal.fate is not None and self._take(self._token):
+            self._task = task
             return False
         self.journal.waiters.wake()
         self._waiters.wake()
         return True
 
-    def _take_token(self) -> bool:
+    def _take(self, token: list[None] | None) -> bool:
         """True for one caller alone, which decides how the run goes on."""
-        if self._token:
+        if token:
             with contextlib.suppress(IndexError):
-                self._token.pop()
+                token.pop()
+                self.journal.resting = False
                 return True
         return False
 
     def ask(self, request: CancelRequest, batch: Batch | None = None) -> CancelOutcome:
         outcome = super().ask(request, batch)
-        if outcome and self._take_token():
-            # A raw thread: the portal takes locks, and this may be a signal handler that interrupted their holder.
-            _thread.start_new_thread(self._hand_over, ())
+        if outcome and self._take(self._token):
+            self._hand_over_soon()
         return outcome
 
     def check_answers(self, answers: Mapping[str, Any]) -> None:
         """Raise if these are not the answers to the questions that are open."""
+        if not isinstance(answers, Mapping):
+            raise TypeError(f"answers must be a dict by the questions' ids, not {type(answers).__name__}")
         if not self.is_paused:
             raise NotContinuableError(f"run {self.run_id!r} is {self.status.name}: it has no open questions")
-        asked = {interrupt.id for interrupt in self.interrupts}
-        problems = [f"there is no question {key!r}" for key in answers.keys() - asked]
-        problems += [f"no answer to {key!r}" for key in asked - answers.keys()]
+        assert self._progress is not None
+        asked, still_open = self._progress.interrupts, self.interrupts
+        problems = [f"there is no question {key!r}" for key in answers.keys() - {interrupt.id for interrupt in asked}]
+        problems += [f"no answer to {key!r}" for key in {interrupt.id for interrupt in still_open} - answers.keys()]
+        problems += [
+            f"{interrupt.id!r} asks for approval: {answers[interrupt.id]!r} is neither a yes (True) nor a no (False)"
+            for interrupt in still_open
+            if interrupt.approval and (value := answers.get(interrupt.id, True)) is not False and not value
+        ]
         if problems:
             raise AnswersError(
                 f"run {self.run_id!r} stays paused: {'; '.join(sorted(problems))}. Open are: {self.describe_open()}",
-                interrupts=self.interrupts,
+                interrupts=still_open,
             )
 
     def describe_open(self) -> str:
-        return ", ".join(f"{interrupt.id!r} ({interrupt.name})" for interrupt in self.interrupts)
+        return ", ".join(f"{interrupt.id!r} ({interrupt.name})" for interrupt in self.interrupts) or "no questions"
 
     def resume(self, answers: Mapping[str, Any]) -> None:
         """Go on with the answers of a person, on the running loop; or raise, and nothing has changed."""
         loop = asyncio.get_running_loop()
+        token = self._token  # of this pause: the answers are not those to another one's questions
         self.check_answers(answers)
-        if not self._take_token():
+        if not self._take(token):
             raise NotContinuableError(f"run {self.run_id!r} is {self.status.name}: someone else was quicker")
         self._work.answer(answers)
         check_step(self._stage, RunStatus.running)
         self.loop, self._stage = loop, RunStatus.running
-        self.journal.resting = False
         self.journal.add(RunEvent.run_continued)
         self._go()

@@ -115,6 +115,8 @@ class Interrupt(Struct, frozen=True, gc=False):
     name: str
     payload: Any = None
     call_id: str | None = None
+    approval: bool = False
+    """The call itself is to be approved: the answer is True, False, or `Deny("why")`."""
 
 
 class Deny(Struct, frozen=True, gc=False):
@@ -147,3 +149,5 @@ class RunResult(Struct, frozen=True):
     warnings: list[str]
     """What went wrong beside the run's work: hooks that failed or hung, a store that didn't answer."""
     metadata: dict[str, Any]
+    output: Any = None
+    """The answer as an `output_type`, if the run was given one and has completed."""

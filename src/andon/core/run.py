@@ -88,7 +88,9 @@ class Run(Pausing):
         elif not status.final:  # cancelled, or answered, a moment ago
             return None
         assert left is not None
-        conversation = self.session.messages if status is RunStatus.paused else self._conversation
+        # A run that was to go on with an earlier one, and did not come to it, has left nothing of its own.
+        settled = [] if status is RunStatus.paused else self._conversation
+        conversation = settled or self.session.messages
         return RunResult(
             self.run_id,
             self.session_id,
@@ -104,6 +106,7 @@ class Run(Pausing):
             fate.error if isinstance(fate, Failed) else None,
             list(self.warnings),
             self.metadata,
+            left.output,
         )
 
     def _check_begun(self) -> None:
@@ -176,6 +179,13 @@ class Run(Pausing):
         A run that had ended without a cancel has no receipt.
         """
         self.cancel(reason, by, mode, grace)
+        return await self.gone(timeout)
+
+    async def gone(self, timeout: float | None = None) -> Receipt | None:
+        """Wait, for `timeout` seconds at the most, until the run has ended and all of it is gone.
+
+        The receipt names what is left then; a run that nobody cancelled has none.
+        """
         try:
             async with asyncio.timeout(timeout):
                 await self._waiters.wait(self._is_gone)

@@ -14,10 +14,11 @@ from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
+from andon.core.archive import Archive
 from andon.core.receipt import CancelRequest, is_seconds
 from andon.core.session import Session
 from andon.core.signal import Batch, wake_all
-from andon.core.states import CancelMode, CancelOutcome
+from andon.core.states import CancelMode, CancelOutcome, RunStatus
 from andon.errors import ConfigurationError, RunIdTakenError
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Runtime:
         self._runs: dict[str, Life] = {}
         self._ended: set[str] = set()
         self._ended_order: deque[str] = deque()
+        self._archive: Archive | None = None
         self._sessions: WeakValueDictionary[SessionKey, Session] = WeakValueDictionary()
         self._lock = threading.Lock()
 
@@ -88,10 +90,40 @@ class Runtime:
         """The run with this id, if it has not ended yet."""
         return cast("Run | None", self._runs.get(run_id))  # there is no other kind of life
 
+    def recent(self, run_id: str) -> Run | None:
+        """The run with this id, also if it has ended not long ago and `keep_ended` was called."""
+        run = self._runs.get(run_id)  # first: a run that ends is in the archive before it leaves here
+        if run is None and self._archive is not None:
+            run = self._archive.find(run_id)
+        return cast("Run | None", run)
+
+    @property
+    def ended(self) -> list[Run]:
+        """The runs that have ended not long ago, oldest first, if `keep_ended` was called."""
+        return cast("list[Run]", [] if self._archive is None else self._archive.runs)
+
+    @property
+    def ended_counts(self) -> dict[RunStatus, int]:
+        """How many runs have ended since `keep_ended` was called, and how."""
+        return {} if self._archive is None else dict(self._archive.counts)
+
+    def keep_ended(self, seconds: float = 60.0, max_bytes: int = 64 * 2**20) -> None:
+        """Keep runs and their events readable for a while after their end, or for less where that takes more bytes.
+
+        Servers want this, for readers that come back. Otherwise an ended run is freed with its last handle.
+        """
+        if self._archive is None:
+            self._archive = Archive(seconds, max_bytes)
+
     @property
     def runs(self) -> list[Run]:
         """Every run that has not ended yet."""
         return cast("list[Run]", list(self._runs.copy().values()))
+
+    @property
+    def live(self) -> int:
+        """How many runs have not ended yet."""
+        return len(self._runs)
 
     def cancel_run(self, run_id: str, request: CancelRequest) -> CancelOutcome:
         run = self._runs.get(run_id)
@@ -155,6 +187,8 @@ class Runtime:
     def unregister(self, run: Life) -> None:
         self._ended.add(run.run_id)
         self._ended_order.append(run.run_id)
+        if self._archive is not None:
+            self._archive.add(run)
         self._runs.pop(run.run_id, None)
         if len(self._ended_order) > ENDED_KEPT:
             self._ended.discard(self._ended_order.popleft())

@@ -78,7 +78,7 @@ class Session:
             ahead = [other.run for other in self._places if other.bequest is None]  # the others have ended
             for other in ahead:
                 other.end_if_lost()
-            holder = next((other for other in ahead if not (other.is_cancelling or other.loop.is_closed())), None)
+            holder = next((other for other in ahead if not (other.is_cancelling or other.is_lost())), None)
             if holder is not None and on_busy == "reject":
                 if holder.status is RunStatus.paused:
                     raise SessionPausedError(

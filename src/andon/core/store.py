@@ -2,13 +2,14 @@
 """The seam to storage: where conversations and the records of runs are kept.
 
 A session's conversation is the messages of its runs, in the order in which the runs took their turn. `save` replaces
-what one run added, so it may be called again.
+what one run added, so it may be called again. A session is there once it was created, or once a run has left something
+in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Generator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -44,6 +45,15 @@ class RunRecord(Struct, frozen=True):
     """The run that this one goes on with: what that one added is part of what this one adds."""
     parent_run_id: str | None = None
     """The run inside which this one was started."""
+
+
+class SessionRecord(Struct, frozen=True, gc=False):
+    """What is kept of a session besides its conversation. The state is its users' own; no run reads it."""
+
+    key: SessionKey
+    state: dict[str, Any]
+    created_at: float
+    updated_at: float
 
 
 class _Done:
@@ -83,4 +93,33 @@ class Store(Protocol):
         """Take what a run added out of its session; the record stays. Raises `NotContinuableError` where later runs
         build on it. What the run had gone on with is part of the session again.
         """
+        ...
+
+
+@runtime_checkable
+class SessionStore(Store, Protocol):
+    """A store that can also say which sessions there are, and what each of them is: what servers address them by."""
+
+    async def history(self, session: SessionKey) -> list[tuple[RunRecord, list[Message]]]:
+        """The conversation by its runs: the record of each, and the messages that it added."""
+        ...
+
+    async def create_session(self, session: SessionKey, state: dict[str, Any]) -> SessionRecord | None:
+        """Make an empty session; None if it is there already."""
+        ...
+
+    async def find_session(self, session: SessionKey) -> SessionRecord | None:
+        """The session, if it is there."""
+        ...
+
+    async def list_sessions(self, agent_id: str, user_id: str | None) -> list[SessionRecord]:
+        """A user's sessions with an agent, oldest first."""
+        ...
+
+    async def update_session(self, session: SessionKey, delta: dict[str, Any]) -> SessionRecord | None:
+        """Set these keys of the session's state, and return what it is then; None if it is not there."""
+        ...
+
+    async def delete_session(self, session: SessionKey) -> bool:
+        """Forget the session and its conversation; the records of its runs may stay. False if it was not there."""
         ...

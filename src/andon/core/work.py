@@ -30,6 +30,8 @@ class Settlement(Struct, frozen=True, gc=False):
     """The calls that the end of the run cancelled."""
     interrupts: list[Interrupt] = []
     """The questions that are open, if it paused."""
+    output: Any = None
+    """The answer as what `output_type` asked for."""
 
 
 class Work(Protocol):

@@ -23,12 +23,22 @@ class ToolSpec(Struct, frozen=True, gc=False):
     """A JSON schema of an object."""
 
 
+class OutputSpec(Struct, frozen=True, gc=False):
+    """The form that an answer must have."""
+
+    name: str
+    schema: dict[str, Any]
+    """A JSON schema of an object."""
+
+
 class ModelRequest(Struct, frozen=True, gc=False):
     """What a model is asked."""
 
     messages: list[Message]
     instructions: str | None
     tools: list[ToolSpec]
+    output: OutputSpec | None = None
+    """If set, the answer's text must be JSON of this form. A model that can't see to it may leave it out."""
 
 
 class Sink(Protocol):
@@ -63,9 +73,13 @@ class Sink(Protocol):
         """What the call has cost so far; each report replaces the one before."""
         ...
 
+    def warn(self, text: str) -> None:
+        """Something that the caller should know and that is no failure; it becomes one of the result's warnings."""
+        ...
+
 
 class Model(Protocol):
-    """A language model."""
+    """A language model. It may also have a `provider`: who runs it, for people to read."""
 
     @property
     def id(self) -> str:

@@ -191,6 +191,8 @@ class ScriptedModel:
     items that don't set their own; with 0, each item is pushed at once and the loop gets its turn after it.
     """
 
+    provider = "Andon"
+
     def __init__(self, *turns: Turn, then: Turn = "OK.", pace: float = 0.0, id: str = "scripted") -> None:
         self.id = id
         self.pace = pace

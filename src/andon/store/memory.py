@@ -7,46 +7,54 @@ Nothing in it waits, so each call is done in one step, whatever cancels it.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Sequence
 from itertools import chain
+from typing import Any
 
-from andon.core.store import DONE, RunRecord, SessionKey
+from andon.core.store import DONE, RunRecord, SessionKey, SessionRecord
 from andon.errors import NotContinuableError, UnknownRunError
 from andon.messages import Message
 
 RECORDS_KEPT = 10_000
 
-# The time is part of it: an id may come again when nobody remembers it, and must then replace nothing.
-_Key = tuple[str, float]
 
+class _Kept:
+    """A session, as it is kept."""
 
-class _Part:
-    """What one run added to a session."""
+    __slots__ = ("created_at", "runs", "state", "updated_at")
 
-    __slots__ = ("continues", "messages")
+    def __init__(self, created_at: float, state: dict[str, Any] | None = None) -> None:
+        self.created_at = self.updated_at = created_at
+        self.state = dict(state or {})
+        self.runs: dict[tuple[str, float], tuple[RunRecord, list[Message]]] = {}
 
-    def __init__(self, messages: Sequence[Message], continues: str | None) -> None:
-        self.messages, self.continues = list(messages), continues
+    def record(self, key: SessionKey) -> SessionRecord:
+        return SessionRecord(key, dict(self.state), self.created_at, self.updated_at)
 
 
 class MemoryStore:
-    """Conversations live as long as the store; of ended runs the records of the last 10,000 are kept."""
+    """Conversations live as long as the store; of ended runs the records of the last 10,000 can be found by id."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # runs of one agent may live on several threads; nothing waits under it
-        self._sessions: dict[SessionKey, dict[_Key, _Part]] = {}
+        self._sessions: dict[SessionKey, _Kept] = {}
         self._records: dict[str, RunRecord] = {}
         self._ended: deque[str] = deque()  # a dict that loses its first keys is slow to find its first one
 
     async def load(self, session: SessionKey) -> list[Message]:
         with self._lock:
-            return list(chain.from_iterable(part.messages for part in self._parts(session).values()))
+            return list(chain.from_iterable(messages for _, messages in self._parts(session).values()))
 
     def save(self, record: RunRecord, messages: Sequence[Message]) -> Awaitable[None]:
         with self._lock:
-            key = (record.run_id, record.created_at)
-            self._sessions.setdefault(record.session, {})[key] = _Part(messages, record.continues)
+            kept = self._sessions.get(record.session)
+            if kept is None:
+                kept = self._sessions[record.session] = _Kept(record.created_at)
+            # The time is part of the key: an id may come again when nobody remembers it, and then replaces nothing.
+            kept.runs[record.run_id, record.created_at] = record, list(messages)
+            kept.updated_at = time.time()
             before, self._records[record.run_id] = self._records.get(record.run_id), record
             if record.status.final and not (before is not None and before.status.final):
                 self._ended.append(record.run_id)
@@ -62,23 +70,57 @@ class MemoryStore:
         with self._lock:
             record = self._records.get(run_id)
             part = None if record is None else self._parts(record.session).get((run_id, record.created_at))
-            return None if part is None else list(part.messages)
+            return None if part is None else list(part[1])
 
     async def take_back(self, run_id: str) -> None:
         with self._lock:
             record = self._records.get(run_id)
             if record is None:
                 raise UnknownRunError(f"there is no run {run_id!r}")
-            parts = {key: part for key, part in self._parts(record.session).items() if part.messages}
+            parts = {key: part for key, part in self._parts(record.session).items() if part[1]}
             key = (run_id, record.created_at)
             if key not in parts:
                 raise NotContinuableError(f"run {run_id!r} is not part of its session: it was taken back or continued")
             if key != next(reversed(parts)):
                 raise NotContinuableError(f"run {run_id!r} can't be taken back: later runs build on it")
-            del self._sessions[record.session][key]
+            del self._sessions[record.session].runs[key]
 
-    def _parts(self, session: SessionKey) -> dict[_Key, _Part]:
-        """The parts of a conversation: without those that a later run has gone on with."""
-        parts = self._sessions.get(session, {})
-        taken_up = {part.continues for part in parts.values() if part.continues is not None}
-        return {key: part for key, part in parts.items() if key[0] not in taken_up} if taken_up else parts
+    def _parts(self, session: SessionKey) -> dict[tuple[str, float], tuple[RunRecord, list[Message]]]:
+        """A conversation by its runs, without those that a later one has gone on with."""
+        kept = self._sessions.get(session)
+        runs = {} if kept is None else kept.runs
+        taken_up = {record.continues for record, _ in runs.values() if record.continues is not None}
+        return {key: part for key, part in runs.items() if key[0] not in taken_up} if taken_up else runs
+
+    async def history(self, session: SessionKey) -> list[tuple[RunRecord, list[Message]]]:
+        with self._lock:
+            return list(self._parts(session).values())
+
+    async def create_session(self, session: SessionKey, state: dict[str, Any]) -> SessionRecord | None:
+        with self._lock:
+            if session in self._sessions:
+                return None
+            kept = self._sessions[session] = _Kept(time.time(), state)
+            return kept.record(session)
+
+    async def find_session(self, session: SessionKey) -> SessionRecord | None:
+        with self._lock:
+            kept = self._sessions.get(session)
+            return None if kept is None else kept.record(session)
+
+    async def list_sessions(self, agent_id: str, user_id: str | None) -> list[SessionRecord]:
+        with self._lock:
+            return [kept.record(key) for key, kept in self._sessions.items() if key[:2] == (agent_id, user_id)]
+
+    async def update_session(self, session: SessionKey, delta: dict[str, Any]) -> SessionRecord | None:
+        with self._lock:
+            kept = self._sessions.get(session)
+            if kept is None:
+                return None
+            kept.state.update(delta)
+            kept.updated_at = time.time()
+            return kept.record(session)
+
+    async def delete_session(self, session: SessionKey) -> bool:
+        with self._lock:
+            return self._sessions.pop(session, None) is not None

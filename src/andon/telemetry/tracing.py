@@ -320,8 +320,9 @@ def _finish_reason(blocks: Sequence[Block], cut: bool, error: Exception | None) 
 
 
 def _provider_of(model: object) -> str:
-    """As the conventions call it: what the model says, or the file that it comes from."""
-    if isinstance(said := getattr(model, "provider", None), str):
-        return said
+    """As the conventions call it: by the file that it comes from, or by what the model says for people to read."""
     package, _, rest = type(model).__module__.partition(".models.")
-    return _PROVIDERS.get(rest.partition(".")[0], "andon") if package == "andon" else package.partition(".")[0]
+    if package == "andon":
+        return _PROVIDERS.get(rest.partition(".")[0], "andon")
+    said = getattr(model, "provider", None)
+    return said.lower() if isinstance(said, str) else package.partition(".")[0]

@@ -12,6 +12,7 @@
 It runs the scenario once, in virtual time, and counts the steps; then once more for every step, with one injection
 exactly before it. What must stay true: an exploration without problems means that every step was tried, and that after
 each the run had ended properly, the conversation was valid, nothing was left behind, and the next prompt was answered.
+A run that is paused at the end is cancelled first, and must then have ended as properly.
 
 Start with `explore`; `stage` performs a scenario once, `injections` says what is done to it, `invariants` what must
 hold afterwards.
@@ -192,6 +193,7 @@ class _Theatre:
                 self._check(stage.runs)
             except Exception as error:  # noqa: BLE001 - reported: this is how a check says what is wrong
                 stage.problems.append(f"the check failed: {describe(error).splitlines()[0]}")
+        stage.end_pauses()
         if self._next_prompt is not None:
             stage.talk_on(self._next_prompt)
         stage.check_threads()

@@ -103,7 +103,7 @@ class CancelRun(Moment):
         if self.number >= len(stage.runs):
             return False
         run = stage.runs[self.number]
-        stage.watched, stage.ended_before = run, run.status.final
+        stage.watched, stage.ended_before, stage.was_paused = run, run.status.final, run.is_paused
         if self.within is not None:
             stage.time_run(run)
         self._ask(stage, run, self.cancel.mode)
@@ -119,6 +119,8 @@ class CancelRun(Moment):
         request = CancelRequest.make(reason=REASON, mode=mode, grace=self.cancel.grace)
         stage.outcomes.append(run.runtime.cancel_run(run.run_id, request))
         wait = 0.0 if request.mode is CancelMode.now else request.grace
+        if stage.was_paused:  # it is ended on another thread, in real time
+            return
         if wait is not None and self.within is not None:
             stage.deadline = min(stage.deadline, stage.loop.time() + wait + self.within)
 
@@ -223,7 +225,7 @@ class LeaveStream(Injection):
 
 def _check_left(stage: Stage) -> Iterator[str]:
     run = stage.watched
-    if run is None or stage.ended_before:
+    if run is None or stage.ended_before or stage.was_paused:  # to leave a paused run is not to cancel it
         return
     receipt = run.make_result().receipt if run.status is RunStatus.cancelled else None
     if receipt is None or receipt.cause is not CancelCause.caller:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for every run that has ended, however it ended: the promises of the design, as functions.
+"""What holds for every run that has ended, however it ended, or waits for a person: the promises, as functions.
 
 Each yields sentences about what is wrong, and nothing if all is well. What must stay true: they look only, at what a
 user could see as well (events, status, result, receipt, conversation, store), and never raise for a broken run.
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from andon.agent.calls import ASKING, NOT_APPROVED, OUT_OF_TIME
 from andon.agent.settle import MARKERS
 from andon.core.events import TERMINAL_EVENT, Event, RunEvent
 from andon.core.receipt import Receipt, RunResult
@@ -36,25 +37,28 @@ LETS = {
     CancelMode.after_tools: {ToolOutcome.completed, ToolOutcome.not_started},
     CancelMode.after_turn: {ToolOutcome.completed},
 }
-"""What may have become of a call if no stronger mode was asked for."""
+"""What may have become of a call if no stronger mode was asked for. One that asks a person ends in every mode."""
 
 _objections: dict[bytes, list[str]] = {}
 
 
 def check_run(run: Run) -> Iterator[str]:
-    """Everything that one ended run shows by itself."""
-    if not run.status.final:
+    """Everything that one run shows by itself, which has ended or is paused."""
+    if not (run.status.final or run.is_paused):
         yield f"the run has not ended: it is {run.status.name}, in phase {run.phase.name}"
         return
-    events = list(run.journal.events)
-    yield from check_events(run, events)
+    yield from check_events(run, run.journal.events)
+    events = [event for event in run.journal.events if event.run_id == run.run_id]
+    if run.is_paused:
+        yield from check_paused(run, run.make_result(), events)
+        return
     try:
         result, own = run.make_result(), run.settlement.messages
     except Exception as error:  # noqa: BLE001 - reported: a run without a result is what we look for
         yield f"the run has no result: {describe(error)}"
         return
     yield from check_result(run, result, events)
-    yield from check_calls(own, events)
+    yield from check_calls(own, events, carried=run.continues is not None)
     yield from check_conversation(result.messages)
     if run.status is RunStatus.cancelled:
         yield from check_cancelled(run, result, own, events)
@@ -66,20 +70,44 @@ def check_run(run: Run) -> Iterator[str]:
 
 
 def check_events(run: Run, events: Sequence[Event]) -> Iterator[str]:
-    """One beginning, one end, no gaps."""
-    kinds = [event.event for event in events]
+    """One beginning, one end, no gaps; and events of other runs only if those are children that show theirs here."""
     if [event.seq for event in events] != list(range(1, len(events) + 1)):
         yield f"the sequence numbers are {[event.seq for event in events]}"
+    shown = {event.run_id for event in events if event.parent_run_id is not None} - {run.run_id}
+    events = [event for event in events if event.run_id not in shown]
+    kinds = [event.event for event in events]
     if kinds[:1] != [RunEvent.run_started] or kinds.count(RunEvent.run_started) != 1:
         yield "run_started is not the first event, or not the only one of its kind"
     terminal = [kind.name for kind in kinds if kind.terminal]
-    if len(terminal) != 1 or not kinds[-1].terminal:
+    if not run.is_paused and (len(terminal) != 1 or not kinds[-1].terminal):
         yield f"there must be one terminal event, the last one; there are {terminal}, the last is {kinds[-1].name}"
-    if not run.journal.closed:
-        yield "the run has ended, but its readers are not told so"
+    if run.journal.closed is run.is_paused:
+        yield f"the run {'is paused' if run.is_paused else 'has ended'}, but its readers are not told so"
+    turns = [kind for kind in kinds if kind in (RunEvent.run_paused, RunEvent.run_continued)]
+    if any((kind is RunEvent.run_continued) is not bool(place % 2) for place, kind in enumerate(turns)):
+        yield f"pauses and continuations must take turns; there are {', '.join(kind.name for kind in turns)}"
     ids = {(event.run_id, event.session_id, event.agent_id) for event in events}
     if ids != {(run.run_id, run.session_id, run.agent_id)}:
         yield f"the events name other runs, sessions or agents: {sorted(ids)}"
+
+
+def check_paused(run: Run, result: RunResult, events: Sequence[Event]) -> Iterator[str]:
+    """No end yet, and what it asks is said."""
+    last = events[-1]
+    if ends := [event.event.name for event in events if event.event.terminal]:
+        yield f"the run is paused, but there is {', '.join(ends)}"
+    if last.event is not RunEvent.run_paused or not run.journal.resting:
+        yield f"the run is paused, but its last event is {last.event.name}, or its readers don't end there"
+    said = (result.status, result.stop_reason, result.receipt, result.error)
+    if said != (RunStatus.paused, StopReason.interrupt, None, None):
+        yield f"the run is paused, but its result says {said}"
+    asked = [question.call_id for question in last.interrupts or ()]
+    if not asked or not {question.call_id for question in run.interrupts} <= set(asked):
+        yield f"run_paused asks {last.interrupts}, but open are {run.interrupts}"
+    calls = {call.id for message in result.messages for call in message.tool_calls}
+    ended = {_call_id(event) for event in events if event.event in ENDS}
+    if wrong := [call_id for call_id in asked if call_id not in calls or call_id in ended]:
+        yield f"it asks for the calls {wrong}, which are not there, or have ended"
 
 
 def check_result(run: Run, result: RunResult, events: Sequence[Event]) -> Iterator[str]:
@@ -107,9 +135,13 @@ def check_result(run: Run, result: RunResult, events: Sequence[Event]) -> Iterat
 # -- tools ------------------------------------------------------------------------------------------------------------
 
 
-def check_calls(own: Sequence[Message], events: Sequence[Event]) -> Iterator[str]:
-    """Each call of the conversation has one end, and the result in the conversation is that end's."""
+def check_calls(own: Sequence[Message], events: Sequence[Event], carried: bool = False) -> Iterator[str]:
+    """Each call of the conversation has one end, and the result in the conversation is that end's.
+
+    With `carried`, the run has gone on with an earlier one, and some calls ended there.
+    """
     starts = Counter(_call_id(event) for event in events if event.event is RunEvent.tool_call_started)
+    asked = Counter(question.call_id for event in events for question in event.interrupts or ())
     ends: dict[str, list[Event]] = {}
     for event in events:
         if event.event in ENDS:
@@ -120,8 +152,10 @@ def check_calls(own: Sequence[Message], events: Sequence[Event]) -> Iterator[str
         yield f"there are events of the tool call {call_id!r}, which the conversation does not have"
     for call_id in calls:
         mine = ends.get(call_id, [])
-        if starts[call_id] > 1:
+        if starts[call_id] > 1 + asked[call_id]:  # with an answer it is entered again
             yield f"the tool call {call_id!r} started {starts[call_id]} times"
+        if carried and not mine and starts[call_id] == 0 and call_id in results:
+            continue
         if len(mine) != 1:
             yield f"the tool call {call_id!r} must have one end; it has {[event.event.name for event in mine]}"
         elif call_id in results:
@@ -142,6 +176,9 @@ def _check_end(end: Event, started: bool, result: ToolResult) -> Iterator[str]:
             yield f"{name} was cancelled, which its result does not say: {result.content!r}"
         if (end.tool.outcome is ToolOutcome.not_started) is started:
             yield f"{name} has the outcome {end.tool.outcome}, but {'did' if started else 'did not'} start"
+    elif end.event is RunEvent.tool_call_error and end.tool.outcome in OUT_OF_TIME:
+        if OUT_OF_TIME[end.tool.outcome] not in result.content:
+            yield f"{name} has the outcome {end.tool.outcome}, which its result does not say: {result.content!r}"
     elif end.tool.outcome is not ToolOutcome.completed:
         yield f"{name} ended with {end.event.name} and the outcome {end.tool.outcome}"
 
@@ -161,7 +198,8 @@ def check_cancelled(run: Run, result: RunResult, own: Sequence[Message], events:
         return
     marker = Text(MARKERS[receipt.cause])
     texts = [block for block in result.message.content if isinstance(block, Text)]
-    if result.message.role != "assistant" or texts[-1:] != [marker]:
+    # Without messages of its own it was to go on with an earlier run, whose marker is the last word.
+    if own and (result.message.role != "assistant" or texts[-1:] != [marker]):
         yield f"the conversation must end with {marker.text!r}; its last message is {result.message}"
     yield from _check_receipt(run, receipt, result, own, events)
     kinds = [event.event for event in events]
@@ -189,14 +227,34 @@ def _check_receipt(
     if receipt.latency < 0 or receipt.stopped_at < receipt.requested_at:
         yield f"the receipt's latency is {receipt.latency}"
     calls = [call.id for message in own for call in message.tool_calls]
+    if run.continues is not None:  # the calls of the run that it went on with are in that one's receipt
+        ended = {_call_id(event) for event in events if event.event in ENDS}
+        calls = [call for call in calls if call in ended]
     if sorted(tool.call_id for tool in receipt.tools) != sorted(calls):
         yield f"the receipt names the calls {[tool.call_id for tool in receipt.tools]}, the conversation has {calls}"
     told = {_call_id(event): event.tool.outcome for event in events if event.event in ENDS and event.tool is not None}
+    alone = {_call_id(event) for event in events if _ended_alone(event)} | _answered(events)
+    asking = any(result.content in (ASKING, NOT_APPROVED) for message in own for result in message.tool_results)
     for tool in receipt.tools:
         if told.get(tool.call_id) != tool.outcome:
             yield f"the receipt says {tool.outcome} of call {tool.call_id!r}, its event {told.get(tool.call_id)}"
+        if asking or tool.call_id in alone:
+            continue
         if tool.outcome not in LETS.get(receipt.mode, {tool.outcome}):
             yield f"mode {receipt.mode.value} lets calls finish, but {tool.call_id!r} is {tool.outcome.value}"
+
+
+def _answered(events: Sequence[Event]) -> set[str]:
+    """The calls whose tool asked a person, and was not entered again with the answer."""
+    starts = Counter(_call_id(event) for event in events if event.event is RunEvent.tool_call_started)
+    asked = Counter(str(question.call_id) for event in events for question in event.interrupts or ())
+    return {call_id for call_id, times in starts.items() if times <= asked[call_id]}
+
+
+def _ended_alone(event: Event) -> bool:
+    """Its own time was up, or someone cancelled this call, and said why."""
+    cancelled = event.event is RunEvent.tool_call_cancelled and event.reason is not None
+    return cancelled or event.event is RunEvent.tool_call_error
 
 
 # -- what is left -----------------------------------------------------------------------------------------------------
@@ -216,15 +274,20 @@ def check_stored(run: Run, others: Sequence[Run], stored: Sequence[Message], rec
     """The store has what the run left: its messages, once, together and in order, and how it ended."""
     if stored != run.session.messages:
         yield f"the session has {_roles(run.session.messages)}, the store {_roles(stored)}"
-    own = run.settlement.messages
-    wanted = 1 + sum(other.settlement.messages == own for other in others)  # two runs may have said the same
+    own = _left_by(run)
+    wanted = 1 + sum(_left_by(other) == own for other in others)  # two runs may have said the same
     found = sum(list(stored[n : n + len(own)]) == own for n in range(len(stored) - len(own) + 1))
-    if found != wanted:
+    if own and found != wanted:
         yield f"the store must have {_roles(own)} {_times(wanted)}, but has it {_times(found)}: {_roles(stored)}"
     if record is None:
         yield "the store has no record of the run"
     elif (record.status, record.receipt) != (run.status, run.make_result().receipt):
         yield f"the run is {run.status.name}, the store's record says {record.status.name}, or has another receipt"
+
+
+def _left_by(run: Run) -> list[Message]:
+    """What a run has added to its session, so far."""
+    return run.session.tail if run.is_paused else run.settlement.messages
 
 
 def _times(count: int) -> str:

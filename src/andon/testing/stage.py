@@ -24,7 +24,7 @@ from andon.agent.loop import Loop
 from andon.core.limits import Limits
 from andon.core.run import Run, spectator
 from andon.core.states import CancelOutcome, RunStatus
-from andon.errors import AndonError, describe
+from andon.errors import AndonError, SessionPausedError, describe
 from andon.messages import user
 from andon.testing.injections import Injection
 from andon.testing.invariants import check_run, check_stored
@@ -72,7 +72,7 @@ class Stage:
         self.problems: list[str] = []
         self.situations: list[Situation] = []
         # What the injection did, and to whom.
-        self.injected = self.host_cancelled = self.ended_before = False
+        self.injected = self.host_cancelled = self.ended_before = self.was_paused = False
         self.leaving: tuple[int, int, Way] | None = None
         self.outcomes: list[CancelOutcome] = []
         self.watched: Run | None = None
@@ -92,6 +92,8 @@ class Stage:
         try:
             self._play(self.task)
             self._play(self._crew(self._wind_up()))
+            while not all(run.at_rest for run in self.runs):  # a paused one, cancelled while we looked after others
+                self._play(self._crew(self._wind_up()))
         except StandstillError as error:
             if may_stall:
                 self._note("standstill")
@@ -136,8 +138,8 @@ class Stage:
             await asyncio.sleep(0)
 
     def _expects(self) -> bool:
-        """A run whose task is gone is ended by the portal, on a thread of its own."""
-        return any(run._task is not None and run._task.done() and not run._settled for run in self.runs)
+        """A run whose task is gone is ended by the portal, on a thread of its own; unless it is paused."""
+        return any((run._task is None or run._task.done()) and not run.at_rest for run in self.runs)
 
     # -- what is seen of it -------------------------------------------------------------------------------------------
 
@@ -155,6 +157,7 @@ class Stage:
 
     def note_leaving(self, run: Run) -> None:
         self.injected, self.watched, self.ended_before = True, run, run.signal.fate is not None
+        self.was_paused = run.is_paused
 
     def _watch(self, callback: Callable[..., object]) -> None:
         self._note(_label(callback))
@@ -212,19 +215,23 @@ class Stage:
                 yield f"a task was left behind: {name_of(task)} in {where(task)}"
 
     def _check_lists(self) -> Iterator[str]:
-        """Nobody counts an ended run among those in flight."""
+        """Nobody counts an ended run among those in flight, and everybody a paused one."""
+        held = {id(run.session) for run in self.runs if run.is_paused}
         for number, run in enumerate(self.runs, 1):
-            if run in run.runtime.runs:
-                yield f"run {number}: its runtime counts it as in flight"
-            if run in run._cord.live.values():
-                yield f"run {number}: its agent counts it as in flight"
-            if run.session._places:
+            counts = "does not count" if run.is_paused else "counts"
+            if (run in run.runtime.runs) is not run.is_paused:
+                yield f"run {number}: its runtime {counts} it as in flight"
+            if (run in run._cord.live.values()) is not run.is_paused:
+                yield f"run {number}: its agent {counts} it as in flight"
+            if len(run.session._places) != (id(run.session) in held):
                 yield f"run {number}: its session still has a line of {len(run.session._places)}"
 
     async def _check_stores(self) -> None:
         for number, run in enumerate(self.runs, 1):
             store = run.runtime.store
             assert store is not None
+            if await store.added(run.run_id) is None:  # rolled back, or gone on with
+                continue
             stored, record = await store.load(run.session.key), await store.find(run.run_id)
             others = [other for other in self.runs if other.session is run.session and other is not run]
             self.problems += (f"run {number}: {p}" for p in check_stored(run, others, stored, record))
@@ -245,6 +252,24 @@ class Stage:
 
     # -- talking on ---------------------------------------------------------------------------------------------------
 
+    def end_pauses(self) -> None:
+        """A run that still waits for a person refuses the next prompt, and can be cancelled like any other."""
+        for number, (run, plan) in enumerate(zip(self.runs, self._plans, strict=True), 1):
+            if run.is_paused and plan is not None:
+                self._bounded(self._end_pause(number, run, plan), "the cancel of a paused run")
+
+    async def _end_pause(self, number: int, run: Run, plan: Plan) -> None:
+        try:
+            self._make(run, plan, "Hello?").begin()
+            self.problems.append(f"run {number} is paused, but another one could begin in its session")
+        except SessionPausedError:
+            pass
+        run.cancel()
+        await run.attend()
+        if run.status is not RunStatus.cancelled:
+            self.problems.append(f"run {number} was cancelled in its pause, but is {run.status.name}")
+        self.problems += (f"run {number}, cancelled in its pause: {problem}" for problem in check_run(run))
+
     def talk_on(self, prompt: str) -> None:
         """The next prompt, in every session: the same agent answers it."""
         latest = {id(run.session): (run, plan) for run, plan in zip(self.runs, self._plans, strict=True)}
@@ -254,16 +279,7 @@ class Stage:
 
     async def _ask(self, before: Run, plan: Plan, prompt: str) -> None:
         messages = before.session.messages
-        run = Run(
-            before.runtime,
-            before._cord,
-            before.session,
-            uuid.uuid4().hex,
-            on_busy="reject",
-            limits=Limits(None, None),
-            metadata={},
-        )
-        run.employ(Loop(plan, run, [user(prompt)], None))
+        run = self._make(before, plan, prompt)
         try:
             run.begin()
         except AndonError as error:
@@ -277,6 +293,20 @@ class Stage:
         elif run.session.messages[: len(messages) + 1] != [*messages, user(prompt)]:
             self.problems.append("the next prompt did not go on with the conversation as it was")
         self.problems += (f"the next prompt: {problem}" for problem in check_run(run))
+
+    def _make(self, before: Run, plan: Plan, prompt: str) -> Run:
+        """Another run of the same agent, in the same session."""
+        run = Run(
+            before.runtime,
+            before._cord,
+            before.session,
+            uuid.uuid4().hex,
+            on_busy="reject",
+            limits=Limits(None, None),
+            metadata={},
+        )
+        run.employ(Loop(plan, run, [user(prompt)], None))
+        return run
 
     # -- clearing away ------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,9 @@ from itertools import count
 
 MAX_REQUEST = 64 * 1024 * 1024
 
+ACCEPTING_TURNS = 4
+"""How many turns of the loop lie, at the most, between accepting a connection and `connection_made`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -210,6 +213,11 @@ class Server:
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stop.wait()
+        # What was accepted a moment ago becomes a connection only now, and only while the server is open.
+        for listening in server.sockets:
+            self._loop.remove_reader(listening.fileno())
+        for _ in range(ACCEPTING_TURNS):
+            await asyncio.sleep(0)
         server.close()
         open_ones = list(self.connections)
         for connection in open_ones:

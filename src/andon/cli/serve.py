@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`andon serve module:agent`: agents over HTTP, until a signal.
+
+Here is what users may say, and get wrong; the serving itself is `andon.server.serving`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from andon.agent.agent import Agent
+from andon.cli.mistake import Mistake
+from andon.errors import ConfigurationError, describe
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("serve", help="serve agents over HTTP", description=__doc__.splitlines()[0])
+    parser.add_argument("agents", nargs="+", metavar="module:agent", help="an Agent, or a list of them, in a module")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (%(default)s: this machine only)")
+    parser.add_argument("--port", type=_port, default=7777, help="the port; 0 picks a free one (%(default)s)")
+    parser.add_argument("--root-path", default="", help="the prefix that a proxy in front takes off")
+    parser.add_argument(
+        "--drain", type=_seconds, default=10.0, metavar="SECONDS", help="what runs get to finish in (%(default)s)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        from andon.server import create_app
+        from andon.server.serving import serve
+    except ImportError as error:
+        raise Mistake(f'the server is an extra ({error}): pip install "andon[server]"') from error
+    # As `python -m` does it: what is here can be imported.
+    sys.path.insert(0, os.getcwd())
+    agents = [agent for name in options.agents for agent in find_agents(name)]
+    try:
+        app = create_app(agents, drain=options.drain)
+    except ConfigurationError as error:
+        raise Mistake(str(error)) from None
+    with bound(options.host, options.port) as listener:
+        serve(app, listener, options.root_path)
+    return 0
+
+
+def find_agents(name: str) -> list[Agent]:
+    """The agent, or the agents, that `module:name` means."""
+    module_name, colon, attribute = name.partition(":")
+    if not (module_name and colon and attribute):
+        raise Mistake(f"{name!r} names no agent: write module:agent, for instance main:agent for `agent` in main.py")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise Mistake(f"{module_name!r} can't be imported: {describe(error)}") from error
+        raise Mistake(f"there is no module {module_name!r} here ({os.getcwd()}) or among what is installed") from None
+    except Exception as error:
+        raise Mistake(f"{module_name!r} can't be imported: {describe(error)}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            agents = (
+                [key for key, value in vars(found).items() if isinstance(value, Agent)] if part == attribute else []
+            )
+            hint = f"; the agents in it are: {', '.join(agents)}" if agents else ""
+            raise Mistake(f"there is no {attribute!r} in {module_name!r}{hint}")
+        found = getattr(found, part)
+    agents = list(found) if isinstance(found, list | tuple) else [found]
+    for agent in agents:
+        if not isinstance(agent, Agent):
+            raise Mistake(f"{name!r} is {agent!r}, which is no Agent")
+    return agents
+
+
+@contextlib.contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens there."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise Mistake(f"can't listen on {host}: {error}") from None
+    with listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _notice_the_vanished(listener)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            raise Mistake(f"can't listen on {host}, port {port} ({error}): choose another with --port") from None
+        yield listener
+
+
+def _notice_the_vanished(listener: socket.socket) -> None:
+    """Connections inherit this: a peer that has gone without a goodbye is given up after two minutes at the latest."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in {"KEEPIDLE": 15, "KEEPINTVL": 5, "KEEPCNT": 3, "USER_TIMEOUT": 120_000}.items():
+        if (option := getattr(socket, f"TCP_{name}", None)) is not None:  # not every system has all of them
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port < 65536:  # the system would take the rest of a division for it
+        raise argparse.ArgumentTypeError("it is a number from 0 to 65535")
+    return port
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError("it is a number of seconds, 0 or more")
+    return seconds

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that ended not long ago, for whoever comes late: a reader that reconnects, a client that asks how it went.
+
+A server switches this on (`Runtime.keep_ended`); without it an ended run is freed with its last handle. What is held is
+bounded twice: by time, kept by one timer, and by bytes, where the oldest go first. The store knows more, for longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter, deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from andon.core.events import Event
+    from andon.core.life import Life
+    from andon.core.states import RunStatus
+
+EVENT_BYTES = 250
+"""What an event weighs besides its text, roughly."""
+
+
+class Archive:
+    """Ended runs and their journals, for `seconds`, and at the most `max_bytes` of them."""
+
+    def __init__(self, seconds: float, max_bytes: int) -> None:
+        self.seconds, self.max_bytes = seconds, max_bytes
+        self.held = 0
+        """The bytes that are held, roughly."""
+        self.counts: Counter[RunStatus] = Counter()
+        """How many runs have ended so far, and how."""
+        self._runs: dict[str, Life] = {}
+        self._sizes: dict[str, int] = {}
+        self._order: deque[tuple[float, str]] = deque()
+        self._lock = threading.Lock()  # runs end on any loop; nothing waits under it, and a cancel never takes it
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    def find(self, run_id: str) -> Life | None:
+        return self._runs.get(run_id)
+
+    @property
+    def runs(self) -> list[Life]:
+        return list(self._runs.copy().values())
+
+    def add(self, run: Life) -> None:
+        """Keep a run that ends, on its own loop."""
+        now = time.monotonic()
+        with self._lock:
+            self.counts[run.status] += 1
+            self._runs[run.run_id] = run
+            self._order.append((now, run.run_id))
+            self._drop(now)
+        # Later, because it takes a while, and someone waits for the event that the run is about to write.
+        asyncio.get_running_loop().call_soon(self._weigh, run)
+        # A timer whose loop was closed never fires: the next run that ends sets another one.
+        if self._timer is None or now > self._due + self.seconds:
+            self._arm(now)
+
+    def _weigh(self, run: Life) -> None:
+        size = sum(map(_weight, run.journal.events.copy()))
+        with self._lock:
+            if run.run_id in self._runs:
+                self._sizes[run.run_id] = size
+                self.held += size
+                self._drop(time.monotonic())
+
+    def sweep(self) -> None:
+        """Let go of what is too old."""
+        now = time.monotonic()
+        with self._lock:
+            self._drop(now)
+        self._timer = None
+        if self._order:
+            self._arm(now)
+
+    def _arm(self, now: float) -> None:
+        self._due = now + self.seconds
+        self._timer = asyncio.get_running_loop().call_later(self.seconds, self.sweep)
+
+    def _drop(self, now: float) -> None:
+        while self._order and (self._order[0][0] + self.seconds <= now or self.held > self.max_bytes):
+            _, run_id = self._order.popleft()
+            self._runs.pop(run_id, None)
+            self.held -= self._sizes.pop(run_id, 0)
+
+
+def _weight(event: Event) -> int:
+    tool = event.tool
+    return EVENT_BYTES + len(event.content) + (0 if tool is None or tool.result is None else len(tool.result))

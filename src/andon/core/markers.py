@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words with which a conversation says that an answer was not finished.
+
+They are the last text of an assistant's message, and nobody else's: whoever finds one there knows that what stands
+before it was cut.
+"""
+
+from __future__ import annotations
+
+from andon.core.states import CancelCause
+from andon.messages import Message, Text
+
+MARKERS = {
+    CancelCause.user: "Cancelled by user",
+    CancelCause.caller: "Cancelled by the caller",
+    CancelCause.disconnect: "Cancelled: the client left",
+    CancelCause.deadline: "Cancelled: out of time",
+    CancelCause.budget: "Cancelled: out of budget",
+    CancelCause.superseded: "Cancelled: superseded by a newer request",
+    CancelCause.parent: "Cancelled with its parent",
+    CancelCause.shutdown: "Cancelled: the server was shut down",
+    CancelCause.lost: "Cancelled: the worker was lost",
+}
+FAILED = "Stopped by an error"
+OUT_OF_TURNS = "Stopped: out of turns"
+NO_ANSWER = "(no answer)"
+
+_ALL = frozenset({*MARKERS.values(), FAILED, OUT_OF_TURNS, NO_ANSWER})
+
+
+def is_cut(message: Message) -> bool:
+    """Whether the assistant's message ends with a marker, so that the text before it is not whole."""
+    last = message.content[-1] if message.content else None
+    return isinstance(last, Text) and last.text in _ALL

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An answer of the Responses interface, from its events.
+
+A token is decoded to two fields and pushed; everything else is rarer, and looked at more closely. Events that are not
+known are left alone: the provider adds new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from andon.messages import Usage
+from andon.models.base import Sink
+from andon.models.openai import faults
+
+TEXT = "response.output_text.delta"
+
+
+class Seal(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="of", tag="openai"):
+    """What must go back with a reasoning item; a block's signature is this, as JSON."""
+
+    id: str
+    encrypted_content: str | None = None
+
+    @staticmethod
+    def read(signature: str | None) -> Seal | None:
+        try:
+            return _read_seal(signature) if signature else None
+        except msgspec.DecodeError:
+            return None
+
+    def write(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+_read_seal = msgspec.json.Decoder(Seal).decode
+
+
+class _Event(Struct, gc=False):
+    type: str = ""
+    delta: Any = None
+
+
+class _Part(Struct, gc=False):
+    text: str = ""
+    refusal: str = ""
+
+
+class _Item(Struct, gc=False):
+    type: str = ""
+    id: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    encrypted_content: str | None = None
+    summary: list[_Part] | None = None
+    content: list[_Part] | None = None
+
+
+class _Cached(Struct, gc=False):
+    cached_tokens: int | None = None
+
+
+class _Reasoned(Struct, gc=False):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(Struct, gc=False):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _Cached | None = None
+    output_tokens_details: _Reasoned | None = None
+
+
+class _Details(Struct, gc=False):
+    reason: str | None = None
+
+
+class _Response(Struct, gc=False):
+    usage: Any = None
+    error: Any = None
+    incomplete_details: _Details | None = None
+
+
+class _More(Struct, gc=False):
+    """What an event may have that is no token."""
+
+    item: _Item | None = None
+    item_id: str | None = None
+    summary_index: int = 0
+    delta: Any = None
+    response: _Response | None = None
+    error: Any = None
+    message: str | None = None
+    code: str | int | None = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+_decode_more = msgspec.json.Decoder(_More).decode
+_CUT_SHORT = {
+    "max_output_tokens": "the answer was cut at the limit of output tokens",
+    "content_filter": "the answer was cut by the provider's content filter",
+}
+
+
+class ResponsesAnswer:
+    """One answer, as far as it has come."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._calls: dict[str, str] = {}  # the ids of calls, by those of their items
+        self._streamed: set[str] = set()  # the items of which pieces came
+        self._spoke = self._thought = False
+        self.finished = False
+        self._known: dict[str, Callable[[_More], None]] = {
+            "response.refusal.delta": self._refuse,
+            "response.reasoning_summary_part.added": self._next_thought,
+            "response.reasoning_summary_text.delta": self._think,
+            "response.reasoning_text.delta": self._think,
+            "response.output_item.added": self._begin_item,
+            "response.function_call_arguments.delta": self._add_arguments,
+            "response.output_item.done": self._end_item,
+            "response.completed": self._complete,
+            "response.incomplete": self._complete,
+            "response.failed": self._fail,
+            "response.cancelled": self._fail,
+            "error": self._fail,
+        }
+
+    def take(self, payloads: list[bytes]) -> None:
+        text, known = self._sink.text, self._known
+        for payload in payloads:
+            try:
+                event = _decode(payload)
+                if event.type == TEXT:
+                    self._spoke = True
+                    text(event.delta)
+                    continue
+                handle = known.get(event.type)
+                if handle is None:
+                    if not event.type:
+                        self._untyped(payload)
+                    continue
+                more = _decode_more(payload)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                if payload == b"[DONE]":  # this interface has no such line, but gateways add it
+                    continue
+                raise faults.broken(payload, error) from None
+            handle(more)
+            if self.finished:
+                return
+
+    def end(self) -> None:
+        """All is said by then."""
+
+    def _untyped(self, payload: bytes) -> None:
+        if (more := _decode_more(payload)).error is not None:
+            raise faults.reported(more.error)
+
+    # -- words --------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, more: _More) -> None:
+        self._spoke = True
+        self._sink.text(more.delta)
+
+    def _next_thought(self, more: _More) -> None:
+        if more.summary_index > 0:
+            self._sink.reasoning("\n\n")
+
+    def _think(self, more: _More) -> None:
+        self._thought = True
+        self._sink.reasoning(more.delta)
+
+    # -- items --------------------------------------------------------------------------------------------------------
+
+    def _begin_item(self, more: _More) -> None:
+        item = more.item
+        if item is not None and item.type == "function_call" and item.call_id:
+            self._calls[item.id or item.call_id] = item.call_id
+            self._sink.tool_call(item.call_id, item.name or "")
+
+    def _add_arguments(self, more: _More) -> None:
+        call_id = self._calls.get(more.item_id or "")
+        if call_id is not None:
+            self._streamed.add(call_id)
+            self._sink.tool_call(call_id, arguments=more.delta)
+
+    def _end_item(self, more: _More) -> None:
+        """An item is whole; what was not streamed of it is in here."""
+        item = more.item
+        if item is None:
+            return
+        if item.type == "function_call" and item.call_id:
+            rest = "" if item.call_id in self._streamed else item.arguments or ""
+            self._sink.tool_call(item.call_id, item.name or "", rest, done=True)
+        elif item.type == "reasoning":
+            parts = [*(item.summary or ()), *(item.content or ())]
+            rest = "" if self._thought else "\n\n".join(part.text for part in parts)
+            self._thought = False
+            self._sink.reasoning(rest, Seal(item.id, item.encrypted_content).write() if item.id else None)
+        elif item.type == "message":
+            if not self._spoke:
+                for part in item.content or ():
+                    self._sink.text(part.text or part.refusal)
+            self._spoke = False
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _complete(self, more: _More) -> None:
+        response = more.response or _Response()
+        self._take_usage(response.usage)
+        if response.incomplete_details is not None and (reason := response.incomplete_details.reason):
+            self._sink.warn(_CUT_SHORT.get(reason, f"the answer is incomplete: {reason}"))
+        self.finished = True
+
+    def _fail(self, more: _More) -> None:
+        if more.response is not None:
+            self._take_usage(more.response.usage)
+            raise faults.reported(more.response.error)
+        raise faults.reported(more.error or {"message": more.message, "code": more.code})
+
+    def _take_usage(self, said: object) -> None:
+        try:
+            usage = msgspec.convert(said, _Usage, strict=False)
+        except msgspec.ValidationError:  # there is none, or it can't be read; the answer is worth no less
+            return
+        cached, reasoned = usage.input_tokens_details, usage.output_tokens_details
+        self._sink.usage(
+            Usage(
+                usage.input_tokens,
+                usage.output_tokens,
+                cached.cached_tokens if cached else None,
+                reasoned.reasoning_tokens if reasoned else None,
+            )
+        )

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chat Completions: OpenAI's older interface, and the one that every compatible server speaks.
+
+Only what is complete is sent back. Reasoning is shown, and never sent: there is no place for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from andon.messages import Message, Text, ToolCall, Usage
+from andon.models.base import ModelRequest, OutputSpec, Sink, ToolSpec
+from andon.models.openai import faults
+from andon.models.openai.clients import ApiKey, HttpClient, Settings
+from andon.models.openai.schema import strict
+from andon.models.openai.wire import OpenAIModel
+
+
+class OpenAIChat(OpenAIModel):
+    """A model behind Chat Completions: OpenAI's own, or any compatible server's through `base_url`.
+
+    >>> OpenAIChat("llama3.3", base_url="http://localhost:11434/v1")
+
+    Without `api_key` and `base_url`, OPENAI_API_KEY and OPENAI_BASE_URL are used. What is left out is not sent, so the
+    provider's defaults hold; what this list does not have goes into `extra_body`.
+    """
+
+    _path = "/chat/completions"
+
+    def __init__(
+        self,
+        id: str,
+        api_key: ApiKey | None = None,
+        base_url: str | None = None,
+        *,
+        organization: str | None = None,
+        project: str | None = None,
+        client: Any = None,
+        http_client: HttpClient | None = None,
+        timeout: Any = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        max_output_tokens: int | None = None,
+        reasoning_effort: str | None = None,
+        verbosity: str | None = None,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        parallel_tool_calls: bool | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        service_tier: str | None = None,
+        store: bool | None = None,
+        metadata: Mapping[str, str] | None = None,
+        user: str | None = None,
+        safety_identifier: str | None = None,
+        prompt_cache_key: str | None = None,
+        include_usage: bool = True,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_query: Mapping[str, object] | None = None,
+        extra_body: Mapping[str, object] | None = None,
+    ) -> None:
+        options = {
+            "timeout": timeout,
+            "temperature": temperature,
+            "top_p": top_p,
+            "max_completion_tokens": max_output_tokens,
+            "reasoning_effort": reasoning_effort,
+            "verbosity": verbosity,
+            "stop": stop if stop is None or isinstance(stop, str) else list(stop),
+            "seed": seed,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "service_tier": service_tier,
+            "store": store,
+            "metadata": metadata,
+            "user": user,
+            "safety_identifier": safety_identifier,
+            "prompt_cache_key": prompt_cache_key,
+            "stream_options": {"include_usage": True} if include_usage else None,
+            "extra_headers": extra_headers,
+            "extra_query": extra_query,
+            "extra_body": extra_body,
+        }
+        super().__init__(id, Settings(api_key, base_url, organization, project, http_client), client, options)
+        # Providers refuse these two where there are no tools.
+        with_tools = {"parallel_tool_calls": parallel_tool_calls, "tool_choice": tool_choice}
+        self._with_tools = {name: value for name, value in with_tools.items() if value is not None}
+
+    async def stream(self, request: ModelRequest, sink: Sink) -> None:
+        body: dict[str, Any] = {"messages": _messages(request)}
+        if request.tools:
+            body |= {"tools": [_tool(spec) for spec in request.tools], **self._with_tools}
+        if request.output is not None:
+            body["response_format"] = _format(request.output)
+        await self._ask(body, _Answer(sink))
+
+
+# -- what is sent -----------------------------------------------------------------------------------------------------
+
+
+def _messages(request: ModelRequest) -> list[dict[str, Any]]:
+    sent: list[dict[str, Any]] = []
+    if request.instructions:
+        sent.append({"role": "system", "content": request.instructions})
+    for message in request.messages:
+        if message.role == "tool":
+            sent += [
+                {"role": "tool", "tool_call_id": result.call_id, "content": result.content}
+                for result in message.tool_results
+            ]
+        elif message.role == "user":
+            sent.append({"role": "user", "content": message.text})
+        else:
+            sent.append(_assistant(message))
+    return sent
+
+
+def _assistant(message: Message) -> dict[str, Any]:
+    # One text, because many servers take no list here; a marker stands apart from what was cut before it.
+    text = "\n\n".join(block.text for block in message.content if isinstance(block, Text))
+    sent: dict[str, Any] = {"role": "assistant", "content": text or None}
+    if calls := message.tool_calls:
+        sent["tool_calls"] = [_call(call) for call in calls]
+    return sent
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    arguments = msgspec.json.encode(call.arguments).decode()
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _tool(spec: ToolSpec) -> dict[str, Any]:
+    function = {"name": spec.name, "description": spec.description, "parameters": spec.parameters}
+    return {"type": "function", "function": function}
+
+
+def _format(output: OutputSpec) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": strict(output)}
+
+
+# -- what is received -------------------------------------------------------------------------------------------------
+
+
+class _Function(Struct, gc=False):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Piece(Struct, gc=False):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Delta(Struct, gc=False):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_Piece] | None = None
+
+
+class _Choice(Struct, gc=False):
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _PromptDetails(Struct, gc=False):
+    cached_tokens: int | None = None
+
+
+class _OutputDetails(Struct, gc=False):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(Struct, gc=False):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _OutputDetails | None = None
+
+
+class _Chunk(Struct, gc=False):
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Chunk).decode
+_CUT_SHORT = {
+    "length": "the answer was cut at the limit of output tokens",
+    "content_filter": "the answer was cut by the provider's content filter",
+}
+
+
+class _Answer:
+    """One answer, as far as it has come."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._calls: dict[int, str] = {}  # the current call of each index, by its id
+        self._last: int | None = None
+        self._reason: str | None = None
+        self.finished = False
+
+    def take(self, payloads: list[bytes]) -> None:
+        text = self._sink.text
+        for payload in payloads:
+            if payload == b"[DONE]":
+                self.finished = True
+                return
+            try:
+                chunk = _decode(payload)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise faults.broken(payload, error) from None
+            # Only what is there costs something: this is once per token.
+            for choice in chunk.choices or ():
+                delta = choice.delta
+                if delta is not None:
+                    if thought := delta.reasoning_content or delta.reasoning:
+                        self._sink.reasoning(thought)
+                    if delta.content or delta.refusal:
+                        text(delta.content or delta.refusal or "")
+                    if delta.tool_calls:
+                        for piece in delta.tool_calls:
+                            self._take_call(piece)
+                if choice.finish_reason is not None:
+                    self._reason = choice.finish_reason
+            if chunk.usage is not None:
+                self._take_usage(chunk.usage)
+            if chunk.error is not None:
+                raise faults.reported(chunk.error)
+
+    def end(self) -> None:
+        """Some servers leave out the last line; a reason to finish is an end as well."""
+        self.finished = self.finished or self._reason is not None
+        if self.finished:
+            for call_id in self._calls.values():
+                self._sink.tool_call(call_id, done=True)
+        if self._reason in _CUT_SHORT:
+            self._sink.warn(_CUT_SHORT[self._reason])
+
+    def _take_call(self, piece: _Piece) -> None:
+        index = piece.index
+        if index is None:  # a new one if it has an id, else more of the last one
+            index = len(self._calls) if piece.id or self._last is None else self._last
+        known = self._calls.get(index)
+        if known is not None and piece.id and piece.id != known:  # some servers count every call as the first
+            self._sink.tool_call(known, done=True)
+            known = None
+        if known is None:
+            known = self._calls[index] = piece.id or f"call_{os.urandom(12).hex()}"
+        self._last = index
+        function = piece.function or _Function()
+        self._sink.tool_call(known, function.name or "", function.arguments or "")
+
+    def _take_usage(self, said: object) -> None:
+        try:
+            usage = msgspec.convert(said, _Usage, strict=False)
+        except msgspec.ValidationError:  # an answer is not worth less because its bill can't be read
+            return
+        prompt, output = usage.prompt_tokens_details, usage.completion_tokens_details
+        self._sink.usage(
+            Usage(
+                usage.prompt_tokens,
+                usage.completion_tokens,
+                prompt.cached_tokens if prompt else None,
+                output.reasoning_tokens if output else None,
+            )
+        )

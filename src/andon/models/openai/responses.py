@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Responses: OpenAI's own interface, with reasoning that goes back to the model that thought it.
+
+Nothing is kept on the provider's side by default, so all that a turn needs goes along with it. Of each reasoning item
+that is its id and its encrypted content, which are complete only when the item is done; they are the block's
+signature. An item goes back with what it led to, or not at all; and no other item goes back with its id, because the
+provider does not know those that were cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from andon.core.markers import is_cut
+from andon.messages import Message, Reasoning, Text, ToolCall
+from andon.models.base import ModelRequest, OutputSpec, Sink, ToolSpec
+from andon.models.openai.answer import ResponsesAnswer, Seal
+from andon.models.openai.clients import ApiKey, HttpClient, Settings
+from andon.models.openai.schema import strict
+from andon.models.openai.wire import OpenAIModel
+
+_REASONS = re.compile(r"(?:.*/)?(?:gpt-(?:[5-9]|\d{2,})|o\d|codex|computer-use|gpt-oss)")
+_CHATS = re.compile(r".*-chat(?:-|$)")
+ENCRYPTED = "reasoning.encrypted_content"
+
+
+class OpenAIResponses(OpenAIModel):
+    """A model of OpenAI's, behind its Responses interface.
+
+    >>> OpenAIResponses("gpt-5.2", reasoning_effort="low", reasoning_summary="auto")
+
+    Without `api_key` and `base_url`, OPENAI_API_KEY and OPENAI_BASE_URL are used. What is left out is not sent, so the
+    provider's defaults hold, but for two: `store` is False, and models that reason are asked to `include` their
+    encrypted reasoning, which goes back to them. What this list does not have goes into `extra_body`.
+    """
+
+    _path = "/responses"
+
+    def __init__(
+        self,
+        id: str,
+        api_key: ApiKey | None = None,
+        base_url: str | None = None,
+        *,
+        organization: str | None = None,
+        project: str | None = None,
+        client: Any = None,
+        http_client: HttpClient | None = None,
+        timeout: Any = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        max_output_tokens: int | None = None,
+        reasoning_effort: str | None = None,
+        reasoning_summary: str | None = None,
+        verbosity: str | None = None,
+        parallel_tool_calls: bool | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        store: bool = False,
+        include: Sequence[str] | None = None,
+        truncation: str | None = None,
+        service_tier: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        user: str | None = None,
+        safety_identifier: str | None = None,
+        prompt_cache_key: str | None = None,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_query: Mapping[str, object] | None = None,
+        extra_body: Mapping[str, object] | None = None,
+    ) -> None:
+        reasoning = {"effort": reasoning_effort, "summary": reasoning_summary}
+        if include is None and _reasons(id):
+            include = [ENCRYPTED]
+        options = {
+            "timeout": timeout,
+            "temperature": temperature,
+            "top_p": top_p,
+            "max_output_tokens": max_output_tokens,
+            "reasoning": {name: value for name, value in reasoning.items() if value is not None} or None,
+            "store": store,
+            "include": list(include or ()) or None,
+            "truncation": truncation,
+            "service_tier": service_tier,
+            "metadata": metadata,
+            "user": user,
+            "safety_identifier": safety_identifier,
+            "prompt_cache_key": prompt_cache_key,
+            "extra_headers": extra_headers,
+            "extra_query": extra_query,
+            "extra_body": extra_body,
+        }
+        super().__init__(id, Settings(api_key, base_url, organization, project, http_client), client, options)
+        # Providers refuse these two where there are no tools.
+        with_tools = {"parallel_tool_calls": parallel_tool_calls, "tool_choice": tool_choice}
+        self._with_tools = {name: value for name, value in with_tools.items() if value is not None}
+        self._text = {} if verbosity is None else {"verbosity": verbosity}
+        self._stored = store
+
+    async def stream(self, request: ModelRequest, sink: Sink) -> None:
+        body: dict[str, Any] = {"input": _items(request.messages, self._stored)}
+        if request.instructions:
+            body["instructions"] = request.instructions
+        if request.tools:
+            body |= {"tools": [_tool(spec) for spec in request.tools], **self._with_tools}
+        text = self._text if request.output is None else self._text | _format(request.output)
+        if text:
+            body["text"] = text
+        await self._ask(body, ResponsesAnswer(sink))
+
+
+def _reasons(model: str) -> bool:
+    """Whether the model is one that reasons: the others refuse to be asked for it."""
+    name = str(model)
+    return _REASONS.match(name) is not None and _CHATS.match(name) is None
+
+
+# -- what is sent -----------------------------------------------------------------------------------------------------
+
+
+def _items(messages: Sequence[Message], stored: bool) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    for message in messages:
+        if message.role == "user":
+            items.append({"role": "user", "content": [{"type": "input_text", "text": message.text}]})
+        elif message.role == "tool":
+            items += [
+                {"type": "function_call_output", "call_id": result.call_id, "output": result.content}
+                for result in message.tool_results
+            ]
+        else:
+            items += _assistant(message, stored)
+    return items
+
+
+def _assistant(message: Message, stored: bool) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    goes_back = _goes_back(message)
+    for place, block in enumerate(message.content):
+        if isinstance(block, Text):
+            part = {"type": "output_text", "text": block.text}
+            if items and items[-1].get("role") == "assistant":
+                items[-1]["content"].append(part)
+            else:
+                items.append({"role": "assistant", "content": [part]})
+        elif isinstance(block, ToolCall):
+            arguments = msgspec.json.encode(block.arguments).decode()
+            items.append({"type": "function_call", "call_id": block.id, "name": block.name, "arguments": arguments})
+        elif isinstance(block, Reasoning) and goes_back(place) and (item := _reasoning(block, stored)) is not None:
+            items.append(item)
+    return items
+
+
+def _goes_back(message: Message) -> Callable[[int], bool]:
+    """Whether the item that a block of reasoning led to is there, and whole: in a cut message only a call is."""
+    whole = (ToolCall,) if is_cut(message) else (ToolCall, Text)
+    last = max((place for place, block in enumerate(message.content) if isinstance(block, whole)), default=-1)
+    return lambda place: place < last
+
+
+def _reasoning(block: Reasoning, stored: bool) -> dict[str, Any] | None:
+    seal = Seal.read(block.signature)
+    if seal is None or not (stored or seal.encrypted_content):
+        return None  # another provider's, or one that this provider has not kept
+    item: dict[str, Any] = {
+        "type": "reasoning",
+        "id": seal.id,
+        "summary": [{"type": "summary_text", "text": block.text}] if block.text else [],
+    }
+    if seal.encrypted_content:
+        item["encrypted_content"] = seal.encrypted_content
+    return item
+
+
+def _tool(spec: ToolSpec) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": spec.name,
+        "description": spec.description,
+        "parameters": spec.parameters,
+        "strict": False,
+    }
+
+
+def _format(output: OutputSpec) -> dict[str, Any]:
+    return {"format": {"type": "json_schema", **strict(output)}}

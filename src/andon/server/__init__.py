@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents over HTTP: `create_app(agents)` is a FastAPI app, to be served by itself or mounted into another one.
+
+app       puts the app together
+host      what all routes share: the agents, their runs, the limits, draining
+runs      the routes by run, in the shapes of the AgentOS family
+sessions  the routes by session, in the shapes of ADK
+lists     what there is: agents, runs, health, metrics
+wire      our events and results as that family's JSON
+adk       our events and messages as ADK's JSON
+sse       a run's events as a response, and noticing that a client left
+body      reading what clients send, within bounds
+problems  errors as JSON with `detail`
+"""
+
+try:
+    import fastapi as _  # noqa: F401 - only to say how to get it
+    import python_multipart as _multipart  # noqa: F401
+except ImportError as error:
+    raise ImportError(f'the server needs packages that are not here ({error}): pip install "andon[server]"') from error
+
+from andon.server.app import create_app
+
+__all__ = ["create_app"]

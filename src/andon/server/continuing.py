@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The routes that go on with a run: with a person's answers, or from where it was cut; and the cancel of one call.
+
+A question is answered by its own id (`answers`), or, as the AgentOS family does it, by the tool call that asks
+(`tools`, each with `confirmed`). Whoever goes on with a run is its new owner: leaving cancels it, as it does the run
+that a request has started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import Struct
+from starlette.responses import Response
+
+from andon.core.receipt import Deny, Interrupt
+from andon.core.run import Run
+from andon.core.states import CancelOutcome
+from andon.server.body import described, read_body
+from andon.server.lists import answer, host_of
+from andon.server.problems import Problem
+from andon.server.runs import respond
+
+router = APIRouter()
+
+
+class Continue(Struct):
+    """What a client may say to go on with a run. `answers` and `tools` are JSON, in a form as text."""
+
+    answers: str | dict[str, Any] | None = None
+    tools: str | list[Any] | None = None
+    stream: bool = True
+    background: bool = False
+    on_disconnect: Literal["cancel", "continue"] | None = None
+    events: Literal["all", "agentos"] | None = None
+
+
+class CancelCall(Struct):
+    reason: str | None = None
+
+
+@router.post("/agents/{agent_id}/runs/{run_id}/continue", openapi_extra=described(Continue))
+async def continue_run(request: Request, agent_id: str, run_id: str) -> Response:
+    host = host_of(request)
+    agent = host.agent(agent_id)
+    wanted = await read_body(request, Continue, host.settings.max_body)
+    found = host.run(agent, run_id)
+    answers = _answers(wanted, found.interrupts if found is not None else [])
+    after = len(found.journal.events) if found is not None else 0
+    run = await host.go_on(agent, run_id, answers)
+    return respond(host, agent, wanted, run, after if run is found else 0)
+
+
+@router.post("/agents/{agent_id}/runs/{run_id}/tools/{call_id}/cancel", openapi_extra=described(CancelCall))
+async def cancel_call(request: Request, agent_id: str, run_id: str, call_id: str) -> Response:
+    """Cancel one tool call, and let the run go on."""
+    host = host_of(request)
+    agent = host.agent(agent_id)
+    wanted = await read_body(request, CancelCall, host.settings.max_body)
+    found = await host.find(agent, run_id)
+    outcome = found.cancel_tool(call_id, wanted.reason) if isinstance(found, Run) else CancelOutcome.already_finished
+    view = {"run_id": run_id, "call_id": call_id, "outcome": outcome, "status": found.status}
+    if outcome is CancelOutcome.unknown:
+        raise Problem(404, f"run {run_id!r} has no tool call {call_id!r}")
+    if not outcome:
+        raise Problem(409, f"the tool call {call_id!r} had ended before it could be cancelled", **view)
+    return answer(view)
+
+
+def _answers(wanted: Continue, interrupts: Sequence[Interrupt]) -> dict[str, Any]:
+    answers = _json(wanted.answers, "answers", dict) or {}
+    given = {key: _deny(value) for key, value in answers.items()}
+    by_call = {each.call_id: each.id for each in interrupts}
+    for tool in _json(wanted.tools, "tools", list) or []:
+        call_id = tool.get("tool_call_id") if isinstance(tool, dict) else None
+        if call_id not in by_call:
+            waiting = ", ".join(map(str, by_call)) or "none"
+            raise Problem(400, f"tools: no call {call_id!r} waits for an answer; there are: {waiting}")
+        given[by_call[call_id]] = _answer_of(tool)
+    return given
+
+
+def _answer_of(tool: dict[str, Any]) -> Any:
+    """A tool execution of the AgentOS family: confirmed, refused, or answered with a result."""
+    confirmed, result = tool.get("confirmed"), tool.get("result")
+    if confirmed is False:
+        return Deny(str(tool.get("confirmation_note") or ""))
+    if result is not None:
+        return result
+    if confirmed is not True:
+        raise Problem(400, f"tools: call {tool['tool_call_id']!r} has neither `confirmed` nor a `result`")
+    return True
+
+
+def _deny(value: Any) -> Any:
+    """`{"deny": "why"}` is how a refusal with a reason is written in JSON."""
+    return Deny(str(value["deny"])) if isinstance(value, dict) and value.keys() == {"deny"} else value
+
+
+def _json(given: Any, name: str, kind: type) -> Any:
+    if isinstance(given, str):
+        try:
+            given = msgspec.json.decode(given) if given.strip() else None
+        except msgspec.DecodeError as error:
+            raise Problem(400, f"{name} is no JSON: {error}") from None
+    if given is not None and not isinstance(given, kind):
+        raise Problem(400, f"{name} must be {'an object' if kind is dict else 'a list'}, as JSON")
+    return given

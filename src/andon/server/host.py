@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the routes share: the agents, their runs, the limits, and whether the server is going down.
+
+No request owns a run. A run is started on the server's loop and held by its runtime; a request is one of its readers,
+and its leaving matters only if the request that started the run said so. Nothing here has to be started: an app that is
+mounted into another one works without its lifespan, which only adds an orderly end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from andon.agent.agent import Agent, RunOptions
+from andon.core.run import Run
+from andon.core.runtime import Runtime
+from andon.core.states import CancelCause
+from andon.core.store import RunRecord
+from andon.errors import AndonError, ConfigurationError
+from andon.server.problems import Problem, problem_of
+
+SETTLE_SECONDS = 5.0
+"""What runs get to end in after a shutdown has cancelled them."""
+
+KEYS_KEPT = 10_000
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """The bounds of a server. See `create_app` for what each means."""
+
+    max_body: int
+    max_runs: int
+    heartbeat: float
+    drain: float
+
+
+class Host:
+    """The agents that are served, by id, and what is known of their runs."""
+
+    def __init__(self, agents: Iterable[Agent], runtime: Runtime | None, settings: Settings) -> None:
+        for name in Settings.__struct_fields__:
+            if not getattr(settings, name) >= 0:
+                raise ConfigurationError(f"{name} is {getattr(settings, name)!r}; it must be 0 or more")
+        self.settings = settings
+        self.draining = False
+        """Set when the server goes down: nothing new is started."""
+        self.agents: dict[str, Agent] = {}
+        for agent in agents:
+            self._admit(agent, runtime)
+        if not self.agents:
+            raise ConfigurationError("there is no agent to serve: create_app([agent, ...])")
+        self.runtimes: list[Runtime] = list(
+            {id(agent.runtime): agent.runtime for agent in self.agents.values()}.values()
+        )
+        for each in self.runtimes:
+            each.keep_ended()
+        self.started = 0
+        self._keys: OrderedDict[tuple[str, str | None, str], str] = OrderedDict()
+
+    def _admit(self, agent: Agent, runtime: Runtime | None) -> None:
+        if not isinstance(agent, Agent):
+            raise ConfigurationError(f"{agent!r} is no agent: create_app takes a list of them")
+        if agent.model is None:
+            raise ConfigurationError(f"agent {agent.name!r} has no model: give it one with Agent(name=..., model=...)")
+        if agent.id in self.agents:
+            raise ConfigurationError(
+                f"two agents have the id {agent.id!r}: give one of them another with Agent(id=...)"
+            )
+        if runtime is not None and agent.runtime is not runtime:
+            agent.move_to(runtime)
+        self.agents[agent.id] = agent
+
+    # -- finding ------------------------------------------------------------------------------------------------------
+
+    def agent(self, agent_id: str) -> Agent:
+        try:
+            return self.agents[agent_id]
+        except KeyError:
+            known = ", ".join(self.agents)
+            raise Problem(404, f"there is no agent {agent_id!r}; there are: {known}") from None
+
+    def run(self, agent: Agent, run_id: str) -> Run | None:
+        """A run of this agent that is going on, or has ended not long ago."""
+        run = agent.runtime.recent(run_id)
+        return run if run is not None and run.agent_id == agent.id else None
+
+    async def find(self, agent: Agent, run_id: str) -> Run | RunRecord:
+        """A run of this agent, or what the store has of it."""
+        run = self.run(agent, run_id)
+        if run is not None:
+            return run
+        store = agent.runtime.store
+        record = None if store is None else await store.find(run_id)
+        if record is None or record.session.agent_id != agent.id:
+            raise Problem(404, f"agent {agent.id!r} has no run {run_id!r}")
+        return self.run(agent, run_id) or record
+
+    @property
+    def live(self) -> list[Run]:
+        """Every run of the served agents that has not ended."""
+        return [run for runtime in self.runtimes for run in runtime.runs if run.agent_id in self.agents]
+
+    @property
+    def ended(self) -> list[Run]:
+        """Those that have ended not long ago, oldest first."""
+        return [run for runtime in self.runtimes for run in runtime.ended if run.agent_id in self.agents]
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    def start(self, agent: Agent, message: str, options: RunOptions) -> Run:
+        """Begin a run on this loop, or say why not. Without a session it gets a fresh one, never the agent's own."""
+        self._check_room()
+        if not options.get("session_id"):
+            options = {**options, "session_id": uuid.uuid4().hex}
+        try:
+            run = agent.start(message, **options)
+            run.begin()
+        except AndonError as error:
+            raise problem_of(error) from None
+        self.started += 1
+        return run
+
+    async def go_on(self, agent: Agent, run_id: str, answers: Mapping[str, Any]) -> Run:
+        """Go on with a run, on this loop, or say why not."""
+        self._check_room()
+        try:
+            return await agent.resume_run(run_id, answers)
+        except AndonError as error:
+            raise problem_of(error) from None
+
+    def _check_room(self) -> None:
+        if self.draining:
+            raise Problem(503, "the server is shutting down and takes no new runs", {"retry-after": "5"})
+        if sum(runtime.live for runtime in self.runtimes) >= self.settings.max_runs:
+            detail = f"{self.settings.max_runs} runs are going on, as many as this server takes: try again later"
+            raise Problem(429, detail, {"retry-after": "1"})
+
+    def known_by(self, agent: Agent, user_id: str | None, key: str) -> str | None:
+        """The id of the run that was started with this idempotency key."""
+        return self._keys.get((agent.id, user_id, key))
+
+    def remember(self, agent: Agent, user_id: str | None, key: str, run_id: str) -> None:
+        self._keys[agent.id, user_id, key] = run_id
+        if len(self._keys) > KEYS_KEPT:
+            self._keys.popitem(last=False)
+
+    # -- ending -------------------------------------------------------------------------------------------------------
+
+    async def shut_down(self, drain: float | None = None) -> None:
+        """Take nothing new, let runs finish for a while, cancel the others, and wait until they have ended."""
+        self.draining = True
+        await _ended(self.live, self.settings.drain if drain is None else drain)
+        for run in self.live:
+            run.cancel_for(CancelCause.shutdown)
+        await _ended(self.live, SETTLE_SECONDS)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: Any = None) -> AsyncIterator[None]:
+        """The server's life: what an app does that mounts this one is to enter it in its own."""
+        self.draining = False
+        try:
+            yield
+        finally:
+            # Whoever has drained it already, as `andon serve` does, need not wait once more.
+            await self.shut_down(0 if self.draining else None)
+
+
+async def _ended(runs: list[Run], seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            for run in runs:
+                await run.result()
+    except TimeoutError:
+        pass

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What there is: agents, runs, the server's own state. Of runs, those in memory: going on, or ended not long ago."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from fastapi import APIRouter, Request
+from msgspec import Struct
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, Response
+
+from andon.agent.agent import Agent
+from andon.core.run import Run
+from andon.core.states import RunStatus
+from andon.server.body import read_query
+from andon.server.host import Host
+from andon.server.problems import Problem
+from andon.server.wire import model_of, to_json
+
+router = APIRouter()
+
+
+def host_of(connection: HTTPConnection) -> Host:
+    host = connection.app.state.andon
+    assert isinstance(host, Host)
+    return host
+
+
+def answer(value: Any, status: int = 200) -> Response:
+    return Response(to_json(value), status, media_type="application/json")
+
+
+class RunFilter(Struct):
+    session_id: str | None = None
+    user_id: str | None = None
+    agent_id: str | None = None
+    status: str | None = None
+
+
+@router.get("/agents")
+async def list_agents(request: Request) -> Response:
+    return answer([_summary(agent) for agent in host_of(request).agents.values()])
+
+
+@router.get("/agents/{agent_id}")
+async def get_agent(request: Request, agent_id: str) -> Response:
+    agent = host_of(request).agent(agent_id)
+    tools = [{"name": tool.name, "description": tool.description} for tool in agent.tools]
+    return answer({**_summary(agent), "tools": {"tools": tools}})
+
+
+@router.get("/agents/{agent_id}/runs")
+async def list_runs_of(request: Request, agent_id: str) -> Response:
+    agent = host_of(request).agent(agent_id)
+    return answer([_line(run) for run in _fitting(request) if run.agent_id == agent.id])
+
+
+@router.get("/runs")
+async def list_runs(request: Request) -> Response:
+    return answer([_line(run) for run in _fitting(request)])
+
+
+@router.get("/config")
+async def config(request: Request) -> Response:
+    host = host_of(request)
+    agents = [_summary(agent) for agent in host.agents.values()]
+    models = list({(each["model"]["id"], each["model"]["provider"]): each["model"] for each in agents}.values())
+    nothing: dict[str, list[str]] = {"databases": [], "teams": [], "workflows": [], "interfaces": []}
+    return answer({"os_id": "andon", "name": "Andon", "available_models": models, "agents": agents, **nothing})
+
+
+@router.get("/health")
+async def health() -> Response:
+    return answer({"status": "ok"})
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    if host_of(request).draining:
+        raise Problem(503, "the server is shutting down")
+    return answer({"status": "ready"})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """For Prometheus."""
+    host = host_of(request)
+    live = Counter(run.status for run in host.live)
+    ended: Counter[RunStatus] = Counter()
+    for runtime in host.runtimes:
+        ended.update(runtime.ended_counts)
+    lines = ["# TYPE andon_runs gauge", "# HELP andon_runs Runs that have not ended, by status."]
+    lines += [f'andon_runs{{status="{each.name}"}} {live[each]}' for each in RunStatus if not each.final]
+    lines += ["# TYPE andon_runs_ended_total counter", "# HELP andon_runs_ended_total Runs that have ended, by status."]
+    lines += [f'andon_runs_ended_total{{status="{each.name}"}} {ended[each]}' for each in RunStatus if each.final]
+    lines += ["# TYPE andon_draining gauge", f"andon_draining {int(host.draining)}"]
+    return PlainTextResponse("\n".join([*lines, ""]), media_type="text/plain; version=0.0.4")
+
+
+def _summary(agent: Agent) -> dict[str, Any]:
+    model, provider = model_of(agent)
+    return {
+        "id": agent.id,
+        "name": agent.name,
+        "description": agent.description,
+        "db_id": None,
+        "model": {"id": model, "provider": provider},
+        "metadata": None,
+    }
+
+
+def _fitting(request: Request) -> list[Run]:
+    """Newest first."""
+    wanted = read_query(request, RunFilter)
+    if wanted.status is not None and wanted.status.upper() not in set(RunStatus):
+        raise Problem(422, f"status is {wanted.status!r}; use one of {', '.join(RunStatus)}")
+    host = host_of(request)
+    runs = {run.run_id: run for run in [*host.ended, *host.live]}
+    return [
+        run
+        for run in sorted(runs.values(), key=lambda run: -run.created_at)
+        if wanted.session_id in (None, run.session_id)
+        and wanted.user_id in (None, run.user_id)
+        and wanted.agent_id in (None, run.agent_id)
+        and (wanted.status is None or wanted.status.upper() == run.status)
+    ]
+
+
+def _line(run: Run) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "agent_id": run.agent_id,
+        "session_id": run.session_id,
+        "user_id": run.user_id,
+        "status": run.status,
+        "phase": run.phase,
+        "created_at": int(run.created_at),
+    }

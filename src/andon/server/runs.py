@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The routes by run: start one, ask for it, read its events, cancel it.
+
+The request that starts a run decides what its leaving means (`on_disconnect`). Everyone else only watches.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Literal, Protocol, TypeVar
+
+from fastapi import APIRouter, Request
+from msgspec import Struct
+from starlette.responses import Response
+
+from andon.agent.agent import Agent, RunOptions
+from andon.core.receipt import CancelRequest, Receipt
+from andon.core.run import Run
+from andon.core.states import CancelCause, CancelOutcome, RunStatus
+from andon.core.store import RunRecord
+from andon.server.body import described, fill, read_body, read_fields, read_query
+from andon.server.host import Host
+from andon.server.lists import answer, host_of
+from andon.server.problems import Problem
+from andon.server.sse import AnswerResponse, EventResponse, Leave
+from andon.server.wire import EventWriter, record_output, run_output
+
+router = APIRouter()
+
+MAX_WAIT = 3600.0
+ID_LENGTH = 256
+_RUN_ID = re.compile(r"[A-Za-z0-9._~:@-]{1,256}")
+
+
+class Start(Struct):
+    """What a client may say to start a run."""
+
+    message: str
+    stream: bool = True
+    background: bool = False
+    session_id: str | None = None
+    user_id: str | None = None
+    run_id: str | None = None
+    on_disconnect: Literal["cancel", "continue"] | None = None
+    on_busy: Literal["reject", "queue", "cancel"] = "reject"
+    timeout: float | None = None
+    events: Literal["all", "agentos"] | None = None
+
+    def check(self) -> None:
+        for name, value in (("session_id", self.session_id), ("user_id", self.user_id)):
+            if value is not None and len(value) > ID_LENGTH:
+                raise Problem(422, f"{name} is longer than {ID_LENGTH} characters")
+        if self.session_id is not None and self.session_id.endswith(":cancel"):
+            raise Problem(422, "session_id ends in ':cancel', which means something else where sessions are addressed")
+        if self.run_id is not None and not _RUN_ID.fullmatch(self.run_id):
+            raise Problem(422, "run_id may have letters, digits and . _ ~ : @ -, and 256 of them at the most")
+        if self.timeout is not None and not 0 < self.timeout < math.inf:
+            raise Problem(422, f"timeout is {self.timeout}; it is a number of seconds, more than 0")
+
+
+class Cancel(Struct):
+    """What a client may say to cancel."""
+
+    reason: str | None = None
+    by: str | None = None
+    mode: str = "now"
+    grace: float | None = None
+    wait: float | None = None
+
+    def request(self) -> CancelRequest:
+        if self.wait is not None and not 0 <= self.wait <= MAX_WAIT:
+            raise Problem(422, f"wait is {self.wait}; it is a number of seconds from 0 to {MAX_WAIT:g}")
+        try:
+            return CancelRequest.make(CancelCause.user, self.reason, self.by, self.mode, self.grace)
+        except ValueError as error:
+            raise Problem(422, str(error)) from None
+
+
+class CancelMany(Cancel):
+    session_id: str | None = None
+    user_id: str | None = None
+    agent_id: str | None = None
+    all: bool = False
+
+
+C = TypeVar("C", bound=Cancel)
+
+
+class From(Struct):
+    last_event_id: str | None = None
+
+
+class Resume(Struct):
+    last_event_index: int = -1
+    events: Literal["all", "agentos"] | None = None
+
+
+# -- starting ---------------------------------------------------------------------------------------------------------
+
+
+@router.post("/agents/{agent_id}/runs", openapi_extra=described(Start))
+async def start_run(request: Request, agent_id: str) -> Response:
+    host = host_of(request)
+    agent = host.agent(agent_id)
+    wanted = await read_body(request, Start, host.settings.max_body)
+    wanted.check()
+    key = request.headers.get("idempotency-key")
+    # From here to the run's beginning nothing is awaited, so two requests with one key can't both start a run.
+    if key and (run_id := host.known_by(agent, wanted.user_id, key)) is not None:
+        return await _again(host, agent, wanted, run_id)
+    options: RunOptions = {
+        "session_id": wanted.session_id,
+        "user_id": wanted.user_id,
+        "run_id": wanted.run_id,
+        "timeout": wanted.timeout,
+        "on_busy": wanted.on_busy,
+    }
+    run = host.start(agent, wanted.message, options)
+    if key:
+        host.remember(agent, wanted.user_id, key, run.run_id)
+    return respond(host, agent, wanted, run)
+
+
+class Wanted(Protocol):
+    """How a client wants to hear of a run."""
+
+    stream: bool
+    background: bool
+    on_disconnect: Literal["cancel", "continue"] | None
+    events: Literal["all", "agentos"] | None
+
+
+def respond(host: Host, agent: Agent, wanted: Wanted, run: Run, after: int = 0, *, owned: bool = True) -> Response:
+    """Answer the request that has set the run going; or, not `owned`, one that only watches."""
+    tied = (wanted.on_disconnect or ("continue" if wanted.background else "cancel")) == "cancel"
+    leave = run.cancel_for if owned and tied else None
+    if wanted.stream:
+        return _events(host, agent, run, after, everything=wanted.events == "all", leave=leave)
+    if wanted.background:
+        return answer({"run_id": run.run_id, "session_id": run.session_id, "status": run.status}, 202)
+
+    async def result() -> Response:
+        await run.result()
+        return answer(run_output(agent, run))
+
+    return AnswerResponse(result, leave)
+
+
+async def _again(host: Host, agent: Agent, wanted: Start, run_id: str) -> Response:
+    """The same request once more: the run that it started, to be watched."""
+    found = await host.find(agent, run_id)
+    if isinstance(found, Run):
+        return respond(host, agent, wanted, found, owned=False)
+    if wanted.stream:
+        raise _events_gone(found)
+    return answer(record_output(agent, found))
+
+
+# -- asking and reading -----------------------------------------------------------------------------------------------
+
+
+@router.get("/agents/{agent_id}/runs/{run_id}")
+async def get_run(request: Request, agent_id: str, run_id: str) -> Response:
+    host = host_of(request)
+    agent = host.agent(agent_id)
+    found = await host.find(agent, run_id)
+    return answer(run_output(agent, found) if isinstance(found, Run) else record_output(agent, found))
+
+
+@router.get("/agents/{agent_id}/runs/{run_id}/events")
+async def read_events(request: Request, agent_id: str, run_id: str) -> Response:
+    last = request.headers.get("last-event-id") or read_query(request, From).last_event_id or "0"
+    if not last.isascii() or not last.isdigit():
+        raise Problem(400, f"Last-Event-ID is {last!r}; it is the id of the last event that was read, a number")
+    host = host_of(request)
+    agent = host.agent(agent_id)
+    return await _reattach(host, agent, run_id, int(last), everything=True)
+
+
+@router.post("/agents/{agent_id}/runs/{run_id}/resume", openapi_extra=described(Resume))
+async def resume(request: Request, agent_id: str, run_id: str) -> Response:
+    """Go on reading, as the AgentOS family asks for it: by the index of the last event, which counts from 0."""
+    host = host_of(request)
+    agent = host.agent(agent_id)
+    wanted = await read_body(request, Resume, host.settings.max_body)
+    if wanted.last_event_index < -1:
+        raise Problem(422, f"last_event_index is {wanted.last_event_index}; it counts from 0")
+    return await _reattach(host, agent, run_id, wanted.last_event_index + 1, everything=wanted.events == "all")
+
+
+async def _reattach(host: Host, agent: Agent, run_id: str, after: int, *, everything: bool) -> Response:
+    found = await host.find(agent, run_id)
+    if isinstance(found, RunRecord):
+        raise _events_gone(found)
+    journal = found.journal
+    if after > len(journal.events):
+        raise Problem(400, f"run {run_id!r} has {len(journal.events)} events so far, none with the number {after}")
+    if journal.closed and after == len(journal.events):
+        return Response(status_code=204)  # tells a browser's EventSource to ask no more
+    return _events(host, agent, found, after, everything=everything)
+
+
+def _events_gone(record: RunRecord) -> Problem:
+    detail = (
+        f"run {record.run_id!r} is {record.status.name} and its events are no longer kept; ask for its state instead"
+    )
+    return Problem(410, detail, status=record.status)
+
+
+def _events(
+    host: Host, agent: Agent, run: Run, after: int = 0, *, everything: bool, leave: Leave | None = None
+) -> Response:
+    return EventResponse(
+        run.events(after),
+        EventWriter(agent, everything=everything),
+        heartbeat=host.settings.heartbeat,
+        leave=leave,
+    )
+
+
+# -- cancelling -------------------------------------------------------------------------------------------------------
+
+
+@router.post("/agents/{agent_id}/runs/{run_id}/cancel", openapi_extra=described(Cancel))
+async def cancel_run(request: Request, agent_id: str, run_id: str) -> Response:
+    host = host_of(request)
+    agent = host.agent(agent_id)
+    wanted = await _read_cancel(request, Cancel, host)
+    asked = wanted.request()
+    found = await host.find(agent, run_id)
+    if isinstance(found, RunRecord):
+        return _cancelled(run_id, CancelOutcome.already_finished, found.status, found.receipt, wanted)
+    outcome = found.ask(asked)
+    if not outcome and found.signal.request is None:  # it may be about to say so
+        await found.result()
+    if wanted.wait is None or not (outcome or found.signal.request):
+        return _cancelled(run_id, outcome, found.status, None, wanted)
+    wait = wanted.wait
+
+    async def gone() -> Response:
+        receipt = await found.gone(wait)
+        return _cancelled(run_id, outcome, found.status, receipt, wanted)
+
+    return AnswerResponse(gone)
+
+
+def _cancelled(
+    run_id: str, outcome: CancelOutcome, status: RunStatus, receipt: Receipt | None, wanted: Cancel
+) -> Response:
+    view: dict[str, Any] = {"run_id": run_id, "outcome": outcome, "status": status}
+    if status in (RunStatus.completed, RunStatus.error):
+        ended = "completed" if status is RunStatus.completed else "failed"
+        raise Problem(409, f"run {run_id!r} had {ended} before it could be cancelled", **view)
+    return answer(view if wanted.wait is None else {**view, "receipt": receipt})
+
+
+@router.post("/runs/cancel", openapi_extra=described(CancelMany))
+async def cancel_many(request: Request) -> Response:
+    host = host_of(request)
+    wanted = await _read_cancel(request, CancelMany, host)
+    if not (wanted.session_id or wanted.user_id or wanted.agent_id or wanted.all):
+        raise Problem(400, "say which runs: session_id, user_id, agent_id (all that are given must fit), or all=true")
+    agents = [host.agent(wanted.agent_id)] if wanted.agent_id else host.agents.values()
+    asked = wanted.request()
+    outcomes: dict[str, CancelOutcome] = {}
+    for agent in agents:
+        outcomes |= await agent.runtime.cancel(
+            agent_id=agent.id,
+            session_id=wanted.session_id,
+            user_id=wanted.user_id,
+            reason=asked.reason,
+            by=asked.by,
+            mode=asked.mode,
+            grace=asked.grace,
+        )
+    return answer({"cancelled": outcomes})
+
+
+async def _read_cancel(request: Request, kind: type[C], host: Host) -> C:
+    """From the query, the body, or both; most clients send neither."""
+    body = await read_fields(request, host.settings.max_body)
+    return fill({**{name: value for name, value in request.query_params.items() if value != ""}, **body}, kind)

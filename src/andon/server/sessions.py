@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same agents, addressed by session, for ADK's clients: run them, talk to them, cancel them, keep sessions.
+
+Nobody but the client that asked for a run is hurt by its leaving, and a session that isn't there is a 404 before
+anything is started or streamed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+import uuid
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
+from starlette.responses import Response
+
+from andon import __version__
+from andon.agent.agent import Agent, RunOptions
+from andon.core.run import Run
+from andon.core.session import OnBusy
+from andon.core.states import CancelCause
+from andon.core.store import SessionKey, SessionRecord, SessionStore
+from andon.server.adk import (
+    METADATA,
+    REFUSED,
+    Address,
+    Create,
+    Invocation,
+    Invoke,
+    Shape,
+    Teller,
+    Update,
+    in_snake_case,
+    session_shape,
+    text_of,
+    understood,
+)
+from andon.server.body import fill, read_body, read_fields
+from andon.server.host import Host
+from andon.server.lists import answer, host_of
+from andon.server.problems import Problem
+from andon.server.runs import ID_LENGTH, Cancel
+from andon.server.sse import AnswerResponse, EventResponse
+from andon.server.wire import to_json
+
+router = APIRouter()
+
+T = TypeVar("T")
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+@router.post("/run")
+async def run_whole(request: Request) -> Response:
+    wanted = await _read(request, Invoke)
+    run = await _start(host_of(request), wanted)
+    teller = Teller(run, streaming=False)
+
+    async def make() -> Response:
+        return answer([shape async for event in run for shape in teller.tell(event)])
+
+    return AnswerResponse(make, run.cancel_for)
+
+
+@router.post("/run_sse")
+async def run_streaming(request: Request) -> Response:
+    wanted = await _read(request, Invoke)
+    host = host_of(request)
+    run = await _start(host, wanted)
+    teller = Teller(run, streaming=wanted.streaming)
+    return EventResponse(run.events(), teller.frames, heartbeat=host.settings.heartbeat, leave=run.cancel_for)
+
+
+async def _start(host: Host, wanted: Invoke) -> Run:
+    if wanted.invocation_id is not None or wanted.function_call_event_id is not None:
+        raise Problem(422, "an invocation can't be resumed here: leave out invocationId and functionCallEventId")
+    agent = _agent(host, wanted.app_name)
+    prompt = text_of(wanted.new_message)
+    session = await _find(agent, wanted.user_id, wanted.session_id)
+    run = _begin(host, agent, session.key, prompt, wanted.custom_metadata)
+    if wanted.state_delta:
+        try:
+            await _set(agent, session.key, wanted.state_delta)
+        except BaseException:  # whoever asked for the run won't read it
+            run.cancel_for(CancelCause.caller)
+            raise
+    return run
+
+
+def _begin(
+    host: Host,
+    agent: Agent,
+    key: SessionKey,
+    prompt: str,
+    custom: dict[str, Any] | None = None,
+    on_busy: OnBusy = "reject",
+) -> Run:
+    options: RunOptions = {"session_id": key.session_id, "user_id": key.user_id, "on_busy": on_busy}
+    if custom:
+        options["metadata"] = {METADATA: custom}
+    return host.start(agent, prompt, options)
+
+
+# -- talking ----------------------------------------------------------------------------------------------------------
+
+
+_CLOSE_CODES = {404: 1002, 413: 1009, 415: 1003, 422: 1007}
+
+
+@router.websocket("/run_live")
+async def run_live(socket: WebSocket) -> None:
+    """Talk in a session: each text is a prompt, and interrupts the answer to the one before it."""
+    await socket.accept()  # before anything is refused, so that the client is told why
+    code, reason = 1000, ""
+    try:
+        if _is_foreign(socket):
+            code, reason = 1008, "this origin is not allowed"
+        else:
+            await _Talk(host_of(socket)).go(socket)
+    except WebSocketDisconnect:  # it left while it was told something
+        pass
+    except Problem as problem:
+        code, reason = _CLOSE_CODES.get(problem.status_code, 1008), problem.detail
+    except Exception:
+        code, reason = 1011, "the server failed; its log says why"
+        raise
+    finally:
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # the client was quicker
+            await socket.close(code, reason.encode()[:120].decode(errors="ignore"))
+
+
+class _Talk:
+    """A live connection: what it hears becomes runs, and the runs are told one after the other."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._run: Run | None = None
+        self._pieces: list[str] = []
+        self._to_tell: asyncio.Queue[Run | Shape] = asyncio.Queue()
+
+    async def go(self, socket: WebSocket) -> None:
+        """Until the client leaves or says so, or something is wrong."""
+        wanted = fill({name: value for name, value in socket.query_params.items() if value}, Address)
+        agent = _agent(self._host, wanted.app_name)
+        session = await _find(agent, wanted.user_id, wanted.session_id)
+        both = [
+            asyncio.ensure_future(self._hear(socket, agent, session.key)),
+            asyncio.ensure_future(self._tell(socket)),
+        ]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.wait(both)
+            if self._run is not None:
+                self._run.cancel_for(CancelCause.shutdown if self._host.draining else CancelCause.disconnect)
+        for task in both:
+            if not task.cancelled():
+                task.result()
+
+    async def _hear(self, socket: WebSocket, agent: Agent, key: SessionKey) -> None:
+        while (frame := await socket.receive())["type"] == "websocket.receive":
+            said = understood(frame.get("text"), self._host.settings.max_body)
+            if said.state_delta:
+                await _set(agent, key, said.state_delta)
+            if said.close:
+                return
+            if said.content is None:
+                continue
+            self._pieces.append(text_of(said.content))
+            if not said.partial:
+                self._answer("\n".join(self._pieces), agent, key)
+                self._pieces = []
+
+    def _answer(self, prompt: str, agent: Agent, key: SessionKey) -> None:
+        """Start the next run, in place of this connection's own one if that is still going; others' are left alone."""
+        before = self._run
+        going = before is not None and not before.status.final
+        try:
+            self._run = _begin(self._host, agent, key, prompt, on_busy="queue" if going else "reject")
+        except Problem as problem:
+            refusal = Invocation(uuid.uuid4().hex, agent.id, {}).event(
+                "end", time.time(), errorCode=REFUSED, errorMessage=problem.detail, turnComplete=True
+            )
+            self._to_tell.put_nowait(refusal)
+            return
+        self._to_tell.put_nowait(self._run)
+        if before is not None:  # only now: what was refused interrupts nothing
+            before.cancel_for(CancelCause.superseded)
+
+    async def _tell(self, socket: WebSocket) -> None:
+        while True:
+            told = await self._to_tell.get()
+            if not isinstance(told, Run):
+                await socket.send_text(to_json(told).decode())
+                continue
+            teller = Teller(told, streaming=True)
+            async for event in told:
+                shapes = teller.tell(event)
+                if event.event.terminal and shapes:
+                    shapes[-1]["turnComplete"] = True
+                for shape in shapes:
+                    await socket.send_text(to_json(shape).decode())
+
+
+def _is_foreign(socket: WebSocket) -> bool:
+    """Browsers let any page open a socket to anywhere, and say in a header which page it was."""
+    origin = socket.headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc != socket.headers.get("host")
+
+
+# -- sessions ---------------------------------------------------------------------------------------------------------
+
+SESSIONS = "/apps/{app}/users/{user}/sessions"
+SESSION = SESSIONS + "/{session}"
+CANCEL = ":cancel"
+DELETE_SECONDS = 5.0
+"""How long a deletion waits for the runs that it cancelled."""
+
+
+@router.post(SESSION + CANCEL)  # before the route that would take `s1:cancel` for the id of a new session
+async def cancel_session(request: Request, app: str, user: str, session: str) -> Response:
+    host = host_of(request)
+    agent = host.agent(app)
+    asked = (await read_body(request, Cancel, host.settings.max_body)).request()
+    await _find(agent, user, session)
+    outcomes = await agent.runtime.cancel(
+        agent_id=agent.id,
+        user_id=user,
+        session_id=session,
+        reason=asked.reason,
+        by=asked.by,
+        mode=asked.mode,
+        grace=asked.grace,
+    )
+    return answer({"session_id": session, "cancelled": [run_id for run_id, found in outcomes.items() if found]})
+
+
+@router.post(SESSION)
+async def create_session_with_id(request: Request, app: str, user: str, session: str) -> Response:
+    host = host_of(request)
+    state = await read_fields(request, host.settings.max_body)
+    return await _create(host.agent(app), user, session, state)
+
+
+@router.post(SESSIONS)
+async def create_session(request: Request, app: str, user: str) -> Response:
+    wanted = await _read(request, Create)
+    if wanted.events:
+        raise Problem(422, "a session can't be made of events here: leave them out, and send the messages by /run")
+    return await _create(host_of(request).agent(app), user, wanted.session_id or uuid.uuid4().hex, wanted.state)
+
+
+async def _create(agent: Agent, user: str, session_id: str, state: dict[str, Any]) -> Response:
+    if session_id.endswith(CANCEL) or "/" in session_id or len(session_id) > ID_LENGTH:
+        rule = f"it may not end in {CANCEL!r}, have a slash, or be longer than {ID_LENGTH} characters"
+        raise Problem(422, f"{session_id[:ID_LENGTH]!r} can't be the id of a session: {rule}")
+    key = SessionKey(agent.id, user, session_id)
+    record = None if _runs_in(agent, key) else await _store(agent).create_session(key, state)
+    if record is None:
+        raise Problem(409, f"session {session_id!r} exists already: use it, or leave the id out to get a fresh one")
+    return answer(session_shape(record))
+
+
+@router.get(SESSIONS)
+async def list_sessions(request: Request, app: str, user: str) -> Response:
+    agent = host_of(request).agent(app)
+    records = {record.key: record for record in await _store(agent).list_sessions(agent.id, user)}
+    for run in agent.runtime.runs:
+        if run.session.key[:2] == (agent.id, user):
+            records.setdefault(run.session.key, _begun_by(run))
+    return answer([session_shape(record) for record in records.values()])
+
+
+@router.get(SESSION)
+async def get_session(request: Request, app: str, user: str, session: str) -> Response:
+    agent = host_of(request).agent(app)
+    record = await _find(agent, user, session)
+    return answer(session_shape(record, await _events(agent, record.key)))
+
+
+@router.patch(SESSION)
+async def update_session(request: Request, app: str, user: str, session: str) -> Response:
+    wanted = await _read(request, Update)
+    agent = host_of(request).agent(app)
+    key = (await _find(agent, user, session)).key
+    record = await _set(agent, key, wanted.state_delta)
+    return answer(session_shape(record, await _events(agent, key)))
+
+
+@router.delete(SESSION)
+async def delete_session(request: Request, app: str, user: str, session: str) -> Response:
+    """What runs in the session is cancelled first, so that nothing is written into it after its end."""
+    agent = host_of(request).agent(app)
+    key = (await _find(agent, user, session)).key
+    runs = _runs_in(agent, key)
+    for run in runs:
+        run.cancel(reason="its session was deleted")
+    try:
+        async with asyncio.timeout(DELETE_SECONDS):
+            for run in runs:
+                await run.result()
+    except TimeoutError:
+        raise Problem(409, f"a run in session {session!r} was cancelled and has not ended yet: try again") from None
+    await _store(agent).delete_session(key)
+    return answer(None)
+
+
+async def _find(agent: Agent, user: str, session_id: str) -> SessionRecord:
+    """A session is there once it was created, and as soon as a run is in it."""
+    key = SessionKey(agent.id, user, session_id)
+    running = _runs_in(agent, key)
+    record = await _store(agent).find_session(key)
+    if record is None and not running:
+        raise _missing(key)
+    return record or _begun_by(running[0])
+
+
+async def _set(agent: Agent, key: SessionKey, delta: dict[str, Any]) -> SessionRecord:
+    store = _store(agent)
+    await store.create_session(key, {})  # its first run may not have left anything yet
+    record = await store.update_session(key, delta)
+    if record is None:  # deleted at this very moment
+        raise _missing(key)
+    return record
+
+
+async def _events(agent: Agent, key: SessionKey) -> list[Shape]:
+    """What was said in a session; of a run that is going on, what is complete."""
+    running = {run.run_id: run for run in _runs_in(agent, key)}
+    shapes: list[Shape] = []
+    for record, messages in await _store(agent).history(key):
+        running.pop(record.run_id, None)
+        shapes += Invocation(record.run_id, agent.id, record.metadata).whole(messages, record.created_at, record)
+    for run in running.values():
+        shapes += Invocation(run.run_id, agent.id, run.metadata).whole(run.own_messages, run.created_at, None)
+    return shapes
+
+
+def _runs_in(agent: Agent, key: SessionKey) -> list[Run]:
+    return [run for run in agent.runtime.runs if run.session.key == key]
+
+
+def _begun_by(run: Run) -> SessionRecord:
+    return SessionRecord(run.session.key, {}, run.created_at, run.created_at)
+
+
+def _missing(key: SessionKey) -> Problem:
+    detail = f"user {key.user_id!r} has no session {key.session_id!r} with {key.agent_id!r}: create it first"
+    return Problem(404, detail)
+
+
+# -- the rest ---------------------------------------------------------------------------------------------------------
+
+
+@router.get("/list-apps")
+async def list_apps(request: Request) -> Response:
+    return answer(list(host_of(request).agents))
+
+
+@router.get("/version")
+async def version() -> Response:
+    python = ".".join(map(str, sys.version_info[:3]))
+    return answer({"version": __version__, "language": "python", "language_version": python})
+
+
+def _agent(host: Host, app: str | None) -> Agent:
+    if app is None and len(host.agents) > 1:
+        raise Problem(422, f"there is no app name, and several to choose from: {', '.join(host.agents)}")
+    return host.agent(next(iter(host.agents)) if app is None else app)
+
+
+def _store(agent: Agent) -> SessionStore:
+    store = agent.runtime.store
+    if not isinstance(store, SessionStore):
+        detail = f"the store of {agent.id!r} keeps runs and no sessions: address its runs, or give it a SessionStore"
+        raise Problem(501, detail)
+    return store
+
+
+async def _read(request: Request, kind: type[T]) -> T:
+    """The body, whose keys may be in camelCase or in snake_case."""
+    return fill(in_snake_case(await read_fields(request, host_of(request).settings.max_body)), kind)

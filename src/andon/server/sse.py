@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's events as server-sent events, and noticing that a client left.
+
+A response reads the run's journal and owns nothing of the run: a slow client stalls its own `send` and nobody else, and
+one that leaves is noticed at once, also while the run is silent, because `receive` is awaited beside the sending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from andon.core.events import Event
+from andon.core.journal import Reader
+from andon.core.states import CancelCause
+
+BATCH = 500
+"""So many events are written at once at the most: others want the loop too."""
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold events back
+]
+
+HEARTBEAT = b": still here\n\n"
+
+Leave = Callable[[CancelCause], object]
+"""What to do when the client leaves (`disconnect`), or when its server gives up (`shutdown`)."""
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None], leave: Leave | None = None) -> None:
+    """Do the work as long as the client is there; when it leaves, the work is cut."""
+    working = asyncio.ensure_future(work)
+    listening = asyncio.ensure_future(_gone(receive))
+    cause = CancelCause.disconnect
+    try:
+        await asyncio.wait((working, listening), return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        cause = CancelCause.shutdown
+        raise
+    finally:
+        finished = working.done()
+        if not finished and leave is not None:
+            leave(cause)
+        working.cancel()
+        listening.cancel()
+        await asyncio.wait((working, listening))
+    if finished and (error := working.exception()) is not None:
+        if leave is not None:
+            leave(CancelCause.disconnect)
+        if not isinstance(error, OSError):  # some servers say so in `send` that the client has gone
+            raise error
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventResponse(Response):
+    """A run's events from a reader on, written as they come: each batch is one chunk.
+
+    `encode` makes bytes of a batch; `leave` is called when the client is gone before the end; `heartbeat` is the number
+    of seconds of silence after which a comment is sent, so that proxies and half-open connections notice.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        reader: Reader,
+        encode: Callable[[Sequence[Event]], bytes],
+        *,
+        heartbeat: float,
+        leave: Leave | None = None,
+    ) -> None:
+        super().__init__()
+        self._reader, self._encode, self._heartbeat, self._leave = reader, encode, heartbeat, leave
+        self.raw_headers = HEADERS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await unless_gone(receive, self._write(send), self._leave)
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        while True:
+            try:
+                async with asyncio.timeout(self._heartbeat):
+                    chunk = self._encode(await self._reader.batch(BATCH))
+            except TimeoutError:
+                chunk = HEARTBEAT
+            # The last event goes with the end of the response: a write costs more than all that came before it.
+            ended = self._reader.at_end
+            if chunk or ended:
+                await send({"type": "http.response.body", "body": chunk, "more_body": not ended})
+            if ended:
+                return
+
+
+class AnswerResponse(Response):
+    """An answer that takes its time: `make` is awaited while the client is there."""
+
+    def __init__(self, make: Callable[[], Awaitable[Response]], leave: Leave | None = None) -> None:
+        super().__init__()
+        self._make, self._leave = make, leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answers: list[Response] = []
+
+        async def work() -> None:
+            answers.append(await self._make())
+
+        await unless_gone(receive, work(), self._leave)
+        if answers:
+            await answers[0](scope, receive, send)

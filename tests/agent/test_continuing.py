@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""After a cut: going on from there as a new run, or putting the session back to what it was."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from andon import Agent, RunStatus, tool
+from andon.errors import AnswersError, ModelError, NotContinuableError, SessionBusyError, UnknownRunError
+from andon.messages import Message, Text
+from andon.models.scripted import Call, Fail
+from andon.testing import validate
+from tests.support import Flag, Silence, asked, cut, forever, make, play, record_of
+
+
+class Three:
+    """One call that is done, one that is cut, one that never starts."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.reached = Flag()
+        self.cut = True
+
+    def agent(self, *, idempotent: bool) -> Agent:
+        @tool
+        async def done() -> str:
+            self.ran.append("done")
+            return "it is done"
+
+        @tool(idempotent=idempotent)
+        async def stuck() -> str:
+            self.ran.append("stuck")
+            if self.cut:
+                self.reached.set()
+                await forever()
+            return "it went well"
+
+        @tool
+        async def later() -> str:
+            self.ran.append("later")
+            return "better late"
+
+        calls = [Call("done", id="a"), Call("stuck", id="b"), Call("later", id="c")]
+        return make(calls, "All done.", tools=[done, stuck, later], parallel_tools=False)
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_going_on_in_the_middle_of_tools(idempotent: bool) -> None:
+    async def main() -> None:
+        three = Three()
+        agent = three.agent(idempotent=idempotent)
+        ended = await cut(agent, three.reached)
+        three.cut = False
+        result = await agent.continue_run(ended.result.run_id)
+        assert result.status is RunStatus.completed
+        assert result.run_id != ended.result.run_id
+        assert (await record_of(agent, result.run_id)).continues == ended.result.run_id
+        # What was done is not repeated; what never started is done now; of the third nobody knows.
+        assert three.ran == ["done", "stuck", *(["stuck"] if idempotent else []), "later"]
+        roles = [message.role for message in result.messages]
+        assert roles == ["user", "assistant", "tool", "assistant"]
+        told = {each.call_id: each.content for each in result.messages[2].tool_results}
+        assert (told["a"], told["c"]) == ("it is done", "better late")
+        assert ("it went well" if idempotent else "outcome is unknown") in told["b"]
+        assert validate(result.messages) == []
+        assert agent.messages == result.messages
+
+    play(main)
+
+
+def test_going_on_in_the_middle_of_a_sentence() -> None:
+    async def main() -> None:
+        silence = Silence()
+        agent = make(["Once upon ", silence], "a time.")
+        ended = await cut(agent, silence.reached)
+        result = await agent.continue_run(ended.result.run_id)
+        assert result.status is RunStatus.completed
+        assert result.messages[1].content == [Text("Once upon ")]
+        assert result.messages[2].role == "user"
+        assert result.messages[3].text == "a time."
+        assert validate(result.messages) == []
+
+    play(main)
+
+
+def test_going_on_where_nothing_was_said() -> None:
+    async def main() -> None:
+        silence = Silence()
+        agent = make(silence, "Here I am.")
+        ended = await cut(agent, silence.reached)
+        result = await agent.continue_run(ended.result.run_id)
+        assert [message.text for message in result.messages] == ["go", "Here I am."]
+
+    play(main)
+
+
+def test_going_on_after_a_failure() -> None:
+    agent = make([Fail(ModelError("overloaded"))], "Here I am.")
+    failed = agent.run("go")
+    assert failed.status is RunStatus.error
+    result = asyncio.run(agent.continue_run(failed.run_id))
+    assert [message.text for message in result.messages] == ["go", "Here I am."]
+
+
+def test_going_on_twice_and_being_cut_again() -> None:
+    async def main() -> None:
+        first, second = Silence(), Silence()
+        agent = make(["One. ", first], ["Two. ", second], "Three.")
+        ended = await cut(agent, first.reached)
+        run = await agent.resume_run(ended.result.run_id)
+        await second.reached.arrived()
+        await run.cancel_and_wait()
+        again = await run.result()
+        assert again.status is RunStatus.cancelled
+        assert validate(again.messages) == []
+        with pytest.raises(NotContinuableError):
+            await agent.continue_run(ended.result.run_id)  # it is part of the later one now
+        result = await agent.continue_run(run.run_id)
+        assert [message.text for message in result.messages if message.role == "assistant"] == [
+            "One. ",
+            "Two. ",
+            "Three.",
+        ]
+        assert validate(result.messages) == []
+
+    play(main)
+
+
+def test_a_cancel_before_it_has_gone_on_leaves_all_as_it_was() -> None:
+    async def main() -> None:
+        silence, other = Silence(), Silence()
+        agent = make(["Once upon ", silence], other, "a time.")
+        ended = await cut(agent, silence.reached, session_id="s")
+        before = list(ended.result.messages)
+        async with agent.start("other", session_id="s") as holder:
+            await other.reached.arrived()
+            with pytest.raises(NotContinuableError):
+                # Later runs build on it as soon as they are in the store; until then the session is busy.
+                await agent.rollback_run(holder.run_id)
+            with pytest.raises(SessionBusyError):
+                await agent.continue_run(ended.result.run_id)
+            run = await agent.resume_run(ended.result.run_id, on_busy="queue")
+            run.cancel()
+            result = await run.result()
+            assert result.status is RunStatus.cancelled
+            assert len(asked(agent)) == 2
+        after = await agent.invoke_async("and now?", session_id="s")
+        assert after.messages[: len(before)] == before
+
+    play(main)
+
+
+def test_what_can_not_be_continued() -> None:
+    async def main() -> None:
+        agent = make("Fine.", "Fine.")
+        done = await agent.invoke_async("go")
+        with pytest.raises(NotContinuableError, match="send another prompt"):
+            await agent.continue_run(done.run_id)
+        with pytest.raises(UnknownRunError):
+            await agent.continue_run("nobody")
+        with pytest.raises(UnknownRunError):
+            await agent.rollback_run("nobody")
+        other = Agent("Other", agent.model, runtime=agent.runtime)
+        with pytest.raises(UnknownRunError):
+            await other.continue_run(done.run_id)
+
+    play(main)
+
+
+def test_answers_to_a_run_that_asked_nothing() -> None:
+    async def main() -> None:
+        silence = Silence()
+        agent = make(silence, "Fine.")
+        ended = await cut(agent, silence.reached)
+        with pytest.raises(AnswersError):
+            await agent.continue_run(ended.result.run_id, answers={"x": True})
+
+    play(main)
+
+
+def test_later_runs_build_on_it() -> None:
+    async def main() -> None:
+        silence = Silence()
+        agent = make(silence, "Fine.")
+        ended = await cut(agent, silence.reached)
+        later = await agent.invoke_async("something else")
+        before = agent.messages
+        for way in (agent.continue_run, agent.rollback_run):
+            with pytest.raises(NotContinuableError, match="later runs build on it"):
+                await way(ended.result.run_id)
+        assert agent.messages == before
+        await agent.rollback_run(later.run_id)
+        await agent.rollback_run(ended.result.run_id)
+        assert agent.messages == []
+
+    play(main)
+
+
+def texts(messages: list[Message]) -> list[str]:
+    return [message.text for message in messages]
+
+
+def test_rolling_back() -> None:
+    async def main() -> None:
+        silence = Silence()
+        agent = make("One.", ["Two", silence], "Three.")
+        await agent.invoke_async("first")
+        ended = await cut(agent, silence.reached)
+        await agent.rollback_run(ended.result.run_id)
+        assert texts(agent.messages) == ["first", "One."]
+        record = await record_of(agent, ended.result.run_id)
+        assert record.status is RunStatus.cancelled
+        assert record.receipt == ended.result.receipt
+        with pytest.raises(NotContinuableError):
+            await agent.rollback_run(ended.result.run_id)
+        with pytest.raises(NotContinuableError):
+            await agent.continue_run(ended.result.run_id)
+        result = await agent.invoke_async("third")
+        assert texts(result.messages) == ["first", "One.", "third", "Three."]
+
+    play(main)
+
+
+def test_rolling_back_a_run_that_had_gone_on_brings_back_what_it_had_taken_up() -> None:
+    async def main() -> None:
+        silence = Silence()
+        agent = make(["Once upon ", silence], "a time.", "again a time.")
+        ended = await cut(agent, silence.reached)
+        result = await agent.continue_run(ended.result.run_id)
+        await agent.rollback_run(result.run_id)
+        assert agent.messages == ended.result.messages
+        again = await agent.continue_run(ended.result.run_id)
+        assert again.messages[-1].text == "again a time."
+
+    play(main)
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_run_in_flight_is_not_rolled_back(paused: bool) -> None:
+    async def main() -> None:
+        silence = Silence()
+
+        @tool(approval=True)
+        async def delete() -> str:
+            return "deleted"
+
+        turn: Any = Call("delete") if paused else silence
+        agent = make(turn, tools=[delete])
+        async with agent.start("go") as run:
+            if paused:
+                await run.result()
+            else:
+                await silence.reached.arrived()
+            with pytest.raises(NotContinuableError, match="cancel it"):
+                await agent.rollback_run(run.run_id)
+        agent.cancel()
+
+    play(main)

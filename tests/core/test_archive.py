@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ended runs are kept where that was asked for, for a while, and within bounds."""
+
+from __future__ import annotations
+
+from andon import Agent, MemoryStore, RunStatus, Runtime
+from andon.models.scripted import Burst, ScriptedModel
+from tests.support import play, until
+
+
+def make(runtime: Runtime, *turns: str | Burst) -> Agent:
+    return Agent("Helper", ScriptedModel(*turns), runtime=runtime)
+
+
+def test_without_being_asked_nothing_is_kept() -> None:
+    async def main() -> None:
+        agent = make(Runtime(), "Hello!")
+        result = await agent.invoke_async("Hi")
+        assert agent.runtime.recent(result.run_id) is None
+        assert agent.runtime.ended == []
+        assert agent.runtime.ended_counts == {}
+
+    play(main)
+
+
+def test_a_run_is_found_from_its_beginning_to_after_its_end() -> None:
+    async def main() -> None:
+        agent = make(Runtime(), "Hello!")
+        agent.runtime.keep_ended()
+        async with agent.start("Hi") as run:
+            assert agent.runtime.recent(run.run_id) is run
+            await run.result()
+        assert agent.runtime.recent(run.run_id) is run
+        assert agent.runtime.ended == [run]
+        assert [event.seq async for event in run.events(1)] == [2, 3]
+        assert agent.runtime.ended_counts == {RunStatus.completed: 1}
+
+    play(main)
+
+
+def test_after_its_time_it_leaves_by_itself() -> None:
+    async def main() -> None:
+        agent = make(Runtime())
+        agent.runtime.keep_ended(seconds=0.01)
+        for _ in range(3):
+            await agent.invoke_async("Hi")
+        await until(lambda: agent.runtime.ended == [])
+        # And so does what comes later.
+        await agent.invoke_async("Hi")
+        await until(lambda: agent.runtime.ended == [])
+
+    play(main)
+
+
+def test_who_comes_later_leaves_later() -> None:
+    async def main() -> None:
+        agent = make(Runtime())
+        agent.runtime.keep_ended(seconds=0.01)
+        await agent.invoke_async("Hi")
+        archive = agent.runtime._archive
+        assert archive is not None
+        archive.sweep()  # the timer of a run before it: this one's time has not come
+        assert len(agent.runtime.ended) == 1
+        await until(lambda: agent.runtime.ended == [])
+
+    play(main)
+
+
+def test_the_oldest_leave_when_it_is_too_much() -> None:
+    async def main() -> None:
+        agent = make(Runtime(), Burst("x" * 100, 100), Burst("x" * 100, 100), Burst("x" * 100, 100))
+        agent.runtime.keep_ended(max_bytes=100_000)  # two of them
+        runs = [(await agent.invoke_async("Hi")).run_id for _ in range(3)]
+        await until(lambda: [run.run_id for run in agent.runtime.ended] == runs[1:])
+        agent.model = ScriptedModel(Burst("x" * 100_000, 5))
+        await agent.invoke_async("Hi")  # one that is too large by itself
+        await until(lambda: agent.runtime.ended == [])
+
+    play(main)
+
+
+def test_a_timer_of_a_closed_loop_is_replaced() -> None:
+    agent = make(Runtime())
+    agent.runtime.keep_ended(seconds=0.01)
+
+    async def once() -> None:
+        await agent.invoke_async("Hi")
+
+    async def and_again() -> None:
+        await agent.invoke_async("Hi")
+        await until(lambda: agent.runtime.ended == [])
+
+    play(once)
+    play(and_again)
+
+
+def test_an_agent_moves_with_what_it_will_do() -> None:
+    async def main() -> None:
+        agent = make(Runtime(), "One.", "Two.")
+        before = agent.runtime
+        await agent.invoke_async("Hi")
+        after = Runtime(MemoryStore())
+        agent.move_to(after)
+        assert agent.messages == []
+        result = await agent.invoke_async("Hi")
+        assert agent.runtime is after
+        assert [message.text for message in result.messages] == ["Hi", "Two."]
+        assert before.store is not after.store
+
+    play(main)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Over HTTP: runs that ask a person, going on after a cut, and the cancel of one call."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from andon import Agent, RunStatus, ToolContext, tool
+from andon.models.scripted import Call, ScriptedModel
+from tests.server.live import Live, serving
+from tests.support import Flag, Silence, forever
+
+RUNS = "/agents/helper/runs"
+
+
+@tool(approval=True)
+async def delete(path: str) -> str:
+    return f"deleted {path}"
+
+
+@tool
+async def paint(ctx: ToolContext) -> str:
+    return f"painted it {ctx.interrupt('colour', {'of': ['red', 'blue']})}"
+
+
+def helper(*turns: Any, **options: Any) -> Agent:
+    return Agent("Helper", ScriptedModel(*turns, then="OK."), tools=[delete, paint], **options)
+
+
+def pause(live: Live, run_id: str = "r") -> list[dict[str, Any]]:
+    """Start a run that asks, and return what it asks."""
+    with live.stream(RUNS, message="Go", run_id=run_id, session_id="s") as stream:
+        last = list(stream)[-1]
+    assert last.event == "RunPaused"
+    interrupts: list[dict[str, Any]] = last.data["interrupts"]
+    return interrupts
+
+
+BOTH = [Call("delete", {"path": "x"}, id="c1"), Call("paint", id="c2")]
+
+
+def test_a_paused_run_says_what_it_asks_in_both_shapes() -> None:
+    with serving(helper(BOTH)) as live:
+        with live.stream(RUNS, message="Go", run_id="r", session_id="s") as stream:
+            paused = list(stream)[-1].data
+        assert [(each["name"], each["payload"]) for each in paused["interrupts"]] == [
+            ("delete", {"path": "x"}),
+            ("colour", {"of": ["red", "blue"]}),
+        ]
+        assert [each["tool_call_id"] for each in paused["tools"]] == ["c1", "c2"]
+        assert paused["tools"][0]["tool_args"] == {"path": "x"}
+        assert paused["tools"][0]["requires_confirmation"] is True
+        assert [each["id"] for each in paused["requirements"]] == [each["id"] for each in paused["interrupts"]]
+        state = live.client.get(f"{RUNS}/r").json()
+        assert (state["status"], state["stop_reason"]) == ("PAUSED", "interrupt")
+        assert state["interrupts"] == paused["interrupts"]
+        busy = live.post(RUNS, message="Hello?", session_id="s")
+        assert busy.status_code == 409
+        assert "continue_run" in busy.json()["detail"]
+
+
+def test_our_answers() -> None:
+    with serving(helper(BOTH)) as live:
+        first, second = pause(live)
+        answers = {first["id"]: True, second["id"]: "blue"}
+        with live.client.stream("POST", f"{RUNS}/r/continue", json={"answers": answers}) as response:
+            text = response.read().decode()
+        assert text.startswith("id: ")
+        assert "event: RunContinued" in text
+        assert "painted it blue" in text
+        assert "event: RunCompleted" in text
+        with live.watch(f"{RUNS}/r/events") as watched:
+            read = list(watched)
+        assert [frame.id for frame in read] == list(range(1, len(read) + 1))
+
+
+def test_the_familys_form() -> None:
+    with serving(helper(BOTH)) as live:
+        pause(live)
+        tools = [
+            {"tool_call_id": "c1", "tool_name": "delete", "confirmed": False, "confirmation_note": "too risky"},
+            {"tool_call_id": "c2", "tool_name": "colour", "result": "red"},
+        ]
+        done = live.post(f"{RUNS}/r/continue", tools=json.dumps(tools), stream="false", session_id="s", user_id="")
+        assert done.status_code == 200, done.text
+        body = done.json()
+        assert body["status"] == "COMPLETED"
+        results = {each["tool_call_id"]: each["content"] for each in body["messages"] if each["role"] == "tool"}
+        assert "too risky" in results["c1"]
+        assert results["c2"] == "painted it red"
+
+
+def test_a_refusal_with_a_reason() -> None:
+    with serving(helper(BOTH[0])) as live:
+        (asked,) = pause(live)
+        answers = {asked["id"]: {"deny": "not today"}}
+        done = live.client.post(f"{RUNS}/r/continue", json={"answers": answers, "stream": False}).json()
+        assert "not today" in next(each["content"] for each in done["messages"] if each["role"] == "tool")
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "says"),
+    [
+        ({}, 400, "no answer to"),
+        ({"answers": {"x": True}}, 400, "no question 'x'"),
+        ({"answers": "{"}, 400, "no JSON"),
+        ({"answers": "[]"}, 400, "an object"),
+        ({"tools": "{}"}, 400, "a list"),
+        ({"tools": [{"tool_call_id": "c9", "confirmed": True}]}, 400, "no call 'c9'"),
+        ({"tools": [{"tool_call_id": "c1"}]}, 400, "neither"),
+    ],
+)
+def test_answers_that_are_none_change_nothing(fields: dict[str, Any], code: int, says: str) -> None:
+    agent = helper(BOTH[0])
+    with serving(agent) as live:
+        pause(live)
+        refused = live.client.post(f"{RUNS}/r/continue", json=fields)
+        assert refused.status_code == code, refused.text
+        assert says in refused.json()["detail"]
+        assert live.run_of(agent, "r").status is RunStatus.paused
+
+
+def test_what_can_not_be_continued() -> None:
+    with serving(helper("Done.")) as live:
+        assert live.post(f"{RUNS}/nobody/continue").status_code == 404
+        assert live.post(RUNS, message="Go", run_id="r", stream="false").json()["status"] == "COMPLETED"
+        refused = live.post(f"{RUNS}/r/continue")
+        assert refused.status_code == 409
+        assert "send another prompt" in refused.json()["detail"]
+
+
+def test_cancelling_a_paused_run() -> None:
+    with serving(helper(BOTH)) as live:
+        pause(live)
+        cancelled = live.client.post(f"{RUNS}/r/cancel?wait=30").json()
+        assert (cancelled["outcome"], cancelled["status"]) == ("requested", "CANCELLED")
+        ends = {each["call_id"]: each["outcome"] for each in cancelled["receipt"]["tools"]}
+        assert ends == {"c1": "not_started", "c2": "cut"}
+        done = live.post(RUNS, message="Hello?", session_id="s", stream="false")
+        assert done.json()["content"] == "OK."
+
+
+def test_going_on_after_a_cut() -> None:
+    silence = Silence()
+    with serving(helper(["Once upon ", silence], "a time.")) as live:
+        started = live.post(RUNS, message="Go", run_id="r", background="true", stream="false", session_id="s")
+        assert started.status_code == 202
+        silence.reached.wait()
+        assert live.client.post(f"{RUNS}/r/cancel?wait=30").status_code == 200
+        done = live.post(f"{RUNS}/r/continue", stream="false").json()
+        assert (done["status"], done["content"], done["continues"]) == ("COMPLETED", "a time.", "r")
+
+
+def test_leaving_a_run_that_one_has_continued_cancels_it() -> None:
+    silence = Silence()
+    agent = helper(BOTH[0], silence)
+    with serving(agent) as live:
+        (asked,) = pause(live)
+        body = {"answers": {asked["id"]: True}}
+        with live.client.stream("POST", f"{RUNS}/r/continue", json=body) as response:
+            assert response.status_code == 200
+            silence.reached.wait()
+        run = live.run_of(agent, "r")
+        assert run.attend_blocking(60)
+        assert run.make_result().receipt.cause == "disconnect"  # type: ignore[union-attr]
+
+
+def test_cancelling_one_call() -> None:
+    reached = Flag()
+
+    @tool
+    async def stuck() -> str:
+        reached.set()
+        await forever()
+
+    agent = Agent("Helper", ScriptedModel(Call("stuck", id="c"), then="Then not."), tools=[stuck])
+    with serving(agent) as live:
+        assert live.post(RUNS, message="Go", run_id="r", background="true", stream="false").status_code == 202
+        reached.wait()
+        path = f"{RUNS}/r/tools/c/cancel"
+        assert live.client.post(f"{RUNS}/r/tools/other/cancel").status_code == 404
+        asked = live.client.post(path, json={"reason": "takes too long"})
+        assert (asked.status_code, asked.json()["outcome"]) == (200, "requested")
+        run = live.run_of(agent, "r")
+        assert run.attend_blocking(60)
+        assert run.status is RunStatus.completed
+        assert live.client.post(path).status_code == 409
+        assert live.client.get(f"{RUNS}/r").json()["content"] == "Then not."

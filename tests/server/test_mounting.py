@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The app inside another app: without its lifespan, which a mounted app doesn't get, and with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from fastapi import FastAPI, Request, Response
+
+from andon import Agent, RunStatus
+from andon.models.scripted import ScriptedModel, Stall
+from andon.server import create_app
+from tests.server.live import NEVER, read_until, serving_app
+from tests.support import Silence, eventually
+
+RUNS = "/inner/agents/helper/runs"
+
+
+def test_mounted_it_works_as_it_is() -> None:
+    outer = FastAPI()
+    agent = Agent("Helper", ScriptedModel("Hello!", then=Stall()))
+    outer.mount("/inner", create_app(agent, heartbeat=NEVER))
+    with serving_app(outer) as live:
+        with live.stream(RUNS, message="Hi", run_id="r1") as stream:
+            assert list(stream)[-1].event == "RunCompleted"
+        with live.watch(f"{RUNS}/r1/events", 1) as stream:
+            assert [frame.event for frame in stream] == ["RunContent", "RunCompleted"]
+        with live.stream(RUNS, message="Hi", run_id="r2") as stream:
+            next(stream)
+        eventually(lambda: live.run_of(agent, "r2").status is RunStatus.cancelled)
+        assert live.client.get("/inner/agents/nobody").json()["detail"]
+        assert live.client.get("/agents").status_code == 404
+        live.post(RUNS, message="Hi", run_id="r3", background="true", stream="false")
+    # The loop's end ended it.
+    assert live.run_of(agent, "r3").status is RunStatus.cancelled
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_a_leaving_client_is_noticed_through_middleware_of_the_usual_kind(stream: str) -> None:
+    outer = FastAPI()
+
+    @outer.middleware("http")
+    async def pass_on(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        return await call_next(request)
+
+    silence = Silence()
+    agent = Agent("Helper", ScriptedModel(silence))
+    outer.mount("/inner", create_app(agent, heartbeat=NEVER))
+    with serving_app(outer) as live:
+        bare = live.connect()
+        live.send(bare, RUNS, message="Hi", run_id="r1", stream=stream)
+        silence.reached.wait()
+        bare.close()
+        run = live.run_of(agent, "r1")
+        assert run.attend_blocking(60)
+        receipt = run.make_result().receipt
+        assert receipt is not None
+        assert receipt.cause == "disconnect"
+
+
+def test_with_its_lifespan_it_ends_in_order() -> None:
+    agent = Agent("Helper", ScriptedModel(then=Stall()))
+    inner = create_app(agent, heartbeat=NEVER, drain=0)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with inner.router.lifespan_context(inner):
+            yield
+
+    outer = FastAPI(lifespan=lifespan)
+    outer.mount("/inner", inner)
+    for run_id in ("r1", "r2"):  # and it can be started again
+        with serving_app(outer) as live:
+            assert live.client.get("/inner/ready").status_code == 200
+            live.post(RUNS, message="Hi", run_id=run_id, background="true", stream="false")
+        receipt = live.run_of(agent, run_id).make_result().receipt
+        assert receipt is not None
+        assert receipt.cause == "shutdown"
+        assert inner.state.andon.draining
+
+
+def test_a_server_that_gives_up_on_its_requests_ends_their_runs() -> None:
+    """As uvicorn does when its time for a graceful end is over."""
+    agent = Agent("Helper", ScriptedModel(then=Stall()))
+    with (
+        serving_app(create_app(agent, heartbeat=NEVER, drain=0), timeout_graceful_shutdown=0) as live,
+        live.connect() as bare,
+    ):
+        live.send(bare, "/agents/helper/runs", message="Hi", run_id="r1")
+        read_until(bare, b"RunStarted")
+        live.server.down.set()
+        assert live.run_of(agent, "r1").attend_blocking(60)
+        receipt = live.run_of(agent, "r1").make_result().receipt
+        assert receipt is not None
+        assert receipt.cause == "shutdown"

@@ -43,5 +43,5 @@ def measure(quick: bool, progress: Progress) -> Figure:
     figure.rows.append(Row("switched off", {"run_us": statistics.median(off)}))
     ratio = statistics.median(ours / bare for ours, bare in zip(automatic, off, strict=True))
     values = {"run_us": statistics.median(automatic), "ratio": ratio}
-    figure.rows.append(Row("nobody listens", values, (Goal("ratio", 1.02),)))
+    figure.rows.append(Row("nobody listens", values, (Goal("ratio", 1.05),)))
     return figure

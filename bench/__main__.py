@@ -8,7 +8,7 @@ import json
 import platform
 from collections.abc import Callable
 
-from bench import growth, http, idle, latency, startup, streaming, throughput
+from bench import growth, http, idle, latency, startup, streaming, telemetry, throughput
 from bench.report import Figure, Progress
 
 FIGURES: dict[str, Callable[[bool, Progress], Figure]] = {
@@ -18,6 +18,7 @@ FIGURES: dict[str, Callable[[bool, Progress], Figure]] = {
     "idle": idle.measure,
     "growth": growth.measure,
     "startup": startup.measure,
+    "telemetry": telemetry.measure,
     "http": http.measure,
 }
 

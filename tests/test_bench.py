@@ -23,6 +23,7 @@ ROWS = {
     "idle": 4,
     "growth": 4,
     "startup": 3,
+    "telemetry": 2,
     "http": 3,
 }
 

@@ -10,7 +10,8 @@ A map of the package. Imports point one way, from the bottom of this list to its
     tools/      async functions, and sync functions in threads of our own
     store/      the in-memory store (the seam is core/store)
     sync        the blocking facade
-    agent/      the definition (agent), THE loop (loop), settling (settle), hooks
+    telemetry/  OpenTelemetry: spans and metrics, imported when somebody listens
+    agent/      the definition (agent), THE loop (loop), the loop under telemetry (traced), settling (settle), hooks
     testing/    what you need to test your own agents: the cancel-everywhere explorer, history validators
     server/     agents over HTTP: a FastAPI app (an extra)
     cli/        the command `andon`, one file per command
@@ -67,6 +68,7 @@ from andon.errors import (
 )
 from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, Usage
 from andon.store.memory import MemoryStore
+from andon.telemetry import Telemetry
 from andon.tools.base import Tool, ToolContext
 from andon.tools.function import tool
 
@@ -131,6 +133,7 @@ __all__ = [
     "StartError",
     "StopReason",
     "Store",
+    "Telemetry",
     "Text",
     "ThreadsExhaustedError",
     "Tool",

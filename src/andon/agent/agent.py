@@ -43,6 +43,7 @@ from andon.messages import Message, user
 from andon.models.base import Model
 from andon.store.memory import MemoryStore
 from andon.sync import BlockingStream, check_blocking, run_blocking
+from andon.telemetry import AUTOMATIC, Telemetry
 from andon.tools.base import Tool
 from andon.tools.function import as_tool
 
@@ -104,6 +105,7 @@ class Agent:
         runtime: Runtime | None = None,
         parallel_tools: bool = True,
         retry: Retry | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         if model is not None:
             _check_model(model)
@@ -113,6 +115,8 @@ class Agent:
             raise ConfigurationError(f"the instructions must be text, not {type(instructions).__name__}")
         if not isinstance(runtime, Runtime | None):
             raise ConfigurationError(f"{runtime!r} is no Runtime")
+        if not isinstance(telemetry, Telemetry | None):
+            raise ConfigurationError(f"{telemetry!r} is no Telemetry; to switch it off: Telemetry(enabled=False)")
         for what, given in (("tools", tools), ("hooks", hooks)):
             if not isinstance(given, Iterable):
                 raise ConfigurationError(f"{what} must be a list, not {type(given).__name__}: write {what}=[…]")
@@ -129,6 +133,7 @@ class Agent:
         self.move_to(Runtime() if runtime is None else runtime)
         self.parallel_tools = parallel_tools
         self.retry = retry or Retry()
+        self.telemetry = telemetry or AUTOMATIC
         self.session_id = _fresh_id()
         """The agent's own conversation, which runs without a `session_id` go on with."""
         self._cord = Cord()
@@ -210,8 +215,25 @@ class Agent:
             budget=Budget.of(options.get("budget")),
             detached=options.get("detached", False),
         )
-        run.employ(Loop(plan, run, messages, max_turns, output, earlier))
+        run.employ(self._make_loop(plan, run, messages, max_turns, output, earlier))
         return run
+
+    def _make_loop(
+        self,
+        plan: Plan,
+        run: Run,
+        messages: list[Message],
+        max_turns: int | None,
+        output: Output | None,
+        earlier: Earlier | None,
+    ) -> Loop:
+        """The loop; or, if anybody listens, the loop that tells of itself."""
+        if (tracing := self.telemetry.tracing()) is None:
+            return Loop(plan, run, messages, max_turns, output, earlier)
+        from andon.agent.traced import RunTrace, TracedLoop
+
+        trace = RunTrace(tracing, run, self.name, self.description, plan.model, earlier.run_id if earlier else None)
+        return TracedLoop(plan, run, messages, max_turns, output, earlier, trace)
 
     def _plan(self) -> Plan:
         if self.model is None:

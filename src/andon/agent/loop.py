@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from andon.agent import settle
@@ -77,6 +77,9 @@ class Loop(Calling):
         self._opened = False
         self._parsed: Any = None
 
+    def begin(self) -> None:
+        """Nobody has to be told."""
+
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     async def perform(self) -> StopReason:
@@ -123,7 +126,7 @@ class Loop(Calling):
             self._run.phase = Phase.waiting
             try:
                 await self._run.step(
-                    functools.partial(turn.play, self._plan.model),
+                    functools.partial(self._ask, turn),
                     name="the model",
                     cut_by=CancelMode.after_tools,
                     on_cut=turn.shut,
@@ -164,6 +167,10 @@ class Loop(Calling):
         specs = [ToolSpec(tool.name, tool.description, tool.parameters) for tool in self._plan.tools.values()]
         output = self._output.spec if self._output is not None else None
         return ModelRequest(self._run.session.messages, self._plan.instructions, specs, output)
+
+    def _ask(self, turn: Turn) -> Awaitable[None]:
+        """The model call itself, in a task of its own."""
+        return turn.play(self._plan.model)
 
     async def _back_off(self, seconds: float, error: Exception) -> None:
         self._run.phase = Phase.backoff
@@ -240,6 +247,9 @@ class Loop(Calling):
             [record.ended_view(end) for record, end in ends.items() if not record.has_result],
             output=self._parsed if isinstance(fate, Completed) else None,
         )
+
+    def ended(self) -> None:
+        """Nobody has to be told but the hooks, and they wait for the terminal event."""
 
     async def farewell(self) -> None:
         """What only the end decided is announced after it; then the end itself."""

@@ -81,6 +81,10 @@ class Turn:
         """After a cut nothing more is shown, whatever the model goes on to say."""
         self._shut = True
 
+    @property
+    def is_shut(self) -> bool:
+        return self._shut
+
     # -- what the model calls -----------------------------------------------------------------------------------------
 
     def text(self, text: str) -> None:

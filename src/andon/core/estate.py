@@ -143,6 +143,11 @@ class Estate(Stepper):
         return Receipt.of(request, mode, phase, tools, usage, self.leftovers)
 
     @property
+    def receipt(self) -> Receipt | None:
+        """What the cancel found, once the run has ended by one."""
+        return self._receipt
+
+    @property
     def parent_run_id(self) -> str | None:
         raise NotImplementedError
 

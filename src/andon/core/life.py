@@ -166,6 +166,7 @@ class Life(Kin):
         self._join_family()
         self.journal.add(RunEvent.run_started, parent_run_id=self.parent_run_id)
         self._cord.add(self, self.bounds.arm_seconds)
+        self._work.begin()
         self._go()
         if (watcher := spectator.get()) is not None:
             watcher(cast("Run", self))
@@ -277,6 +278,7 @@ class Life(Kin):
         """Be found among the ended, and say so."""
         self.runtime.unregister(self)
         self._cord.remove(self)
+        self._work.ended()
         self.journal.close(TERMINAL_EVENT[status], content, status=status, **facts)
         self._waiters.wake()
 

@@ -42,6 +42,10 @@ class Work(Protocol):
         """The ended run whose messages are part of this one's, if it goes on with one."""
         ...
 
+    def begin(self) -> None:
+        """The run begins, here and now: called where that was asked for, before the run has a task."""
+        ...
+
     async def perform(self) -> StopReason:
         """Do the work. Everything that may wait is a step of the run.
 
@@ -63,6 +67,10 @@ class Work(Protocol):
 
     def settle(self, fate: Fate) -> Settlement:
         """Bring what was seen so far into its final form. Pure: no waiting, no side effects."""
+        ...
+
+    def ended(self) -> None:
+        """All is final; readers are told next. Called on every path, and twice if the first time broke."""
         ...
 
     async def farewell(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import re
 import sys
@@ -144,6 +145,8 @@ async def _measure(count: int, share: float, progress: Progress) -> Figure:
         "http", f"{count} streams over HTTP, all cancelled at once; ms to each one's end, and MB at the end"
     )
     total, done = sum(max(1, int(rounds * share)) for _, _, rounds in KINDS.values()), 0
+    gc.collect()
+    gc.freeze()  # what other figures have left here is not the clients' to look after
     async with _server() as (port, pid):
         await cancel_round(port, -1, count, "wait", singly=False)
         for name, (message, singly, rounds) in KINDS.items():

@@ -100,8 +100,8 @@ class Step(Generic[T]):
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary: whoever awaits the step gets it
             self._error = error if isinstance(error, Exception) else StrayError(repr(error))
-        # Not left to the done-callback, which would cost the waiting run one more turn of the loop; and if there is
-        # nothing left for that to do, the loop is spared it. (On a loop that begins tasks at once, there is no task yet.)
+        # Not left to the done-callback, which would cost the waiting run one more turn of the loop; and if that has
+        # nothing left to do, the loop is spared it. (A loop that begins tasks at once has no task to show yet.)
         self._finish()
         if not self.abandoned and hasattr(self, "_task"):
             self._task.remove_done_callback(self._on_done)

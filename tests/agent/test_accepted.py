@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever a cut leaves, asked by people, trees and limits: the next prompt is accepted by OpenAI's strict fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from andon import Agent, Budget, Deny, RunStatus, ToolContext, tool
+from andon.models.openai import OpenAIChat
+from andon.testing.providers import FakeChat, call, reasoning, stall, text
+from tests.support import Flag, forever, play
+from tests.support.openai import Api, each_api
+
+Situation = Callable[[Agent, "Tools"], Awaitable[object]]
+
+THREE = [reasoning("Let me see."), call("done", {}), call("stuck", {}), call("delete", {"path": "x"})]
+STUCK = [text("Well. "), call("done", {}), call("stuck", {}), call("done", {})]
+ASKS = [call("delete", {"path": "x"}), call("paint", {}), call("done", {})]
+STALLS = [text("Once upon "), stall()]
+CHILD = [call("done", {}), call("helper", {"prompt": "help"})]
+
+
+class Tools:
+    """What the situations are made of."""
+
+    def __init__(self) -> None:
+        self.reached = Flag()
+        self.hold = True
+
+    def all(self) -> list[Any]:
+        @tool
+        async def done() -> str:
+            return "done"
+
+        @tool(idempotent=True)
+        async def stuck() -> str:
+            self.reached.set()
+            if self.hold:
+                await forever()
+            return "not stuck any more"
+
+        @tool(approval=True)
+        async def delete(path: str) -> str:
+            return f"deleted {path}"
+
+        @tool
+        async def paint(ctx: ToolContext) -> str:
+            return f"painted {ctx.interrupt('colour')}"
+
+        return [done, stuck, delete, paint]
+
+
+async def paused_and_cancelled(agent: Agent, tools: Tools) -> None:
+    result = await agent.invoke_async("Go")
+    assert result.status is RunStatus.paused
+    assert agent.cancel()
+
+
+async def one_refused_and_one_answered(agent: Agent, tools: Tools) -> None:
+    result = await agent.invoke_async("Go")
+    while result.status is RunStatus.paused:  # with one call after the other, so are the questions
+        answers = {each.id: Deny("no") if each.approval else "red" for each in result.interrupts}
+        result = await agent.continue_run(result.run_id, answers)
+    assert result.status is RunStatus.completed, result.error
+
+
+async def cut_in_tools(agent: Agent, tools: Tools) -> None:
+    async with agent.start("Go") as run:
+        await tools.reached.arrived()
+        run.cancel()
+
+
+async def cut_in_tools_and_gone_on_with(agent: Agent, tools: Tools) -> None:
+    async with agent.start("Go") as run:
+        await tools.reached.arrived()
+        run.cancel()
+    tools.hold = False
+    result = await agent.continue_run(run.run_id)
+    if result.status is RunStatus.paused:
+        result = await agent.continue_run(result.run_id, {each.id: True for each in result.interrupts})
+    assert result.status is RunStatus.completed, result.error
+
+
+async def one_call_cancelled(agent: Agent, tools: Tools) -> None:
+    async with agent.start("Go") as run:
+        await tools.reached.arrived()
+        async for event in run:
+            if event.tool is not None and event.tool.name == "stuck":
+                assert run.cancel_tool(event.tool.call_id, "takes too long")
+                break
+        result = await run.result()
+        if result.status is RunStatus.paused:
+            result = await agent.continue_run(result.run_id, {each.id: False for each in result.interrupts})
+        assert result.status is RunStatus.completed, result.error
+
+
+async def out_of_time(agent: Agent, tools: Tools) -> None:
+    result = await agent.invoke_async("Go", timeout=0.2)
+    assert result.status in (RunStatus.cancelled, RunStatus.paused)
+    agent.cancel()
+
+
+async def out_of_calls(agent: Agent, tools: Tools) -> None:
+    result = await agent.invoke_async("Go", budget=Budget(tool_calls=1))
+    assert result.status is RunStatus.cancelled
+
+
+async def superseded(agent: Agent, tools: Tools) -> None:
+    async with agent.start("Go") as first:
+        async for event in first:
+            if event.content:
+                break
+        second = await agent.invoke_async("Rather this", on_busy="cancel")
+        assert (await first.result()).status is RunStatus.cancelled
+    assert second.status is RunStatus.completed, second.error
+
+
+async def gone_on_in_mid_sentence(agent: Agent, tools: Tools) -> None:
+    result = await agent.invoke_async("Go", timeout=0.2)
+    result = await agent.continue_run(result.run_id)
+    assert result.status is RunStatus.completed, result.error
+
+
+async def rolled_back(agent: Agent, tools: Tools) -> None:
+    result = await agent.invoke_async("Go", timeout=0.2)
+    await agent.rollback_run(result.run_id)
+    assert agent.messages == []
+
+
+SITUATIONS: list[tuple[Situation, list[Any]]] = [
+    (paused_and_cancelled, ASKS),
+    (one_refused_and_one_answered, ASKS),
+    (cut_in_tools, THREE),
+    (cut_in_tools, STUCK),
+    (cut_in_tools_and_gone_on_with, THREE),
+    (cut_in_tools_and_gone_on_with, STUCK),
+    (one_call_cancelled, THREE),
+    (one_call_cancelled, STUCK),
+    (out_of_time, STALLS),
+    (out_of_time, STUCK),
+    (out_of_calls, STUCK),
+    (superseded, STALLS),
+    (gone_on_in_mid_sentence, STALLS),
+    (rolled_back, STALLS),
+    (cut_in_tools, CHILD),
+    (cut_in_tools_and_gone_on_with, CHILD),
+]
+
+
+@each_api
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize(
+    ("situation", "answer"), SITUATIONS, ids=[f"{s.__name__}-{n}" for n, (s, _) in enumerate(SITUATIONS)]
+)
+def test_the_next_prompt_is_accepted(api: Api, situation: Situation, answer: list[Any], parallel: bool) -> None:
+    async def main() -> None:
+        tools = Tools()
+        with api.fake([answer, [text("Fine.")]]) as fake, FakeChat([[call("stuck", {})], [text("Helped.")]]) as below:
+            helper = Agent("Helper", OpenAIChat("m", below.api_key, below.base_url), tools=tools.all()[1:2])
+            agent = Agent("A", api.model(fake), tools=[*tools.all(), helper.as_tool()], parallel_tools=parallel)
+            await situation(agent, tools)
+            result = await agent.invoke_async("And now?")
+            assert result.status is RunStatus.completed, result.error
+            assert result.content == "Fine."
+            await agent.model.aclose()  # type: ignore[union-attr]
+            await helper.model.aclose()  # type: ignore[union-attr]
+
+    play(main)

@@ -95,8 +95,6 @@ class Kin(Estate):
 
     async def _end_children(self) -> None:
         """No child outlives its parent, unless it can't be ended; then it is named."""
-        if not self._children:
-            return
         for child in self.children:
             child.cancel_for(CancelCause.parent, f"run {self.run_id} ended")
         await self.bounded(self._childless, "waiting for child runs", self.bounds.child_seconds)

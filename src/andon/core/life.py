@@ -245,7 +245,8 @@ class Life(Kin):
         self.phase = Phase.ending
         if (watch := self.limits.end()) is not None:
             await watch.wait()
-        await self._end_children()
+        if self._children:
+            await self._end_children()
         status = RunStatus.completed
         if isinstance(fate, CancelRequest):
             status = RunStatus.cancelled

@@ -39,7 +39,7 @@ async def ask(agent: Agent, **options: Any) -> None:
 
 @each_api
 def test_a_thousand_cancelled_streams_on_one_client(api: Api) -> None:
-    """500 for each interface, 50 at a time: silent, or stalled in mid-text."""
+    """1,000 for each interface, 50 at a time: silent, or stalled in mid-text."""
 
     async def main() -> None:
         answers = [[silence()], [text("Half "), stall()]]
@@ -52,7 +52,7 @@ def test_a_thousand_cancelled_streams_on_one_client(api: Api) -> None:
             agent = Agent("Tester", api.model(fake))
             assert (await agent.invoke_async("fine")).content == "Fine."
             before = open_files()
-            for _ in range(10):
+            for _ in range(20):
                 first = len(fake.served)
                 runs = [await agent.start("go", session_id=os.urandom(8).hex()).__aenter__() for _ in range(50)]
                 await fake.wait_until_async(partial(all_wait, fake, first))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from andon import Agent, RunResult, RunStatus
-from andon.errors import ModelConnectionError, ModelError, ModelStreamError, RateLimitError
+from andon.errors import ConfigurationError, ModelConnectionError, ModelError, ModelStreamError, RateLimitError
 from andon.messages import Text
 from andon.testing.providers import Answer, call, cut, end, fail, finish, raw, reasoning, stall, text
 from tests.support import play
@@ -221,3 +221,39 @@ def test_a_call_with_broken_arguments_is_answered_with_the_truth(api: Api) -> No
             assert "JSON" in told.content
 
     play(main)
+
+
+@each_api
+def test_how_the_connection_ends_is_no_part_of_a_complete_answer(api: Api) -> None:
+    """Some servers just hang up after their last event."""
+
+    async def main() -> None:
+        last = b'data: {"type": "response.completed", "response": {"status": "completed"}}\n\n'
+        if api.name == "chat":
+            last = b"data: [DONE]\n\n"
+        answer: Answer = [text("All of it."), raw(last), cut()]
+        with api.fake([answer]) as fake:
+            result = await Agent("Tester", api.model(fake)).invoke_async("go")
+        assert (result.status, result.content) == (RunStatus.completed, "All of it."), result.error
+
+    play(main)
+
+
+@each_api
+def test_the_key_is_in_no_error_of_a_stream(api: Api) -> None:
+    async def main() -> None:
+        key = "sk-abcdefgh-secret"
+        with api.fake([[text("So "), fail(500, f"bad key {key}")]], api_key=key) as fake:
+            result = await Agent("Tester", api.model(fake)).invoke_async("go")
+        assert result.status is RunStatus.error
+        assert "bad key ***" in str(result.error)
+
+    play(main)
+
+
+@each_api
+@pytest.mark.parametrize("key", ["sk-secret-1\n", "sk-sécret-1"])
+def test_a_key_that_can_not_be_one(api: Api, key: str) -> None:
+    result = Agent("Tester", api.make_model("m", key, "http://127.0.0.1:9/v1")).run("go")
+    assert isinstance(result.error, ConfigurationError)
+    assert "sk-s" not in str(result.error)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from andon import Agent, RunStatus, ToolContext, tool
-from andon.models.scripted import Call, ScriptedModel
+from andon import Agent, ModelError, RunStatus, ToolContext, tool
+from andon.models.scripted import Call, Fail, ScriptedModel
 from tests.server.live import Live, serving
 from tests.support import Flag, Silence, forever
 
@@ -189,3 +189,42 @@ def test_cancelling_one_call() -> None:
         assert run.status is RunStatus.completed
         assert live.client.post(path).status_code == 409
         assert live.client.get(f"{RUNS}/r").json()["content"] == "Then not."
+
+
+def test_paused_runs_take_no_room() -> None:
+    with serving(helper(BOTH[0], BOTH[0]), max_runs=1) as live:
+        pause(live)
+        with live.stream(RUNS, message="Go", session_id="other") as stream:
+            assert list(stream)[-1].event == "RunPaused"
+
+
+def test_a_reader_that_comes_back_to_a_paused_run_is_told_to_ask_no_more() -> None:
+    with serving(helper(BOTH[0])) as live:
+        pause(live)
+        with live.watch(f"{RUNS}/r/events") as watched:
+            last = list(watched)[-1].id
+        assert live.client.get(f"{RUNS}/r/events", headers={"last-event-id": str(last)}).status_code == 204
+        assert live.client.get(f"{RUNS}/r/events", headers={"last-event-id": "9" * 5000}).status_code == 400
+
+
+def test_answers_that_are_nested_too_deep() -> None:
+    with serving(helper(BOTH[0])) as live:
+        pause(live)
+        assert live.post(f"{RUNS}/r/continue", answers="[" * 100_000).status_code == 400
+
+
+def test_a_sub_agent_that_shows_its_events_is_no_part_of_an_invocation() -> None:
+    young = Agent("Young", ScriptedModel(["I see. ", Fail(ModelError("broken"))]))
+    old = Agent("Helper", ScriptedModel(Call("young", {"prompt": "look"}), "Well."), tools=[young.as_tool(events=True)])
+    with serving(old) as live:
+        path = "/apps/helper/users/ada/sessions"
+        assert live.client.post(path, json={"sessionId": "s"}).status_code == 200
+        message = {"role": "user", "parts": [{"text": "Go"}]}
+        body = {"appName": "helper", "userId": "ada", "sessionId": "s", "newMessage": message}
+        events = live.client.post("/run", json=body)
+        assert events.status_code == 200, events.text
+        texts = [part.get("text") for event in events.json() for part in event.get("content", {}).get("parts", [])]
+        assert texts[-1] == "Well."
+        assert "I see. " not in texts
+        state = live.client.get(f"{RUNS}/{events.json()[-1]['invocationId']}").json()
+        assert state["content"] == "Well."

@@ -135,7 +135,9 @@ class Teller:
         self._answers: dict[str, ToolResult] = {}
 
     def tell(self, event: Event) -> list[Shape]:
-        """What this event means to the client: often nothing."""
+        """What this event means to the client: often nothing. A sub-agent's events are no part of the invocation."""
+        if event.run_id != self._run.run_id:
+            return []
         if event.event in (RunEvent.run_content, RunEvent.reasoning):
             return [self._piece(event)] if self._streaming else []
         if event.event in (RunEvent.tool_call_started, RunEvent.tool_call_completed, RunEvent.tool_call_error):

@@ -104,7 +104,7 @@ def _json(given: Any, name: str, kind: type) -> Any:
     if isinstance(given, str):
         try:
             given = msgspec.json.decode(given) if given.strip() else None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise Problem(400, f"{name} is no JSON: {error}") from None
     if given is not None and not isinstance(given, kind):
         raise Problem(400, f"{name} must be {'an object' if kind is dict else 'a list'}, as JSON")

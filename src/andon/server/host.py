@@ -47,6 +47,8 @@ class Host:
         for name in Settings.__struct_fields__:
             if not getattr(settings, name) >= 0:
                 raise ConfigurationError(f"{name} is {getattr(settings, name)!r}; it must be 0 or more")
+        if settings.heartbeat == 0:
+            raise ConfigurationError("heartbeat is 0; it is a number of seconds, more than 0")
         self.settings = settings
         self.draining = False
         """Set when the server goes down: nothing new is started."""
@@ -137,7 +139,9 @@ class Host:
     def _check_room(self) -> None:
         if self.draining:
             raise Problem(503, "the server is shutting down and takes no new runs", {"retry-after": "5"})
-        if sum(runtime.live for runtime in self.runtimes) >= self.settings.max_runs:
+        # Paused runs hold nothing, and a sub-agent's run belongs to its parent's.
+        busy = sum(not run.is_paused and run.parent_run_id is None for run in self.live)
+        if busy >= self.settings.max_runs:
             detail = f"{self.settings.max_runs} runs are going on, as many as this server takes: try again later"
             raise Problem(429, detail, {"retry-after": "1"})
 

@@ -171,8 +171,8 @@ async def get_run(request: Request, agent_id: str, run_id: str) -> Response:
 @router.get("/agents/{agent_id}/runs/{run_id}/events")
 async def read_events(request: Request, agent_id: str, run_id: str) -> Response:
     last = request.headers.get("last-event-id") or read_query(request, From).last_event_id or "0"
-    if not last.isascii() or not last.isdigit():
-        raise Problem(400, f"Last-Event-ID is {last!r}; it is the id of the last event that was read, a number")
+    if not last.isascii() or not last.isdigit() or len(last) > 18:
+        raise Problem(400, f"Last-Event-ID is {last[:40]!r}; it is the id of the last event that was read, a number")
     host = host_of(request)
     agent = host.agent(agent_id)
     return await _reattach(host, agent, run_id, int(last), everything=True)
@@ -196,7 +196,7 @@ async def _reattach(host: Host, agent: Agent, run_id: str, after: int, *, everyt
     journal = found.journal
     if after > len(journal.events):
         raise Problem(400, f"run {run_id!r} has {len(journal.events)} events so far, none with the number {after}")
-    if journal.closed and after == len(journal.events):
+    if (journal.closed or journal.resting) and after == len(journal.events):
         return Response(status_code=204)  # tells a browser's EventSource to ask no more
     return _events(host, agent, found, after, everything=everything)
 

@@ -211,7 +211,10 @@ class _Talk:
 def _is_foreign(socket: WebSocket) -> bool:
     """Browsers let any page open a socket to anywhere, and say in a header which page it was."""
     origin = socket.headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc != socket.headers.get("host")
+    try:
+        return origin is not None and urlsplit(origin).netloc != socket.headers.get("host")
+    except ValueError:
+        return True
 
 
 # -- sessions ---------------------------------------------------------------------------------------------------------

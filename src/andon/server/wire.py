@@ -119,7 +119,7 @@ class EventWriter:
     """Writes an agent's events as frames of server-sent events."""
 
     def __init__(self, agent: Agent, *, everything: bool) -> None:
-        self._name = agent.name
+        self._id, self._name = agent.id, agent.name
         self._model, self._provider = model_of(agent)
         self._hidden = frozenset() if everything else OURS_ALONE
 
@@ -139,7 +139,7 @@ class EventWriter:
             int(event.created_at),
             kind,
             event.agent_id,
-            self._name,
+            self._name if event.agent_id == self._id else event.agent_id,
             event.run_id,
             event.session_id,
             event.seq,
@@ -208,7 +208,7 @@ def model_of(agent: Agent) -> tuple[str, str]:
 
 def run_output(agent: Agent, run: Run) -> dict[str, Any]:
     """A run as it is now: its result if it has ended, else what it has said so far."""
-    events = list(run.journal.events)
+    events = [event for event in run.journal.events if event.run_id == run.run_id]  # not those of sub-agents
     said = "".join(event.content for event in events if event.event is RunEvent.run_content)
     output = _head(agent, run.run_id, run.session_id, run.user_id, run.status, run.created_at)
     output |= {"content": said, "tools": _tools(events), "metadata": run.metadata}

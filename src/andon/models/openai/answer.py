@@ -146,7 +146,7 @@ class ResponsesAnswer:
                         self._untyped(payload)
                     continue
                 more = _decode_more(payload)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 if payload == b"[DONE]":  # this interface has no such line, but gateways add it
                     continue
                 raise faults.broken(payload, error) from None

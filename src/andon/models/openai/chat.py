@@ -217,7 +217,7 @@ class _Answer:
                 return
             try:
                 chunk = _decode(payload)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise faults.broken(payload, error) from None
             # Only what is there costs something: this is once per token.
             for choice in chunk.choices or ():
@@ -234,7 +234,7 @@ class _Answer:
                     self._reason = choice.finish_reason
             if chunk.usage is not None:
                 self._take_usage(chunk.usage)
-            if chunk.error is not None:
+            if chunk.error:
                 raise faults.reported(chunk.error)
 
     def end(self) -> None:

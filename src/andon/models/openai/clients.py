@@ -48,6 +48,10 @@ class Settings(NamedTuple):
             raise ConfigurationError(
                 "there is no API key for OpenAI: set OPENAI_API_KEY, or pass api_key= to the model"
             )
+        if isinstance(api_key, str) and not (
+            api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()
+        ):
+            raise ConfigurationError("the API key has characters that no key has, a line's end perhaps: strip it")
         return self._replace(api_key=api_key, base_url=base_url)
 
 

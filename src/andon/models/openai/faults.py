@@ -37,17 +37,17 @@ def translate(error: Exception, openai: Any, key: object = None) -> ModelError |
     if isinstance(error, openai.APIStatusError):
         return _of_status(error, key)
     if isinstance(error, openai.APITimeoutError):
-        return ModelConnectionError(f"the provider did not answer in time: {_root(error)}", retryable=True)
+        return ModelConnectionError(f"the provider did not answer in time: {_root(error, key)}", retryable=True)
     if isinstance(error, openai.APIConnectionError):
-        return ModelConnectionError(f"the provider can't be reached: {_root(error)}", retryable=True)
+        return ModelConnectionError(f"the provider can't be reached: {_root(error, key)}", retryable=_may_pass(error))
     if isinstance(error, openai.OpenAIError):
         return ModelError(_hidden(str(error), key))
     library = type(error).__module__.partition(".")[0]
     if library in ("httpx", "httpx2", "httpcore", "httpcore2", "aiohttp"):
         # On the raw path the SDK is out of the way once the headers are there.
         if "Timeout" in type(error).__name__:
-            return ModelConnectionError(f"the provider stopped sending: {_root(error)}", retryable=True)
-        return ModelConnectionError(f"the connection to the provider broke: {_root(error)}", retryable=True)
+            return ModelConnectionError(f"the provider stopped sending: {_root(error, key)}", retryable=True)
+        return ModelConnectionError(f"the connection to the provider broke: {_root(error, key)}", retryable=True)
     return None
 
 
@@ -135,18 +135,33 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     return max(0.0, moment.timestamp() - time.time())
 
 
-def _root(error: BaseException) -> str:
+def hide_key(error: ModelError, key: object) -> None:
+    """The provider may have quoted it."""
+    error.args = tuple(_hidden(each, key) if isinstance(each, str) else each for each in error.args)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether it may be another time: an address or a header that makes no sense will not become better."""
+    while error is not None:
+        if type(error).__name__ in ("UnsupportedProtocol", "LocalProtocolError", "InvalidURL"):
+            return False
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return True
+
+
+def _root(error: BaseException, key: object) -> str:
     """What was at the bottom of it: the libraries in between say only that something failed."""
     words, seen = str(error), error
     while (below := seen.__cause__ or seen.__context__) is not None:
         seen = below
         words = str(below) or words
-    return f"{_excerpt(words)} ({type(seen).__name__})" if words else type(seen).__name__
+    return f"{_hidden(_excerpt(words), key)} ({type(seen).__name__})" if words else type(seen).__name__
 
 
 def _hidden(text: str, key: object) -> str:
     # Some servers quote what they were sent.
-    return text.replace(key, "***") if isinstance(key, str) and len(key) > 4 else text
+    key = key.strip() if isinstance(key, str) else ""
+    return text.replace(key, "***") if len(key) > 4 else text
 
 
 def _excerpt(text: str) -> str:

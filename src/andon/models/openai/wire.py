@@ -101,7 +101,8 @@ class OpenAIModel:
             )
             async with contextlib.aclosing(response):
                 await _pour(response, decoder)
-        except ModelError:
+        except ModelError as error:
+            faults.hide_key(error, client.api_key)
             raise
         except Exception as error:
             failure = faults.translate(error, sdk(), client.api_key)
@@ -146,8 +147,8 @@ def _take_rest(splitter: Splitter, decoder: Decoder) -> None:
 
 
 async def _linger(reads: Any) -> None:
-    # asyncio.timeout keeps a cancel of ours and its own apart.
-    with contextlib.suppress(TimeoutError):
+    # The answer is complete: how the connection ends is no part of it. A cancel gets through.
+    with contextlib.suppress(Exception):
         async with asyncio.timeout(LINGER_SECONDS):
             async for _ in reads:
                 pass

@@ -215,9 +215,9 @@ class ToolCancelled(BaseException):
 class ToolInterrupted(BaseException):
     """Raised by `ctx.interrupt()` to end the tool until a person has answered. Not an Exception, on purpose."""
 
-    def __init__(self, name: str, payload: Any) -> None:
+    def __init__(self, name: str, payload: Any, approval: bool = False) -> None:
         super().__init__(name)
-        self.name, self.payload = name, payload
+        self.name, self.payload, self.approval = name, payload, approval
 
 
 def describe(error: BaseException) -> str:

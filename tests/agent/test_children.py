@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from andon import Agent, CancelCause, CancelOutcome, Event, Run, RunEvent, RunStatus, Runtime, ToolContext, tool
+from andon.errors import AnswersError
 from andon.messages import Text
 from andon.models.scripted import Call, Fail
 from andon.testing import validate
@@ -324,3 +325,123 @@ def test_a_tool_knows_the_run_that_it_is_in() -> None:
     old = make(Call("young", {"prompt": "look"}), name="Old", tools=[young.as_tool()])
     result = old.run("go")
     assert seen == [f"{result.run_id}.call_1"]
+
+
+def test_two_threads_that_add_the_first_child_at_once() -> None:
+    """Neither may be forgotten, or a cancel would miss it."""
+    silences = [Silence(), Silence()]
+    helpers = [make(silence, name=f"Helper {n}") for n, silence in enumerate(silences)]
+    both = threading.Barrier(2)
+
+    @tool
+    def ask_from_a_thread() -> str:
+        async def begin() -> None:
+            both.wait()
+            await helpers[0].invoke_async("go")
+
+        asyncio.run(begin())
+        return "asked"
+
+    @tool
+    def ask_from_another() -> str:
+        async def begin() -> None:
+            both.wait()
+            await helpers[1].invoke_async("go")
+
+        asyncio.run(begin())
+        return "asked"
+
+    agent = make([Call("ask_from_a_thread"), Call("ask_from_another")], tools=[ask_from_a_thread, ask_from_another])
+    stream = agent.run("go", stream=True)
+    next(stream)
+    for silence in silences:
+        silence.reached.wait()
+    assert len(stream.run.children) == 2
+    agent.cancel()
+    list(stream)
+    eventually(lambda: not any(helper.runtime.runs for helper in helpers))
+
+
+def test_two_children_with_the_same_id_on_two_runtimes() -> None:
+    async def main() -> None:
+        silences = [Silence(), Silence()]
+        helpers = [make(silence, name=f"Helper {n}") for n, silence in enumerate(silences)]
+
+        @tool
+        async def ask(number: int) -> str:
+            await helpers[number].invoke_async("go", run_id="same")
+            return "asked"
+
+        agent = make([Call("ask", {"number": 0}), Call("ask", {"number": 1})], tools=[ask])
+        async with agent.start("go") as run:
+            for silence in silences:
+                await silence.reached.arrived()
+            assert len(run.children) == 2
+            run.cancel()
+        assert not any(helper.runtime.runs for helper in helpers)
+
+    play(main)
+
+
+def test_a_child_that_is_born_after_a_soft_cancel_has_ended_its_parent() -> None:
+    go_on = threading.Event()
+    seen: list[Any] = []
+    helper = make("Never said.", name="Helper")
+
+    @tool
+    def late() -> str:
+        go_on.wait()
+        seen.append(helper.run("too late"))
+        return "late"
+
+    agent = make(Call("late"), tools=[late])
+    stream = agent.run("go", stream=True)
+    for event in stream:
+        if event.event is RunEvent.tool_call_started:
+            agent.cancel(mode="after_turn", grace=0)
+    go_on.set()
+    eventually(lambda: bool(seen))
+    assert (seen[0].status, seen[0].receipt.cause) == (RunStatus.cancelled, CancelCause.parent)
+
+
+def test_a_child_has_its_parents_deadline() -> None:
+    seen: list[float | None] = []
+
+    @tool
+    async def when(ctx: ToolContext) -> str:
+        seen.append(ctx.deadline)
+        return "then"
+
+    young = make(Call("when"), "Then.", Call("when"), "Then.", name="Young", tools=[when])
+
+    @tool
+    async def ask(ctx: ToolContext) -> str:
+        seen.append(ctx.deadline)
+        await young.invoke_async("look", session_id="a")
+        await young.invoke_async("look", session_id="b", timeout=10)
+        return "asked"
+
+    make(Call("ask"), tools=[ask]).run("go", timeout=1000)
+    parents, inherited, own = seen
+    assert parents is not None
+    assert own is not None
+    assert inherited == parents
+    assert own < parents
+
+
+def test_an_approval_that_a_child_asks_for_stays_one() -> None:
+    async def main() -> None:
+        @tool(approval=True)
+        async def delete() -> str:
+            return "deleted"
+
+        young = make(Call("delete"), name="Young", tools=[delete])
+        old = make(Call("young", {"prompt": "clean"}), name="Old", tools=[young.as_tool()])
+        result = await old.invoke_async("go")
+        (question,) = result.interrupts
+        assert question.approval
+        with pytest.raises(AnswersError):
+            await old.continue_run(result.run_id, {question.id: None})
+        assert (await old.continue_run(result.run_id, {question.id: True})).status is RunStatus.completed
+
+    play(main)

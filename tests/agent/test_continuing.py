@@ -259,3 +259,66 @@ def test_a_run_in_flight_is_not_rolled_back(paused: bool) -> None:
         agent.cancel()
 
     play(main)
+
+
+def test_a_call_that_waited_for_approval_is_asked_about_again() -> None:
+    async def main() -> None:
+        ran: list[str] = []
+
+        @tool(approval=True)
+        async def delete() -> str:
+            ran.append("delete")
+            return "deleted"
+
+        agent = make(Call("delete"), "Done.", tools=[delete])
+        paused = await agent.invoke_async("go")
+        (run,) = agent.runtime.runs
+        agent.cancel()
+        await run.attend()
+        again = await agent.continue_run(paused.run_id)
+        assert again.status is RunStatus.paused
+        done = await agent.continue_run(again.run_id, {again.interrupts[0].id: True})
+        assert (done.status, ran) == (RunStatus.completed, ["delete"])
+
+    play(main)
+
+
+def test_a_call_that_was_cancelled_alone_stays_cancelled() -> None:
+    """Whoever goes on with the run did not take that back."""
+
+    async def main() -> None:
+        three = Three()
+        agent = three.agent(idempotent=True)
+        async with agent.start("go") as run:
+            await three.reached.arrived()
+            assert run.cancel_tool("c")
+            run.cancel()
+        three.cut = False
+        result = await agent.continue_run(run.run_id)
+        assert result.status is RunStatus.completed
+        assert three.ran == ["done", "stuck", "stuck"]
+
+    play(main)
+
+
+def test_what_a_tool_says_is_not_taken_for_what_became_of_it() -> None:
+    async def main() -> None:
+        calls: list[str] = []
+        reached = Flag()
+
+        @tool(idempotent=True)
+        async def quote() -> str:
+            calls.append("quote")
+            raise ValueError("This call was cancelled before it started.")
+
+        @tool
+        async def stuck() -> str:
+            reached.set()
+            await forever()
+
+        agent = make([Call("quote"), Call("stuck")], "Done.", tools=[quote, stuck], parallel_tools=False)
+        ended = await cut(agent, reached)
+        result = await agent.continue_run(ended.result.run_id)
+        assert (result.status, calls) == (RunStatus.completed, ["quote"])
+
+    play(main)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable
 
@@ -318,8 +319,10 @@ def test_a_sync_hook_that_blocks_is_named() -> None:
     agent = make("OK.", hooks=[hook("before_model", lambda _: time.sleep(0.02))], runtime=Runtime(hook_seconds=0.01))
     result = agent.run("go")
     assert result.status is RunStatus.completed
-    assert [warning for warning in result.warnings if "blocked the event loop for 0.0 s" in warning] == result.warnings
-    assert len(result.warnings) == 1
+    (warning,) = result.warnings
+    took = re.search(r"blocked the event loop for ([\d.]+) s", warning)
+    assert took is not None
+    assert float(took[1]) >= 0.02
 
 
 def test_a_hook_that_can_not_be_called_is_refused() -> None:

@@ -14,6 +14,7 @@ from andon.messages import Reasoning, Text
 from andon.models.openai import OpenAIResponses
 from andon.models.reads import join_chunks
 from andon.testing.providers import FakeResponses, raw, text
+from tests.support import play
 
 
 @tool
@@ -142,3 +143,17 @@ def test_a_chunk_that_is_broken_comes_after_those_that_are_not() -> None:
     assert data.data == b"abc"
     with pytest.raises(h11.RemoteProtocolError, match="illegal chunk header"):
         connection.next_event()
+
+
+def test_items_of_a_kind_that_is_not_known_may_look_as_they_like() -> None:
+    async def main() -> None:
+        strange = b"".join(
+            b'data: {"type": "response.output_item.%s", "item": {"type": "web_search_call", "arguments": {}, '
+            b'"content": "text", "summary": 5}}\n\n' % when
+            for when in (b"added", b"done")
+        )
+        with FakeResponses([[raw(strange), text("Fine.")]]) as fake:
+            result = await Agent("Tester", OpenAIResponses("gpt-5.2", fake.api_key, fake.base_url)).invoke_async("go")
+        assert (result.status, result.content) == (RunStatus.completed, "Fine."), result.error
+
+    play(main)

@@ -295,7 +295,7 @@ class Agent:
         left = await self.runtime.store.added(run_id)
         if not left:
             raise NotContinuableError(f"run {run_id!r} is no longer part of its session: send another prompt")
-        earlier = Earlier(run_id, left)
+        earlier = Earlier(run_id, left, record.cut_calls)
         earlier.lift(await self.runtime.store.load(record.session))  # refused here, rather than by a run that fails
         whose: RunOptions = {"session_id": record.session.session_id, "user_id": record.session.user_id}
         run = self._make(take_up(left), {**options, **whose}, earlier)

@@ -123,7 +123,7 @@ class Calling:
             if record.scope.cancelled:
                 return
             if question is not None:
-                record.ask(question.name, question.payload)
+                record.ask(question.name, question.payload, approval=question.approval)
             elif isinstance(error, Exception):  # the boundary: the model is told
                 self._fail(record, error)
         else:
@@ -159,7 +159,7 @@ class Calling:
             run_id=run.run_id,
             session_id=run.session_id,
             user_id=run.user_id,
-            deadline=run.limits.deadline,
+            deadline=run.deadline,
             answers=record.answers,
         )
 

@@ -155,6 +155,11 @@ class CallRecord:
         return self._result is not None
 
     @property
+    def is_open(self) -> bool:
+        """It has no result, and nobody has cancelled it alone."""
+        return self._result is None and self.cancelled_alone is None
+
+    @property
     def outcome(self) -> ToolOutcome:
         if self._ended_as is not None:  # said once: a thread that was left behind may be gone by now
             return self._ended_as

@@ -12,15 +12,16 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from andon.agent.calls import ABANDONED, ASKING, CUT, NOT_STARTED, CallRecord
+from andon.agent.calls import CallRecord
 from andon.agent.settle import FAILED, MARKERS
+from andon.core.receipt import ToolReceipt
 from andon.core.run import Run
+from andon.core.states import ToolOutcome
 from andon.errors import NotContinuableError
 from andon.messages import Message, Text, assistant, user
 from andon.tools.base import Tool, traits_of
 
 GO_ON = "You were cut off here. Go on from where you stopped, and do not repeat what you have said."
-_UNKNOWN = {CUT, ABANDONED, ASKING}
 _LAST_WORDS = {*MARKERS.values(), FAILED}
 
 
@@ -29,6 +30,8 @@ class Earlier(Struct, frozen=True):
 
     run_id: str
     left: list[Message]
+    cut_calls: Sequence[ToolReceipt]
+    """The calls that its end cut off. One that was cancelled alone is not among them: that was meant."""
 
     def lift(self, conversation: list[Message]) -> list[Message]:
         """The conversation without what the run left in it, which must be its end."""
@@ -50,17 +53,18 @@ def take_up(left: Sequence[Message]) -> list[Message]:
     return messages
 
 
-def reopen(messages: list[Message], run: Run, tools: Mapping[str, Tool]) -> list[CallRecord]:
+def reopen(earlier: Earlier, messages: list[Message], run: Run, tools: Mapping[str, Tool]) -> list[CallRecord]:
     """The calls that the run was cut in, if those were its last; their message of results is taken off."""
     if len(messages) < 2 or messages[-1].role != "tool":
         return []
     results = {result.call_id: result for result in messages.pop().tool_results}
+    cut = {each.call_id: each.outcome for each in earlier.cut_calls}
     records = []
     for call in messages[-1].tool_calls:
-        record, result = CallRecord(run, call), results[call.id]
+        record, result, outcome = CallRecord(run, call), results[call.id], cut.get(call.id)
         tool = tools.get(call.name)
-        again = result.content in _UNKNOWN and tool is not None and traits_of(tool).idempotent
-        if not (again or (result.content == NOT_STARTED and tool is not None)):
+        again = outcome is ToolOutcome.not_started or (tool is not None and traits_of(tool).idempotent)
+        if outcome is None or tool is None or not again:
             record.finish(result.content, result.status)
         records.append(record)
     return records

@@ -123,7 +123,7 @@ def _call_here(run: Run, name: str, method: Callable[[Any], Any], happening: Hap
         return method(happening)
     finally:
         if (took := time.monotonic() - began) > run.bounds.hook_seconds:
-            run.warn(f"{name} blocked the event loop for {took:.1f} s; make it async, or move the work to a thread")
+            run.warn(f"{name} blocked the event loop for {took:.2g} s; make it async, or move the work to a thread")
 
 
 async def _call(

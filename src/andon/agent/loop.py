@@ -105,7 +105,7 @@ class Loop(Calling):
             base = await self._run.step(lambda: store.load(session.key), name="the store", cut_by=CancelMode.after_turn)
         if self._earlier is not None:
             base = self._earlier.lift(base)
-            self.open_calls = reopen(self.messages, self._run, self._plan.tools)
+            self.open_calls = reopen(self._earlier, self.messages, self._run, self._plan.tools)
             self.calls = [record for record in self.open_calls if not record.has_result]  # the others ended there
             self._announced = len(self.messages)
         session.open(base, self.messages)
@@ -245,6 +245,7 @@ class Loop(Calling):
             spent,
             [record.receipt(end) for record, end in ends.items()],
             [record.ended_view(end) for record, end in ends.items() if not record.has_result],
+            [record.receipt(end) for record, end in ends.items() if record.is_open],
             output=self._parsed if isinstance(fate, Completed) else None,
         )
 

@@ -51,7 +51,7 @@ class AgentTool:
         run_id = f"{ctx.run_id}.{ctx.call_id}"
         run = self._agent.runtime.run(run_id)
         if run is not None and run.is_paused:
-            answers = {each.id: ctx.interrupt(each.name, each.payload) for each in run.interrupts}
+            answers = {each.id: ctx.pass_on(each) for each in run.interrupts}
             await self._follow(run, ctx, after=len(run.journal.events), answers=answers)
         else:
             run = self._agent.start(
@@ -75,8 +75,7 @@ class AgentTool:
     async def _answer(self, run: Run, ctx: ToolContext) -> str:
         result = await run.result()
         if result.status is RunStatus.paused:
-            first = result.interrupts[0]
-            ctx.interrupt(first.name, first.payload)
+            ctx.pass_on(result.interrupts[0])
         if result.status is RunStatus.completed:
             return result.content
         if result.receipt is not None:

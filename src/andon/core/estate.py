@@ -132,6 +132,7 @@ class Estate(Stepper):
             left.interrupts,
             self._continues(),
             self.parent_run_id,
+            left.cut_calls,
         )
 
     def _make_receipt(self) -> Receipt:

@@ -43,7 +43,7 @@ class Kin(Estate):
         self._budget, self._detached = budget, detached
         self.parent: Kin | None = None
         self.meter: Meter | None = None
-        self._children: dict[str, Kin] | None = None  # most runs have none, and an idle run must stay small
+        self._children: dict[Kin, None] = {}  # made here: two threads may both be about to add the first one
 
     @property
     def status(self) -> RunStatus:
@@ -53,8 +53,13 @@ class Kin(Estate):
         raise NotImplementedError
 
     @property
+    def deadline(self) -> float | None:
+        """When its time is up, or that of a run above it, in the terms of `time.time()`."""
+        raise NotImplementedError
+
+    @property
     def children(self) -> list[Kin]:
-        return list(self._children.copy().values()) if self._children else []
+        return list(self._children.copy())
 
     @property
     def parent_run_id(self) -> str | None:
@@ -67,16 +72,16 @@ class Kin(Estate):
             parent = None  # it came to its own end, and has no say any more
         if parent is not None:
             self.parent = parent
-            if parent._children is None:
-                parent._children = {}
-            parent._children[self.run_id] = self
+            parent._children[self] = None
             parent._cascade()
+            if parent.status.final:  # whatever its mode was, it waits for nobody any more
+                self.cancel_for(CancelCause.parent, f"run {parent.run_id} had ended")
         above = None if parent is None else parent.meter
         self.meter = above if self._budget is None else Meter(self, self._budget, above)
 
     def _leave_family(self) -> None:
-        if self.parent is not None and self.parent._children is not None:
-            self.parent._children.pop(self.run_id, None)
+        if self.parent is not None:
+            self.parent._children.pop(self, None)
             self.parent.picked_up(self)
 
     def _cascade(self) -> None:

@@ -113,6 +113,11 @@ class Life(Kin):
         return [] if self._stage is RunStatus.pending else self.session.tail
 
     @property
+    def deadline(self) -> float | None:
+        above = None if self.parent is None else self.parent.deadline
+        return min((each for each in (self.limits.deadline, above) if each is not None), default=None)
+
+    @property
     def is_cancelling(self) -> bool:
         return self.status is RunStatus.cancelling
 

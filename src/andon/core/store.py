@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from andon.core.receipt import Interrupt, Receipt
+from andon.core.receipt import Interrupt, Receipt, ToolReceipt
 from andon.core.states import RunStatus, StopReason
 from andon.messages import Message, Usage
 
@@ -45,6 +45,8 @@ class RunRecord(Struct, frozen=True):
     """The run that this one goes on with: what that one added is part of what this one adds."""
     parent_run_id: str | None = None
     """The run inside which this one was started."""
+    cut_calls: list[ToolReceipt] = []
+    """The tool calls that the run's end cut off, with what is known of each: what whoever goes on has to deal with."""
 
 
 class SessionRecord(Struct, frozen=True, gc=False):

@@ -28,6 +28,8 @@ class Settlement(Struct, frozen=True, gc=False):
     tools: list[ToolReceipt]
     cancelled: list[ToolView]
     """The calls that the end of the run cancelled."""
+    cut_calls: list[ToolReceipt] = []
+    """Those of them that nobody had cancelled alone: what whoever goes on with the run has to deal with."""
     interrupts: list[Interrupt] = []
     """The questions that are open, if it paused."""
     output: Any = None

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from andon.core.events import Event
+from andon.core.receipt import Interrupt
 from andon.core.scope import CallScope
 from andon.errors import ToolCancelled, ToolInterrupted
 
@@ -99,9 +100,13 @@ class ToolContext:
             payload = msgspec.json.decode(msgspec.json.encode(payload))
         except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(f"the payload of interrupt {name!r} can't be written as JSON: {error}") from None
+        return self.pass_on(Interrupt("", name, payload))
+
+    def pass_on(self, question: Interrupt) -> Any:
+        """Ask what another run asks, and return the answer."""
         if self._answers:
             return self._answers.pop(0)
-        raise ToolInterrupted(name, payload)
+        raise ToolInterrupted(question.name, question.payload, question.approval)
 
 
 class Tool(Protocol):

@@ -46,8 +46,8 @@ class _Event(Struct, gc=False):
 
 
 class _Part(Struct, gc=False):
-    text: str = ""
-    refusal: str = ""
+    text: str | None = None
+    refusal: str | None = None
 
 
 class _Item(Struct, gc=False):
@@ -89,7 +89,7 @@ class _Response(Struct, gc=False):
 class _More(Struct, gc=False):
     """What an event may have that is no token."""
 
-    item: _Item | None = None
+    item: Any = None
     item_id: str | None = None
     summary_index: int = 0
     delta: Any = None
@@ -105,6 +105,13 @@ _CUT_SHORT = {
     "max_output_tokens": "the answer was cut at the limit of output tokens",
     "content_filter": "the answer was cut by the provider's content filter",
 }
+
+
+def _item(more: _More) -> _Item | None:
+    """The item, if it is of a kind that is known here: the others may look as they like."""
+    if not isinstance(more.item, dict) or more.item.get("type") not in ("function_call", "reasoning", "message"):
+        return None
+    return msgspec.convert(more.item, _Item)
 
 
 class ResponsesAnswer:
@@ -145,12 +152,11 @@ class ResponsesAnswer:
                     if not event.type:
                         self._untyped(payload)
                     continue
-                more = _decode_more(payload)
+                handle(_decode_more(payload))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 if payload == b"[DONE]":  # this interface has no such line, but gateways add it
                     continue
                 raise faults.broken(payload, error) from None
-            handle(more)
             if self.finished:
                 return
 
@@ -178,7 +184,7 @@ class ResponsesAnswer:
     # -- items --------------------------------------------------------------------------------------------------------
 
     def _begin_item(self, more: _More) -> None:
-        item = more.item
+        item = _item(more)
         if item is not None and item.type == "function_call" and item.call_id:
             self._calls[item.id or item.call_id] = item.call_id
             self._sink.tool_call(item.call_id, item.name or "")
@@ -191,7 +197,7 @@ class ResponsesAnswer:
 
     def _end_item(self, more: _More) -> None:
         """An item is whole; what was not streamed of it is in here."""
-        item = more.item
+        item = _item(more)
         if item is None:
             return
         if item.type == "function_call" and item.call_id:
@@ -199,13 +205,13 @@ class ResponsesAnswer:
             self._sink.tool_call(item.call_id, item.name or "", rest, done=True)
         elif item.type == "reasoning":
             parts = [*(item.summary or ()), *(item.content or ())]
-            rest = "" if self._thought else "\n\n".join(part.text for part in parts)
+            rest = "" if self._thought else "\n\n".join(part.text or "" for part in parts)
             self._thought = False
             self._sink.reasoning(rest, Seal(item.id, item.encrypted_content).write() if item.id else None)
         elif item.type == "message":
             if not self._spoke:
                 for part in item.content or ():
-                    self._sink.text(part.text or part.refusal)
+                    self._sink.text(part.text or part.refusal or "")
             self._spoke = False
 
     # -- the end ------------------------------------------------------------------------------------------------------

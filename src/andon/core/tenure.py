@@ -206,11 +206,6 @@ class Tenure:
         self.valid_until = math.inf
         self._keeper.release(self)
 
-    def let_go(self) -> None:
-        """The run is over: let it be freed without the garbage collector."""
-        self.release()
-        del self._run
-
 
 def _size(messages: list[Message]) -> tuple[int, int]:
     """Messages are only ever added, and results to the last one: so their number tells whether there are new ones."""

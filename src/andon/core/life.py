@@ -80,6 +80,8 @@ class Life(Kin):
         super().__init__(runtime, session, run_id, metadata, budget, detached)
         self._cord, self._on_busy, self.limits = cord, on_busy, limits
         self.journal = Journal(run_id, session.key.session_id, session.key.agent_id)
+        if runtime.max_events:
+            self.journal.limit(runtime.max_events, self._overflow)
         self._stage = RunStatus.pending
         self._task: asyncio.Task[None] | None = None
         self._ended = self._settled = False
@@ -143,6 +145,10 @@ class Life(Kin):
         self.end_if_lost()
         self._cascade()
         return outcome
+
+    def _overflow(self) -> None:
+        reason = f"it has written {self.runtime.max_events:,} events, as many as a run may"
+        self.cancel_for(CancelCause.budget, reason)
 
     def host_cancelled(self) -> None:
         """The task that does the run's work was cancelled, by whoever owns its loop: the same end, passed on after."""
@@ -264,7 +270,7 @@ class Life(Kin):
                 for call in self._settlement.cancelled:
                     self.journal.add(RunEvent.tool_call_cancelled, tool=call)
             elif isinstance(fate, Failed):
-                log.warning("run %s failed: %s", self.run_id, describe(fate.error))
+                log.warning("run %s failed: %s", self.run_id, describe(fate.error), extra={"run": self})
         settlement = self._settlement
         await self._put_away(status)
         self._move(status)
@@ -302,7 +308,7 @@ class Life(Kin):
         if task is not self._task:  # it has paused the run, and another one may have gone on since
             return
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("%r: its task broke", self, exc_info=error)
+            log.critical("%r: its task broke", self, exc_info=error, extra={"run": self})
         if self._ended:
             self._settle()
         else:  # cancelled before its first step, or stopped with its loop
@@ -350,7 +356,7 @@ class Life(Kin):
 
     async def _collapse(self, error: Exception) -> None:
         """Settling itself failed: a defect of ours. Even then nobody waits for ever, and the session goes on."""
-        log.critical("%r: could not be ended properly", self, exc_info=error)
+        log.critical("%r: could not be ended properly", self, exc_info=error, extra={"run": self})
         # Of what it has said, nothing is known to be valid; the prompt is.
         kept = [*self.session.tail[:1], assistant(Text("(lost)"))] if self._place and self._place.granted else []
         self._settlement = Settlement(kept, "", UNKNOWN_USAGE, [], [])

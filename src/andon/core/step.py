@@ -177,13 +177,13 @@ class Step(Generic[T]):
 
     def _abandon(self) -> None:
         self.abandoned = True
-        log.warning("%s was cancelled and did not stop; abandoned", self.name)
+        log.warning("%s was cancelled and did not stop; abandoned", self.name, extra={"run": self._run})
         self._run.leave_behind(self, self.name)
         self._finish()
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         if self.abandoned:
-            log.info("%s, abandoned earlier, has ended; its result is dropped", self.name)
+            log.info("%s, abandoned earlier, has ended; its result is dropped", self.name, extra={"run": self._run})
             self._error = None
             self._run.picked_up(self)
         elif task.cancelled():  # before its first step
@@ -313,5 +313,5 @@ class Stepper:
 
     def warn(self, message: str) -> None:
         """Report what went wrong beside the work: in the log, and in the result."""
-        log.warning("%r: %s", self, message)
+        log.warning("%r: %s", self, message, extra={"run": self})
         self.warnings.append(message)

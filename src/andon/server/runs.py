@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 from fastapi import APIRouter, Request
 from msgspec import Struct
@@ -17,13 +17,14 @@ from starlette.responses import Response
 from andon.agent.agent import Agent, RunOptions
 from andon.core.receipt import CancelRequest, Receipt
 from andon.core.run import Run
+from andon.core.shared import BlockKind
 from andon.core.states import CancelCause, CancelOutcome, RunStatus
 from andon.core.store import RunRecord
 from andon.server.body import described, fill, read_body, read_fields, read_query
-from andon.server.host import Host
-from andon.server.lists import answer, host_of
+from andon.server.lists import answer
 from andon.server.problems import Problem
 from andon.server.sse import AnswerResponse, EventResponse, Leave
+from andon.server.visit import Visit, host_of
 from andon.server.wire import EventWriter, record_output, run_output
 
 router = APIRouter()
@@ -82,9 +83,8 @@ class CancelMany(Cancel):
     user_id: str | None = None
     agent_id: str | None = None
     all: bool = False
-
-
-C = TypeVar("C", bound=Cancel)
+    block: bool = False
+    """Refuse new runs of this user, or of this agent, until `/unblock`."""
 
 
 class From(Struct):
@@ -131,7 +131,7 @@ class Wanted(Protocol):
     events: Literal["all", "agentos"] | None
 
 
-def respond(host: Host, agent: Agent, wanted: Wanted, run: Run, after: int = 0, *, owned: bool = True) -> Response:
+def respond(host: Visit, agent: Agent, wanted: Wanted, run: Run, after: int = 0, *, owned: bool = True) -> Response:
     """Answer the request that has set the run going; or, not `owned`, one that only watches."""
     tied = (wanted.on_disconnect or ("continue" if wanted.background else "cancel")) == "cancel"
     leave = run.cancel_for if owned and tied else None
@@ -147,7 +147,7 @@ def respond(host: Host, agent: Agent, wanted: Wanted, run: Run, after: int = 0, 
     return AnswerResponse(result, leave)
 
 
-async def _again(host: Host, agent: Agent, wanted: Start, run_id: str) -> Response:
+async def _again(host: Visit, agent: Agent, wanted: Start, run_id: str) -> Response:
     """The same request once more: the run that it started, to be watched."""
     found = await host.find(agent, run_id)
     if isinstance(found, Run):
@@ -189,7 +189,7 @@ async def resume(request: Request, agent_id: str, run_id: str) -> Response:
     return await _reattach(host, agent, run_id, wanted.last_event_index + 1, everything=wanted.events == "all")
 
 
-async def _reattach(host: Host, agent: Agent, run_id: str, after: int, *, everything: bool) -> Response:
+async def _reattach(host: Visit, agent: Agent, run_id: str, after: int, *, everything: bool) -> Response:
     found = await host.find(agent, run_id)
     if isinstance(found, RunRecord):
         raise _events_gone(found)
@@ -209,7 +209,7 @@ def _events_gone(record: RunRecord) -> Problem:
 
 
 def _events(
-    host: Host, agent: Agent, run: Run, after: int = 0, *, everything: bool, leave: Leave | None = None
+    host: Visit, agent: Agent, run: Run, after: int = 0, *, everything: bool, leave: Leave | None = None
 ) -> Response:
     return EventResponse(
         run.events(after),
@@ -226,7 +226,7 @@ def _events(
 async def cancel_run(request: Request, agent_id: str, run_id: str) -> Response:
     host = host_of(request)
     agent = host.agent(agent_id)
-    wanted = await _read_cancel(request, Cancel, host)
+    wanted = fill(request, await _read_cancel(request, host), Cancel)
     asked = wanted.request()
     found = await host.find(agent, run_id)
     if isinstance(found, RunRecord):
@@ -258,26 +258,31 @@ def _cancelled(
 @router.post("/runs/cancel", openapi_extra=described(CancelMany))
 async def cancel_many(request: Request) -> Response:
     host = host_of(request)
-    wanted = await _read_cancel(request, CancelMany, host)
-    if not (wanted.session_id or wanted.user_id or wanted.agent_id or wanted.all):
+    given = await _read_cancel(request, host)
+    wanted = fill(request, given, CancelMany)
+    if not (wanted.all or any(given.get(name) for name in ("session_id", "user_id", "agent_id"))):
         raise Problem(400, "say which runs: session_id, user_id, agent_id (all that are given must fit), or all=true")
-    agents = [host.agent(wanted.agent_id)] if wanted.agent_id else host.agents.values()
-    asked = wanted.request()
-    outcomes: dict[str, CancelOutcome] = {}
-    for agent in agents:
-        outcomes |= await agent.runtime.cancel(
-            agent_id=agent.id,
-            session_id=wanted.session_id,
-            user_id=wanted.user_id,
-            reason=asked.reason,
-            by=asked.by,
-            mode=asked.mode,
-            grace=asked.grace,
-        )
-    return answer({"cancelled": outcomes})
+    agents = [host.agent(wanted.agent_id)] if wanted.agent_id else list(host.agents.values())
+    asked, view = wanted.request(), {}
+    if wanted.block:  # first, so that none begins in between
+        host.principal.must_be_admin()
+        kind, id = one_of(wanted.user_id, wanted.agent_id)
+        if wanted.session_id:
+            raise Problem(422, "block is for a user or an agent as a whole: leave out session_id")
+        await host.block(kind, id, asked.by, asked.reason)
+        view = {"blocked": {"kind": kind, "id": id}}
+    outcomes = await host.cancel(agents, asked, user_id=wanted.user_id, session_id=wanted.session_id)
+    return answer({"cancelled": outcomes, **view})
 
 
-async def _read_cancel(request: Request, kind: type[C], host: Host) -> C:
+def one_of(user_id: str | None, agent_id: str | None) -> tuple[BlockKind, str]:
+    """What is to be blocked, or unblocked."""
+    if (user_id is None) == (agent_id is None):
+        raise Problem(422, "say who is meant: user_id or agent_id, and one of them alone")
+    return ("user", user_id) if user_id is not None else ("agent", str(agent_id))
+
+
+async def _read_cancel(request: Request, host: Visit) -> dict[str, Any]:
     """From the query, the body, or both; most clients send neither."""
     body = await read_fields(request, host.settings.max_body)
-    return fill({**{name: value for name, value in request.query_params.items() if value != ""}, **body}, kind)
+    return {**{name: value for name, value in request.query_params.items() if value != ""}, **body}

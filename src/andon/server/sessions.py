@@ -13,7 +13,6 @@ import sys
 import time
 import uuid
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
 from starlette.responses import Response
@@ -24,6 +23,7 @@ from andon.core.run import Run
 from andon.core.session import OnBusy
 from andon.core.states import CancelCause
 from andon.core.store import SessionKey, SessionRecord, SessionStore
+from andon.server.access import subprotocol
 from andon.server.adk import (
     METADATA,
     REFUSED,
@@ -39,12 +39,12 @@ from andon.server.adk import (
     text_of,
     understood,
 )
-from andon.server.body import fill, read_body, read_fields
-from andon.server.host import Host
-from andon.server.lists import answer, host_of
+from andon.server.body import described, fill, read_body, read_fields
+from andon.server.lists import answer
 from andon.server.problems import Problem
 from andon.server.runs import ID_LENGTH, Cancel
 from andon.server.sse import AnswerResponse, EventResponse
+from andon.server.visit import Visit, host_of, no_session
 from andon.server.wire import to_json
 
 router = APIRouter()
@@ -54,7 +54,7 @@ T = TypeVar("T")
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-@router.post("/run")
+@router.post("/run", openapi_extra=described(Invoke))
 async def run_whole(request: Request) -> Response:
     wanted = await _read(request, Invoke)
     run = await _start(host_of(request), wanted)
@@ -66,7 +66,7 @@ async def run_whole(request: Request) -> Response:
     return AnswerResponse(make, run.cancel_for)
 
 
-@router.post("/run_sse")
+@router.post("/run_sse", openapi_extra=described(Invoke))
 async def run_streaming(request: Request) -> Response:
     wanted = await _read(request, Invoke)
     host = host_of(request)
@@ -75,7 +75,7 @@ async def run_streaming(request: Request) -> Response:
     return EventResponse(run.events(), teller.frames, heartbeat=host.settings.heartbeat, leave=run.cancel_for)
 
 
-async def _start(host: Host, wanted: Invoke) -> Run:
+async def _start(host: Visit, wanted: Invoke) -> Run:
     if wanted.invocation_id is not None or wanted.function_call_event_id is not None:
         raise Problem(422, "an invocation can't be resumed here: leave out invocationId and functionCallEventId")
     agent = _agent(host, wanted.app_name)
@@ -92,7 +92,7 @@ async def _start(host: Host, wanted: Invoke) -> Run:
 
 
 def _begin(
-    host: Host,
+    host: Visit,
     agent: Agent,
     key: SessionKey,
     prompt: str,
@@ -114,13 +114,10 @@ _CLOSE_CODES = {404: 1002, 413: 1009, 415: 1003, 422: 1007}
 @router.websocket("/run_live")
 async def run_live(socket: WebSocket) -> None:
     """Talk in a session: each text is a prompt, and interrupts the answer to the one before it."""
-    await socket.accept()  # before anything is refused, so that the client is told why
+    await socket.accept(subprotocol(socket))  # before anything is refused, so that the client is told why
     code, reason = 1000, ""
     try:
-        if _is_foreign(socket):
-            code, reason = 1008, "this origin is not allowed"
-        else:
-            await _Talk(host_of(socket)).go(socket)
+        await _Talk(host_of(socket)).go(socket)
     except WebSocketDisconnect:  # it left while it was told something
         pass
     except Problem as problem:
@@ -136,7 +133,7 @@ async def run_live(socket: WebSocket) -> None:
 class _Talk:
     """A live connection: what it hears becomes runs, and the runs are told one after the other."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Visit) -> None:
         self._host = host
         self._run: Run | None = None
         self._pieces: list[str] = []
@@ -144,7 +141,7 @@ class _Talk:
 
     async def go(self, socket: WebSocket) -> None:
         """Until the client leaves or says so, or something is wrong."""
-        wanted = fill({name: value for name, value in socket.query_params.items() if value}, Address)
+        wanted = fill(socket, {name: value for name, value in socket.query_params.items() if value}, Address)
         agent = _agent(self._host, wanted.app_name)
         session = await _find(agent, wanted.user_id, wanted.session_id)
         both = [
@@ -208,15 +205,6 @@ class _Talk:
                     await socket.send_text(to_json(shape).decode())
 
 
-def _is_foreign(socket: WebSocket) -> bool:
-    """Browsers let any page open a socket to anywhere, and say in a header which page it was."""
-    origin = socket.headers.get("origin")
-    try:
-        return origin is not None and urlsplit(origin).netloc != socket.headers.get("host")
-    except ValueError:
-        return True
-
-
 # -- sessions ---------------------------------------------------------------------------------------------------------
 
 SESSIONS = "/apps/{app}/users/{user}/sessions"
@@ -226,21 +214,15 @@ DELETE_SECONDS = 5.0
 """How long a deletion waits for the runs that it cancelled."""
 
 
-@router.post(SESSION + CANCEL)  # before the route that would take `s1:cancel` for the id of a new session
+@router.post(
+    SESSION + CANCEL, openapi_extra=described(Cancel)
+)  # before the route that would take `s1:cancel` for the id of a new session
 async def cancel_session(request: Request, app: str, user: str, session: str) -> Response:
     host = host_of(request)
     agent = host.agent(app)
     asked = (await read_body(request, Cancel, host.settings.max_body)).request()
     await _find(agent, user, session)
-    outcomes = await agent.runtime.cancel(
-        agent_id=agent.id,
-        user_id=user,
-        session_id=session,
-        reason=asked.reason,
-        by=asked.by,
-        mode=asked.mode,
-        grace=asked.grace,
-    )
+    outcomes = await host.cancel([agent], asked, user_id=user, session_id=session)
     return answer({"session_id": session, "cancelled": [run_id for run_id, found in outcomes.items() if found]})
 
 
@@ -251,7 +233,7 @@ async def create_session_with_id(request: Request, app: str, user: str, session:
     return await _create(host.agent(app), user, session, state)
 
 
-@router.post(SESSIONS)
+@router.post(SESSIONS, openapi_extra=described(Create))
 async def create_session(request: Request, app: str, user: str) -> Response:
     wanted = await _read(request, Create)
     if wanted.events:
@@ -287,7 +269,7 @@ async def get_session(request: Request, app: str, user: str, session: str) -> Re
     return answer(session_shape(record, await _events(agent, record.key)))
 
 
-@router.patch(SESSION)
+@router.patch(SESSION, openapi_extra=described(Update))
 async def update_session(request: Request, app: str, user: str, session: str) -> Response:
     wanted = await _read(request, Update)
     agent = host_of(request).agent(app)
@@ -299,11 +281,12 @@ async def update_session(request: Request, app: str, user: str, session: str) ->
 @router.delete(SESSION)
 async def delete_session(request: Request, app: str, user: str, session: str) -> Response:
     """What runs in the session is cancelled first, so that nothing is written into it after its end."""
-    agent = host_of(request).agent(app)
+    host = host_of(request)
+    agent = host.agent(app)
     key = (await _find(agent, user, session)).key
     runs = _runs_in(agent, key)
     for run in runs:
-        run.cancel(reason="its session was deleted")
+        run.cancel(reason="its session was deleted", by=host.principal.by)
     try:
         async with asyncio.timeout(DELETE_SECONDS):
             for run in runs:
@@ -320,7 +303,7 @@ async def _find(agent: Agent, user: str, session_id: str) -> SessionRecord:
     running = _runs_in(agent, key)
     record = await _store(agent).find_session(key)
     if record is None and not running:
-        raise _missing(key)
+        raise no_session(key)
     return record or _begun_by(running[0])
 
 
@@ -329,7 +312,7 @@ async def _set(agent: Agent, key: SessionKey, delta: dict[str, Any]) -> SessionR
     await store.create_session(key, {})  # its first run may not have left anything yet
     record = await store.update_session(key, delta)
     if record is None:  # deleted at this very moment
-        raise _missing(key)
+        raise no_session(key)
     return record
 
 
@@ -353,11 +336,6 @@ def _begun_by(run: Run) -> SessionRecord:
     return SessionRecord(run.session.key, {}, run.created_at, run.created_at)
 
 
-def _missing(key: SessionKey) -> Problem:
-    detail = f"user {key.user_id!r} has no session {key.session_id!r} with {key.agent_id!r}: create it first"
-    return Problem(404, detail)
-
-
 # -- the rest ---------------------------------------------------------------------------------------------------------
 
 
@@ -372,7 +350,7 @@ async def version() -> Response:
     return answer({"version": __version__, "language": "python", "language_version": python})
 
 
-def _agent(host: Host, app: str | None) -> Agent:
+def _agent(host: Visit, app: str | None) -> Agent:
     if app is None and len(host.agents) > 1:
         raise Problem(422, f"there is no app name, and several to choose from: {', '.join(host.agents)}")
     return host.agent(next(iter(host.agents)) if app is None else app)
@@ -388,4 +366,4 @@ def _store(agent: Agent) -> SessionStore:
 
 async def _read(request: Request, kind: type[T]) -> T:
     """The body, whose keys may be in camelCase or in snake_case."""
-    return fill(in_snake_case(await read_fields(request, host_of(request).settings.max_body)), kind)
+    return fill(request, in_snake_case(await read_fields(request, host_of(request).settings.max_body)), kind)

@@ -46,7 +46,7 @@ class Guard:
     def _admit(self, connection: HTTPConnection) -> Principal:
         scope, near = connection.scope, self._neighbourhood
         if not self._keyring and not near.knows_host(connection):
-            name = connection.headers.get("host", "")[:100]
+            name = ", ".join(connection.headers.getlist("host"))[:100]
             raise Problem(403, f"this server does not go by the name {name!r}: allow it with --allow-host (hosts=[…])")
         changes = scope["type"] == "websocket" or scope["method"] not in _HARMLESS
         if (changes or not self._keyring) and not near.knows_origin(connection):
@@ -79,4 +79,9 @@ async def _refuse(problem: Problem, connection: HTTPConnection, receive: Receive
         await receive()
         # Taken before it is refused: a browser tells a page nothing of a connection that never was.
         await send({"type": "websocket.accept", "subprotocol": subprotocol(connection), "headers": []})
-        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": problem.detail})
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": close_reason(problem.detail)})
+
+
+def close_reason(detail: str) -> str:
+    """As much as fits into a WebSocket's last frame."""
+    return detail.encode()[:120].decode(errors="ignore")

@@ -40,6 +40,7 @@ from andon.server.adk import (
     understood,
 )
 from andon.server.body import described, fill, read_body, read_fields
+from andon.server.guard import close_reason
 from andon.server.lists import answer
 from andon.server.problems import Problem
 from andon.server.runs import ID_LENGTH, Cancel
@@ -127,7 +128,7 @@ async def run_live(socket: WebSocket) -> None:
         raise
     finally:
         with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # the client was quicker
-            await socket.close(code, reason.encode()[:120].decode(errors="ignore"))
+            await socket.close(code, close_reason(reason))
 
 
 class _Talk:

@@ -16,14 +16,16 @@ from weakref import WeakValueDictionary
 from msgspec import Struct
 
 from andon.core.archive import Archive, Latencies
+from andon.core.keeper import Keeper
 from andon.core.receipt import CancelRequest, is_seconds
 from andon.core.session import Session
-from andon.core.shared import Block, BlockKind, CancelEntry, Selection
+from andon.core.shared import Block, BlockKind, CancelEntry, Selection, SharedStore
 from andon.core.signal import Batch, wake_all
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
 from andon.errors import ConfigurationError, RunIdTakenError
 
 if TYPE_CHECKING:
+    from andon.core.keeper import EndOrphan
     from andon.core.life import Life
     from andon.core.run import Run
     from andon.core.store import SessionKey, Store
@@ -40,6 +42,7 @@ class Bounds(Struct, frozen=True, gc=False):
     hook_seconds: float
     settle_seconds: float
     child_seconds: float
+    lease_seconds: float
     abandoned_threads: int
 
 
@@ -56,6 +59,7 @@ class Runtime:
     `hook_seconds`: what an async hook may take.
     `settle_seconds`: what the store may take at a run's end.
     `child_seconds`: what a run waits for the runs that its tools started, before and after it cancels them.
+    `lease_seconds`: on a store that several processes share, how long a run is held without a sign of life.
     `abandoned_threads`: with so many still running, sync tools get an error result.
     `max_events`: a run that has written so many is cancelled, with cause `budget`; 0 sets no limit.
     """
@@ -70,11 +74,19 @@ class Runtime:
         hook_seconds: float = 5.0,
         settle_seconds: float = 2.0,
         child_seconds: float = 5.0,
+        lease_seconds: float = 10.0,
         abandoned_threads: int = 64,
         max_events: int = 0,
     ) -> None:
         self.bounds = Bounds(
-            arm_seconds, cut_seconds, abandon_seconds, hook_seconds, settle_seconds, child_seconds, abandoned_threads
+            arm_seconds,
+            cut_seconds,
+            abandon_seconds,
+            hook_seconds,
+            settle_seconds,
+            child_seconds,
+            lease_seconds,
+            abandoned_threads,
         )
         for name in Bounds.__struct_fields__:
             if (value := getattr(self.bounds, name)) is None or not is_seconds(value):
@@ -84,6 +96,8 @@ class Runtime:
         self.max_events = max_events
         self.store = store
         """Where sessions and runs are kept; the first agent puts a memory store here if there is none."""
+        self.keeper: Keeper | None = None
+        """Looks after the runs that are kept in a store that several processes share."""
         self.abandoned: dict[object, str] = {}
         """Threads of cut tools that are still running, by name."""
         self._runs: dict[str, Life] = {}
@@ -93,6 +107,17 @@ class Runtime:
         self._blocks: dict[tuple[str, str | None], Block] = {}
         self._sessions: WeakValueDictionary[SessionKey, Session] = WeakValueDictionary()
         self._lock = threading.Lock()
+
+    def keep(self, end_orphan: EndOrphan) -> None:
+        """If the store is one that several processes share, look after the runs in it; done by the first agent."""
+        if self.keeper is None and isinstance(self.store, SharedStore):
+            self.keeper = Keeper(self.store, self.bounds.lease_seconds, end_orphan)
+
+    async def close(self) -> None:
+        """Let go of a shared store. Runs that have not ended are lost to it, and ended by whoever looks next."""
+        if self.keeper is not None:
+            await self.keeper.close()
+            await self.keeper.store.close()
 
     def run(self, run_id: str) -> Run | None:
         """The run with this id, if it has not ended yet."""
@@ -169,6 +194,10 @@ class Runtime:
         if not all and run_id is None and session_id is None and user_id is None and agent_id is None:
             raise ValueError("say which runs: run_id=, session_id=, user_id=, agent_id=, or all=True")
         request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace)
+        stored: dict[str, CancelOutcome] = {}
+        if self.keeper is not None:  # truth first: what is acknowledged here is not lost, whatever happens next
+            which = Selection(run_id, session_id, user_id, agent_id)
+            stored = await self.keeper.store.request_cancel(which, request)
         batch: Batch = {}
         fitting = [
             run
@@ -182,6 +211,9 @@ class Runtime:
             outcomes = {run.run_id: run.ask(request, batch) for run in fitting}
         finally:  # whoever was asked is woken, even if a Ctrl-C comes in between
             wake_all(batch, request)
+        if self.keeper is not None:
+            outcomes = {**stored, **{key: _joint(stored.get(key), outcome) for key, outcome in outcomes.items()}}
+            await self.keeper.end_orphans()  # paused ones may be nobody's
         if run_id is not None and run_id not in outcomes and run_id in self._ended:
             outcomes[run_id] = CancelOutcome.already_finished
         return outcomes
@@ -194,19 +226,27 @@ class Runtime:
         >>> await runtime.block("user", "mallory", by="ops", reason="too many complaints")
         >>> await runtime.cancel(user_id="mallory")
         """
-        block = self._blocks[kind, id] = Block(kind, id, by, reason, time.time())
+        block = Block(kind, id, by, reason, time.time())
+        if self.keeper is not None:
+            await self.keeper.store.block(block)
+        else:
+            self._blocks[kind, id] = block
         return block
 
     async def unblock(self, kind: BlockKind, id: str) -> bool:
         """Take new runs again. False if there was no such block."""
+        if self.keeper is not None:
+            return await self.keeper.store.unblock(kind, id)
         return self._blocks.pop((kind, id), None) is not None
 
     async def blocks(self) -> list[Block]:
         """What is blocked, the oldest first."""
-        return list(self._blocks.copy().values())
+        return list(self._blocks.copy().values()) if self.keeper is None else await self.keeper.store.blocks()
 
     async def cancel_log(self, which: Selection, limit: int = 100) -> list[CancelEntry]:
         """Who cancelled what, when and why, newest first; of ended runs, if `keep_ended` was called."""
+        if self.keeper is not None:
+            return await self.keeper.store.cancel_log(which, limit)
         going = [
             CancelEntry(run.run_id, run.signal.request, run.session.key)
             for run in self.runs
@@ -218,7 +258,12 @@ class Runtime:
         return sorted(fitting, key=lambda entry: -entry.request.requested_at)[:limit]
 
     def session(self, key: SessionKey) -> Session:
-        """The session of this key. It lives as long as someone holds it; the conversation lives in the store."""
+        """The session of this key. It lives as long as someone holds it; the conversation lives in the store.
+
+        On a store that several processes share, the line is there, and each run has a session of its own here.
+        """
+        if self.keeper is not None:
+            return Session(key)
         with self._lock:
             session = self._sessions.get(key)
             if session is None:
@@ -245,3 +290,10 @@ class Runtime:
         self._runs.pop(run.run_id, None)
         if len(self._ended_order) > ENDED_KEPT:
             self._ended.discard(self._ended_order.popleft())
+
+
+def _joint(stored: CancelOutcome | None, here: CancelOutcome) -> CancelOutcome:
+    """What a cancel has achieved that was asked for both in the store and here."""
+    if stored is None or here is CancelOutcome.already_requested:
+        return here
+    return stored

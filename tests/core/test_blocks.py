@@ -11,7 +11,7 @@ from andon import Agent, ConfigurationError, RunStatus, Runtime, tool
 from andon.core.shared import Selection
 from andon.core.states import CancelCause
 from andon.errors import BlockedError
-from andon.models.scripted import Burst, Call, ScriptedModel, Stall, Think
+from andon.models.scripted import Burst, Call, Item, ScriptedModel, Stall, Think
 
 
 def test_new_runs_of_who_is_blocked_are_refused_in_every_way() -> None:
@@ -53,7 +53,7 @@ def test_a_blocked_sub_agent_is_a_failed_call_of_its_parent() -> None:
 
 
 @pytest.mark.parametrize("script", [Burst("x", 1000), Think("x " * 1000)], ids=["text", "reasoning"])
-def test_a_run_that_writes_too_much_is_out_of_budget(script: object) -> None:
+def test_a_run_that_writes_too_much_is_out_of_budget(script: Item) -> None:
     agent = Agent("Helper", ScriptedModel([script, Stall()], then="OK."), runtime=Runtime(max_events=50))
     result = agent.run("Hi")
     assert result.receipt is not None

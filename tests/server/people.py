@@ -22,7 +22,11 @@ from tests.server.live import Live, serving
 from tests.support import HANG
 
 SECRETS = {"root": "root-secret-1", "ada": "ada-secret-2", "bob": "bob-secret-3"}
-TOKENS = [SECRETS["root"], Token(SECRETS["ada"], user_id="ada"), Token(SECRETS["bob"], user_id="bob")]
+TOKENS: list[str | Token] = [
+    SECRETS["root"],
+    Token(SECRETS["ada"], user_id="ada"),
+    Token(SECRETS["bob"], user_id="bob"),
+]
 
 ROUTES = [
     *((method, "/openapi.json") for method in ("GET", "HEAD")),

@@ -303,7 +303,7 @@ class Life(Holding):
             for call in settlement.cancelled:
                 self.journal.add(RunEvent.tool_call_cancelled, tool=call)
         elif isinstance(fate, Failed) and (self.tenure is None or self.tenure.refusal is None):
-            log.warning("run %s failed: %s", self.run_id, describe(fate.error), extra={"run": self})
+            log.warning("run %s failed: %s", self.run_id, describe(fate.error), extra={"facts": self.names})
 
     def _overrule(self, request: CancelRequest) -> None:
         self.signal.overrule(request)
@@ -332,7 +332,7 @@ class Life(Holding):
         if task is not self._task:  # it has paused the run, and another one may have gone on since
             return
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("%r: its task broke", self, exc_info=error, extra={"run": self})
+            log.critical("%r: its task broke", self, exc_info=error, extra={"facts": self.names})
         if self._ended:
             self._settle()
         else:  # cancelled before its first step, or stopped with its loop
@@ -380,7 +380,7 @@ class Life(Holding):
 
     async def _collapse(self, error: Exception) -> None:
         """Settling itself failed: a defect of ours. Even then nobody waits for ever, and the session goes on."""
-        log.critical("%r: could not be ended properly", self, exc_info=error, extra={"run": self})
+        log.critical("%r: could not be ended properly", self, exc_info=error, extra={"facts": self.names})
         # Of what it has said, nothing is known to be valid; the prompt is.
         kept = [*self.session.tail[:1], assistant(Text("(lost)"))] if self._place and self._place.granted else []
         self._settlement = Settlement(kept, "", UNKNOWN_USAGE, [], [])

@@ -61,11 +61,8 @@ class AccessLog:
 
 def facts_of(record: logging.LogRecord) -> dict[str, Any]:
     """What a line is about: what its writer said, or the run whose tool wrote it."""
-    facts: dict[str, Any] = getattr(record, "facts", {})
-    run = getattr(record, "run", None) or current.get()
-    if run is None:
-        return facts
-    return {**{name: getattr(run, name) for name in _NAMES}, **facts}
+    run = current.get()
+    return {**({} if run is None else run.names), **getattr(record, "facts", {})}
 
 
 class JsonFormatter(logging.Formatter):

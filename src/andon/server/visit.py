@@ -90,12 +90,7 @@ class Visit:
         return [run for run in self._host.ended if self.principal.sees(run.user_id)]
 
     def _about(self, run: Run) -> Run:
-        self._connection.scope["state"][RUN] = {
-            "run_id": run.run_id,
-            "session_id": run.session_id,
-            "agent_id": run.agent_id,
-            "user_id": run.user_id,
-        }
+        self._connection.scope["state"][RUN] = run.names
         return run
 
     # -- starting -----------------------------------------------------------------------------------------------------

@@ -44,7 +44,9 @@ def run(options: argparse.Namespace) -> int:
     sys.path.insert(0, os.getcwd())
     agents = [agent for name in options.agents for agent in find_agents(name)]
     try:
-        app = create_app(agents, drain=options.drain, **access.settings(options))
+        # On one runtime, so that a run's id means one run, whichever agent it is of.
+        runtime = agents[0].runtime if agents else None
+        app = create_app(agents, runtime, drain=options.drain, **access.settings(options))
     except ConfigurationError as error:
         raise Mistake(str(error)) from None
     with bound(options.host, options.port) as listener:

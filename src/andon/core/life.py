@@ -23,7 +23,7 @@ from andon.core.budget import Budget
 from andon.core.events import TERMINAL_EVENT, Event, RunEvent
 from andon.core.holding import Holding
 from andon.core.journal import Journal
-from andon.core.limits import Limits
+from andon.core.limits import Limits, limit_events
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest
 from andon.core.signal import Batch, Completed, Failed, Fate
@@ -79,9 +79,7 @@ class Life(Holding):
         super().__init__(runtime, session, run_id, metadata, budget, detached)
         self._cord, self._on_busy, self.limits = cord, on_busy, limits
         self.journal = Journal(run_id, session.key.session_id, session.key.agent_id)
-        if limit := runtime.max_events:
-            why = f"it has written {limit:,} events, as many as a run may"
-            self.journal.limit(limit, lambda: self.cancel_for(CancelCause.budget, why))
+        limit_events(self)
         self.tenure = None if runtime.keeper is None else Tenure(runtime.keeper, cast("Run", self))
         self._last = None
         self._stage = RunStatus.pending
@@ -321,6 +319,12 @@ class Life(Holding):
     def _continues(self) -> str | None:
         return self._work.continues
 
+    @property
+    def goes_on_with(self) -> str | None:
+        """The run whose messages are part of this one's, so far."""
+        work = getattr(self, "_work", None)  # let go of at the end
+        return self.continues if work is None else work.continues
+
     def _sketch(self, request: CancelRequest) -> Settlement | None:
         if asyncio._get_running_loop() is not self.loop or not hasattr(self, "_work"):
             return None
@@ -343,6 +347,8 @@ class Life(Holding):
 
     def _settle(self) -> None:
         self._settled = True
+        if self.tenure is not None:
+            self.tenure.let_go()
         self.signal.unbind()
         self._leave_family()
         self._waiters.wake()

@@ -6,8 +6,11 @@ The request that starts a run decides what its leaving means (`on_disconnect`). 
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import math
 import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol
 
 from fastapi import APIRouter, Request
@@ -20,7 +23,7 @@ from andon.core.run import Run
 from andon.core.shared import BlockKind
 from andon.core.states import CancelCause, CancelOutcome, RunStatus
 from andon.core.store import RunRecord
-from andon.server.body import described, fill, read_body, read_fields, read_query
+from andon.server.body import check_session_id, check_user_id, described, fill, read_body, read_fields, read_query
 from andon.server.lists import answer
 from andon.server.problems import Problem
 from andon.server.sse import AnswerResponse, EventResponse, Leave
@@ -30,7 +33,6 @@ from andon.server.wire import EventWriter, record_output, run_output
 router = APIRouter()
 
 MAX_WAIT = 3600.0
-ID_LENGTH = 256
 _RUN_ID = re.compile(r"[A-Za-z0-9._~:@-]{1,256}")
 
 
@@ -49,15 +51,17 @@ class Start(Struct):
     events: Literal["all", "agentos"] | None = None
 
     def check(self) -> None:
-        for name, value in (("session_id", self.session_id), ("user_id", self.user_id)):
-            if value is not None and len(value) > ID_LENGTH:
-                raise Problem(422, f"{name} is longer than {ID_LENGTH} characters")
-        if self.session_id is not None and self.session_id.endswith(":cancel"):
-            raise Problem(422, "session_id ends in ':cancel', which means something else where sessions are addressed")
+        check_session_id(self.session_id)
+        check_user_id(self.user_id)
         if self.run_id is not None and not _RUN_ID.fullmatch(self.run_id):
             raise Problem(422, "run_id may have letters, digits and . _ ~ : @ -, and 256 of them at the most")
         if self.timeout is not None and not 0 < self.timeout < math.inf:
             raise Problem(422, f"timeout is {self.timeout}; it is a number of seconds, more than 0")
+
+    def digest(self) -> bytes:
+        """The same for whoever asks for the same run, however they want to hear of it."""
+        run = (self.message, self.session_id, self.user_id, self.run_id, self.on_busy, self.timeout)
+        return hashlib.sha256(repr(run).encode()).digest()
 
 
 class Cancel(Struct):
@@ -105,10 +109,10 @@ async def start_run(request: Request, agent_id: str) -> Response:
     agent = host.agent(agent_id)
     wanted = await read_body(request, Start, host.settings.max_body)
     wanted.check()
-    key = request.headers.get("idempotency-key")
-    # From here to the run's beginning nothing is awaited, so two requests with one key can't both start a run.
-    if key and (run_id := host.known_by(agent, wanted.user_id, key)) is not None:
-        return await _again(host, agent, wanted, run_id)
+    key, said = request.headers.get("idempotency-key"), wanted.digest()
+    if key and (found := await host.known_by(agent, wanted.user_id, key, said)) is not None:
+        return _again(host, agent, wanted, found)
+    # From where the key was not known to the run's beginning nothing waits: two requests can't both start a run.
     options: RunOptions = {
         "session_id": wanted.session_id,
         "user_id": wanted.user_id,
@@ -118,7 +122,7 @@ async def start_run(request: Request, agent_id: str) -> Response:
     }
     run = host.start(agent, wanted.message, options)
     if key:
-        host.remember(agent, wanted.user_id, key, run.run_id)
+        host.remember(agent, wanted.user_id, key, said, run.run_id)
     return respond(host, agent, wanted, run)
 
 
@@ -147,9 +151,8 @@ def respond(host: Visit, agent: Agent, wanted: Wanted, run: Run, after: int = 0,
     return AnswerResponse(result, leave)
 
 
-async def _again(host: Visit, agent: Agent, wanted: Start, run_id: str) -> Response:
+def _again(host: Visit, agent: Agent, wanted: Start, found: Run | RunRecord) -> Response:
     """The same request once more: the run that it started, to be watched."""
-    found = await host.find(agent, run_id)
     if isinstance(found, Run):
         return respond(host, agent, wanted, found, owned=False)
     if wanted.stream:
@@ -226,7 +229,7 @@ def _events(
 async def cancel_run(request: Request, agent_id: str, run_id: str) -> Response:
     host = host_of(request)
     agent = host.agent(agent_id)
-    wanted = fill(request, await _read_cancel(request, host), Cancel)
+    wanted = fill(request, await read_cancel(request, host), Cancel)
     asked = wanted.request()
     found = await host.find(agent, run_id)
     if isinstance(found, RunRecord):
@@ -258,21 +261,24 @@ def _cancelled(
 @router.post("/runs/cancel", openapi_extra=described(CancelMany))
 async def cancel_many(request: Request) -> Response:
     host = host_of(request)
-    given = await _read_cancel(request, host)
+    given = await read_cancel(request, host)
     wanted = fill(request, given, CancelMany)
     if not (wanted.all or any(given.get(name) for name in ("session_id", "user_id", "agent_id"))):
         raise Problem(400, "say which runs: session_id, user_id, agent_id (all that are given must fit), or all=true")
     agents = [host.agent(wanted.agent_id)] if wanted.agent_id else list(host.agents.values())
-    asked, view = wanted.request(), {}
-    if wanted.block:  # first, so that none begins in between
-        host.principal.must_be_admin()
-        kind, id = one_of(wanted.user_id, wanted.agent_id)
-        if wanted.session_id:
-            raise Problem(422, "block is for a user or an agent as a whole: leave out session_id")
-        await host.block(kind, id, asked.by, asked.reason)
-        view = {"blocked": {"kind": kind, "id": id}}
-    outcomes = await host.cancel(agents, asked, user_id=wanted.user_id, session_id=wanted.session_id)
-    return answer({"cancelled": outcomes, **view})
+    blocked = await _block(host, wanted) if wanted.block else {}  # first, so that none begins in between
+    found = await cancel_all(host, agents, wanted, wanted.session_id, wanted.user_id)
+    return once_gone(found, wanted, lambda: {"cancelled": [each.view(wanted) for each in found], **blocked})
+
+
+async def _block(host: Visit, wanted: CancelMany) -> dict[str, Any]:
+    host.principal.must_be_admin()
+    asked = wanted.request()
+    kind, id = one_of(wanted.user_id, wanted.agent_id)
+    if wanted.session_id:
+        raise Problem(422, "block is for a user or an agent as a whole: leave out session_id")
+    await host.block(kind, id, asked.by, asked.reason)
+    return {"blocked": {"kind": kind, "id": id}}
 
 
 def one_of(user_id: str | None, agent_id: str | None) -> tuple[BlockKind, str]:
@@ -282,7 +288,51 @@ def one_of(user_id: str | None, agent_id: str | None) -> tuple[BlockKind, str]:
     return ("user", user_id) if user_id is not None else ("agent", str(agent_id))
 
 
-async def _read_cancel(request: Request, host: Visit) -> dict[str, Any]:
+class Asked(Struct):
+    """One of several runs that were asked to go no further."""
+
+    agent_id: str
+    run_id: str
+    outcome: CancelOutcome
+    run: Run | None
+    receipt: Receipt | None = None
+
+    def view(self, wanted: Cancel) -> dict[str, Any]:
+        status = None if self.run is None else self.run.status
+        view = {"agent_id": self.agent_id, "run_id": self.run_id, "outcome": self.outcome, "status": status}
+        return view if wanted.wait is None else {**view, "receipt": self.receipt}
+
+
+async def cancel_all(
+    host: Visit, agents: Iterable[Agent], wanted: Cancel, session_id: str | None, user_id: str | None
+) -> list[Asked]:
+    """Cancel all runs of these agents that fit."""
+    asked, found = wanted.request(), []
+    for agent in agents:
+        runs = {run.run_id: run for run in agent.runtime.runs}
+        outcomes = await host.cancel(agent, asked, session_id=session_id, user_id=user_id)
+        found += [Asked(agent.id, run_id, outcome, runs.get(run_id)) for run_id, outcome in outcomes.items()]
+    return found
+
+
+def once_gone(found: Sequence[Asked], wanted: Cancel, view: Callable[[], Any]) -> Response:
+    """Answer at once; or, to one who waits, when all of the runs are gone or what is left of them can be named."""
+    if (wait := wanted.wait) is None:
+        return answer(view())
+
+    async def attend(asked: Asked) -> None:
+        if asked.run is not None:
+            asked.receipt = await asked.run.gone(wait)
+
+    async def gone() -> Response:
+        await asyncio.gather(*map(attend, found))
+        return answer(view())
+
+    return AnswerResponse(gone)
+
+
+async def read_cancel(request: Request, host: Visit) -> dict[str, Any]:
     """From the query, the body, or both; most clients send neither."""
     body = await read_fields(request, host.settings.max_body)
-    return {**{name: value for name, value in request.query_params.items() if value != ""}, **body}
+    given = {name: value for name, value in body.items() if value is not None}
+    return {**{name: value for name, value in request.query_params.items() if value != ""}, **given}

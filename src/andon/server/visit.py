@@ -7,7 +7,7 @@ A run or a session of somebody else is answered in the very words that are for o
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import HTTPConnection
@@ -106,32 +106,29 @@ class Visit:
         user_id = found.session.user_id if isinstance(found, RunRecord) else found.user_id
         return self._about(await self._host.go_on(agent, run_id, answers, user_id))
 
-    def known_by(self, agent: Agent, user_id: str | None, key: str) -> str | None:
-        return self._host.known_by(agent, user_id, key)
+    async def known_by(self, agent: Agent, user_id: str | None, key: str, said: bytes) -> Run | RunRecord | None:
+        return await self._host.known_by(agent, user_id, key, said) if self.principal.sees(user_id) else None
 
-    def remember(self, agent: Agent, user_id: str | None, key: str, run_id: str) -> None:
-        self._host.remember(agent, user_id, key, run_id)
+    def remember(self, agent: Agent, user_id: str | None, key: str, said: bytes, run_id: str) -> None:
+        self._host.remember(agent, user_id, key, said, run_id)
 
     # -- cancelling many, and keeping them from coming back -----------------------------------------------------------
 
     async def cancel(
-        self, agents: Iterable[Agent], asked: CancelRequest, *, user_id: str | None, session_id: str | None
+        self, agent: Agent, asked: CancelRequest, *, user_id: str | None, session_id: str | None
     ) -> dict[str, CancelOutcome]:
-        """Cancel every run of these agents that fits."""
+        """Cancel every run of this agent that fits."""
         if not self.principal.sees(user_id):
             raise no_user(user_id)
-        outcomes: dict[str, CancelOutcome] = {}
-        for agent in agents:
-            outcomes |= await agent.runtime.cancel(
-                agent_id=agent.id,
-                session_id=session_id,
-                user_id=user_id,
-                reason=asked.reason,
-                by=asked.by,
-                mode=asked.mode,
-                grace=asked.grace,
-            )
-        return outcomes
+        return await agent.runtime.cancel(
+            agent_id=agent.id,
+            session_id=session_id,
+            user_id=user_id,
+            reason=asked.reason,
+            by=asked.by,
+            mode=asked.mode,
+            grace=asked.grace,
+        )
 
     async def block(self, kind: BlockKind, id: str, by: str | None, reason: str | None) -> None:
         for runtime in self.runtimes:

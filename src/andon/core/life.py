@@ -348,7 +348,9 @@ class Life(Holding):
     def _settle(self) -> None:
         self._settled = True
         if self.tenure is not None:
-            self.tenure.let_go()
+            self.tenure.release()
+            if self.tenure.refusal is None:
+                self.tenure = None  # it knows the run: let go, so that both are freed without the garbage collector
         self.signal.unbind()
         self._leave_family()
         self._waiters.wake()

@@ -310,7 +310,10 @@ class Life(Holding):
 
     def _retire(self, last: Event) -> None:
         """Be found among the ended, and say so."""
-        self.runtime.unregister(self)
+        if self.tenure is not None and self.tenure.refusal is not None:
+            self.runtime.forget(self)  # it did not start
+        else:
+            self.runtime.unregister(self)
         self._cord.remove(self)
         self._work.ended()
         self.journal.close(last)

@@ -57,6 +57,20 @@ def test_what_is_written_twice_is_there_once(url: str) -> None:
     play(main)
 
 
+def test_events_may_have_gaps_and_half_characters(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            lease = await running(store)
+            odd = msgspec.structs.replace(events("r1", (9,))[0], content="half \ud800\n\x00 \u2028")
+            await store.write([Progress(lease, None, [*events("r1", (1, 2, 5)), odd])])
+            await store.write([Progress(lease, None, [*events("r1", (10, 11)), msgspec.structs.replace(odd, seq=12)])])
+            found = await store.read_events("r1", 0, 100)
+            assert [each.seq for each in found] == [1, 2, 5, 9, 10, 11, 12]
+            assert found[3].content == found[6].content == "half ?\n\x00 \u2028"
+
+    play(main)
+
+
 def test_a_batch_is_for_many_runs_and_names_those_that_were_lost(url: str) -> None:
     async def main() -> None:
         async with opened(url) as store:

@@ -8,7 +8,7 @@ import pytest
 
 from andon import CancelOutcome, Interrupt, Receipt, RunStatus, SessionKey
 from andon.core.receipt import CancelRequest
-from andon.core.shared import Lease, Progress, Selection
+from andon.core.shared import Lease, Progress, Selection, Taken
 from andon.core.states import CancelCause, CancelMode, Phase
 from andon.errors import LeaseLostError
 from andon.messages import Usage
@@ -103,6 +103,7 @@ def test_a_lease_that_has_run_out_can_be_taken_and_the_old_one_is_fenced(url: st
             assert taken.lease == Lease("r1", 2)
             assert taken.record == record("r1", RunStatus.running)
             assert taken.messages == said("One")
+            assert (taken.cancel, taken.last_seq) == (None, 1)
             assert await store.take_orphans("him", LONG, 10) == []
             assert await store.write([Progress(lease, said("Late"), events("r1", (2,)))]) == ["r1"]
             assert (await store.renew([lease], LONG)).lost == ["r1"]
@@ -208,11 +209,15 @@ def test_a_paused_run_is_nobodys_until_it_is_taken_up(url: str) -> None:
             assert await store.find("r1") == waiting
             assert await store.renew([lease], LONG) == ([], {})
             assert await store.write([Progress(lease, said("Late"), [])]) == ["r1"]
-            assert await store.finish(lease, record("r1", DONE), said("Late"), []) == waiting
+            again = record("r1", PAUSED, content="other")
+            assert await store.finish(lease, again, said("Late"), []) == waiting
             assert await store.take_orphans("you", LONG, 10) == []
             taken = await store.take_up("r1", "you", LONG)
             assert taken is not None
-            assert taken == (Lease("r1", 2), waiting, said("Asked"))
+            assert taken == Taken(Lease("r1", 2), waiting, said("Asked"), None, 1)
+            assert await store.finish(lease, record("r1", DONE), said("Late"), []) == record(
+                "r1", RunStatus.running, interrupts=waiting.interrupts
+            )
             assert await store.take_up("r1", "him", LONG) is None
             assert (await store.renew([lease], LONG)).lost == ["r1"]
             assert await store.take_turn(taken.lease)
@@ -220,6 +225,21 @@ def test_a_paused_run_is_nobodys_until_it_is_taken_up(url: str) -> None:
             assert await store.load(KEY) == said("Answered")
             assert await store.take_up("r1", "you", LONG) is None
             assert await store.take_up("r0", "you", LONG) is None
+
+    play(main)
+
+
+def test_whoever_paused_a_run_may_end_it_while_nobody_else_has_it(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            lease = await running(store)
+            assert await store.finish(lease, record("r1", PAUSED), said("Asked"), events("r1", (1,))) is None
+            request = asking()
+            await store.request_cancel(Selection(run_id="r1"), request)
+            assert await store.finish(lease, record("r1", DONE), said("Done"), []) == request
+            assert await store.finish(lease, record("r1", CANCELLED), said("Cut"), events("r1", (1, 2))) is None
+            assert await store.load(KEY) == said("Cut")
+            assert await store.take_orphans("you", LONG, 10) == []
 
     play(main)
 
@@ -234,7 +254,7 @@ def test_a_paused_run_that_was_asked_to_stop_can_only_be_ended(url: str) -> None
             assert await store.take_up("r1", "you", LONG) is None
             assert await store.renew([lease], None) == ([], {"r1": request})
             [taken] = await store.take_orphans("you", LONG, 10)
-            assert taken.record == record("r1", PAUSED)
+            assert (taken.record, taken.cancel, taken.last_seq) == (record("r1", PAUSED), request, 0)
             assert await store.take_orphans("him", LONG, 10) == []
             found = await store.find("r1")
             assert found is not None

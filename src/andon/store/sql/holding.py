@@ -25,6 +25,7 @@ from andon.store.sql.database import Tx, chunks
 from andon.store.sql.tables import LIVE, blocks, events, records, runs
 
 HELD = (RunStatus.pending.value, RunStatus.running.value)
+PAUSED = RunStatus.paused.value
 
 
 def _expired(tx: Tx) -> Any:
@@ -35,7 +36,6 @@ def _expired(tx: Tx) -> Any:
 
 
 def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Lease:
-    lease = Lease(record.run_id, 1)
     tx.pass_gate()
     head = sessions.head_of_line(tx, record.session, record.created_at)
     line = select(runs, records.c.record, _expired(tx).label("expired"))
@@ -43,9 +43,9 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy
     ahead = tx.execute(line.order_by(runs.c.number).with_for_update(of=runs)).all()
     for other in ahead:
         if other.run_id == record.run_id:
-            if (other.owner, other.epoch, other.record) != (owner, 1, dump(record)):
+            if other.owner != owner or other.status not in HELD:
                 raise _taken(record)
-            return lease  # this was asked before, and only the answer was lost
+            return Lease(record.run_id, other.epoch)  # this was asked before, and only the answer was lost
     _check_blocks(tx, record)
     if on_busy == "reject":
         _check_free(record, ahead)
@@ -53,7 +53,7 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy
         asking.ask(tx, ahead, CancelRequest.make(CancelCause.superseded, f"run {record.run_id} takes over"))
     if not sessions.insert_run(tx, record, head.id, epoch=1, owner=owner, lease_until=tx.now + seconds):
         raise _taken(record)
-    return lease
+    return Lease(record.run_id, 1)
 
 
 def _check_free(record: RunRecord, ahead: Sequence[Row[Any]]) -> None:
@@ -129,7 +129,7 @@ def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
     there = sessions.lock_all(tx, {row.session for row in _find(tx, talking, lock=False).values()})
     rows = _find(tx, (each.lease.run_id for each in batch), lock=True)
     refused: dict[str, None] = {}
-    new: dict[int, list[Event]] = {}
+    new: dict[str, list[Event]] = {}
     touched: set[int] = set()
     for lease, messages, what in batch:
         row = rows.get(lease.run_id)
@@ -139,13 +139,15 @@ def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
         if messages is not None and row.session in there:
             tx.execute(update(records).where(records.c.number == row.number).values(messages=dump(messages)))
             touched.add(row.session)
-        new.setdefault(row.number, []).extend(what)
+        new.setdefault(row.run_id, []).extend(what)
     if touched:
         sessions.touch(tx, touched)
-    for number, what in new.items():
+    for run_id, what in new.items():
         if what:
-            tx.execute(update(runs).where(runs.c.number == number).values(last_seq=what[-1].seq))
-            append(tx, number, what)
+            row = rows[run_id]
+            last = max(row.last_seq, what[-1].seq)
+            tx.execute(update(runs).where(runs.c.number == row.number).values(last_seq=last))
+            append(tx, row.number, what)
     return list(refused)
 
 
@@ -181,7 +183,8 @@ def finish(
         raise lost(lease)
     there = sessions.lock_all(tx, {found.session})
     row = _find(tx, [lease.run_id], lock=True)[lease.run_id]
-    if row.epoch != lease.epoch or row.status not in HELD:
+    # A paused run is nobody's, but whoever paused it may still end it.
+    if row.epoch != lease.epoch or row.status not in ((*HELD, PAUSED) if record.status.final else HELD):
         kept = tx.execute(select(records.c.record).where(records.c.number == row.number)).scalar_one()
         same = row.epoch == lease.epoch and kept == dump(record)  # asked before, and only the answer was lost
         return None if same else sessions.with_status(kept, sessions.status_of(row))
@@ -192,7 +195,7 @@ def finish(
         "owner": None,
         "lease_until": None,
         "continues": record.continues,
-        "last_seq": what[-1].seq if what else row.last_seq,
+        "last_seq": max([row.last_seq, *(each.seq for each in what[-1:])]),
         "ended": time.time() if record.status.final else None,
     }
     tx.execute(update(runs).where(runs.c.number == row.number).values(end))
@@ -217,9 +220,9 @@ def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[
         )
         kept = tx.execute(select(records).where(records.c.number == row.number)).one()
         messages = [] if kept.messages is None else read_messages(kept.messages)
-        taken.append(
-            Taken(Lease(row.run_id, row.epoch + 1), sessions.with_status(kept.record, RunStatus(row.status)), messages)
-        )
+        record = sessions.with_status(kept.record, RunStatus(row.status))
+        cancel = None if row.cancel is None else read_request(row.cancel)
+        taken.append(Taken(Lease(row.run_id, row.epoch + 1), record, messages, cancel, row.last_seq))
     return taken
 
 

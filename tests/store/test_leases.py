@@ -42,6 +42,22 @@ def test_progress_is_kept_as_it_comes(url: str) -> None:
     play(main)
 
 
+def test_messages_come_with_the_run_that_they_go_on_with(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            first = await running(store)
+            await store.finish(first, record("r1", CANCELLED), said("Cut"), [])
+            second = await running(store, "r2", PAST)
+            assert await store.load(KEY) == said("Cut")
+            await store.write([Progress(second, said("Cut, and more"), [], "r1")])
+            assert await store.load(KEY) == said("Cut, and more")
+            assert await store.added("r1") is None
+            [taken] = await store.take_orphans("you", LONG, 10)
+            assert taken.record.continues == "r1"
+
+    play(main)
+
+
 def test_what_is_written_twice_is_there_once(url: str) -> None:
     async def main() -> None:
         async with opened(url) as store:
@@ -209,8 +225,7 @@ def test_a_paused_run_is_nobodys_until_it_is_taken_up(url: str) -> None:
             assert await store.find("r1") == waiting
             assert await store.renew([lease], LONG) == ([], {})
             assert await store.write([Progress(lease, said("Late"), [])]) == ["r1"]
-            again = record("r1", PAUSED, content="other")
-            assert await store.finish(lease, again, said("Late"), []) == waiting
+            assert await store.finish(lease, record("r1", DONE), said("Late"), []) == waiting
             assert await store.take_orphans("you", LONG, 10) == []
             taken = await store.take_up("r1", "you", LONG)
             assert taken is not None
@@ -229,14 +244,14 @@ def test_a_paused_run_is_nobodys_until_it_is_taken_up(url: str) -> None:
     play(main)
 
 
-def test_whoever_paused_a_run_may_end_it_while_nobody_else_has_it(url: str) -> None:
+def test_whoever_paused_a_run_may_say_that_it_was_cancelled(url: str) -> None:
     async def main() -> None:
         async with opened(url) as store:
             lease = await running(store)
             assert await store.finish(lease, record("r1", PAUSED), said("Asked"), events("r1", (1,))) is None
-            request = asking()
-            await store.request_cancel(Selection(run_id="r1"), request)
-            assert await store.finish(lease, record("r1", DONE), said("Done"), []) == request
+            await store.request_cancel(Selection(run_id="r1"), asking())
+            refused = await store.finish(lease, record("r1", DONE), said("Done"), [])
+            assert refused == record("r1", RunStatus.cancelling)
             assert await store.finish(lease, record("r1", CANCELLED), said("Cut"), events("r1", (1, 2))) is None
             assert await store.load(KEY) == said("Cut")
             assert await store.take_orphans("you", LONG, 10) == []

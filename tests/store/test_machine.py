@@ -128,7 +128,7 @@ class Machine(RuleBasedStateMachine):
         known = self.runs[lease.run_id]
         end = record(lease.run_id, status, self._key(known.session), content=f"{lease.epoch}")
         answer = self.do(self.store.finish(lease, end, said(lease.run_id), []))
-        mine = known.epoch == lease.epoch and known.status is RunStatus.paused and status in FINAL
+        mine = known.epoch == lease.epoch and known.status is RunStatus.paused and status is RunStatus.cancelled
         if not (self._good(lease) or mine):
             again = known.epoch == lease.epoch and known.status is status
             assert answer is None if again else isinstance(answer, RunRecord)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 from sqlalchemy import Row, and_, or_, select, text, update
 
 from andon.core.events import Event
@@ -22,10 +23,7 @@ from andon.messages import Message
 from andon.store.sql import asking, sessions
 from andon.store.sql.codec import dump, dump_lines, read_block, read_messages, read_request
 from andon.store.sql.database import Tx, chunks
-from andon.store.sql.tables import LIVE, blocks, events, records, runs
-
-HELD = (RunStatus.pending.value, RunStatus.running.value)
-PAUSED = RunStatus.paused.value
+from andon.store.sql.tables import HELD, LIVE, blocks, events, records, runs
 
 
 def _expired(tx: Tx) -> Any:
@@ -43,7 +41,7 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy
     ahead = tx.execute(line.order_by(runs.c.number).with_for_update(of=runs)).all()
     for other in ahead:
         if other.run_id == record.run_id:
-            if other.owner != owner or other.status not in HELD:
+            if (other.owner, other.created) != (owner, record.created_at) or other.status not in HELD:
                 raise _taken(record)
             return Lease(record.run_id, other.epoch)  # this was asked before, and only the answer was lost
     _check_blocks(tx, record)
@@ -131,13 +129,15 @@ def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
     refused: dict[str, None] = {}
     new: dict[str, list[Event]] = {}
     touched: set[int] = set()
-    for lease, messages, what in batch:
+    for lease, messages, what, continues in batch:
         row = rows.get(lease.run_id)
         if row is None or row.epoch != lease.epoch or row.status not in HELD:
             refused[lease.run_id] = None
             continue
         if messages is not None and row.session in there:
             tx.execute(update(records).where(records.c.number == row.number).values(messages=dump(messages)))
+            if continues != row.continues:
+                tx.execute(update(runs).where(runs.c.number == row.number).values(continues=continues))
             touched.add(row.session)
         new.setdefault(row.run_id, []).extend(what)
     if touched:
@@ -183,8 +183,9 @@ def finish(
         raise lost(lease)
     there = sessions.lock_all(tx, {found.session})
     row = _find(tx, [lease.run_id], lock=True)[lease.run_id]
-    # A paused run is nobody's, but whoever paused it may still end it.
-    if row.epoch != lease.epoch or row.status not in ((*HELD, PAUSED) if record.status.final else HELD):
+    # A paused run is nobody's, but it may be cancelled, and whoever paused it may still say so.
+    may_end = (*HELD, RunStatus.paused.value) if record.status is RunStatus.cancelled else HELD
+    if row.epoch != lease.epoch or row.status not in may_end:
         kept = tx.execute(select(records.c.record).where(records.c.number == row.number)).scalar_one()
         same = row.epoch == lease.epoch and kept == dump(record)  # asked before, and only the answer was lost
         return None if same else sessions.with_status(kept, sessions.status_of(row))
@@ -221,6 +222,7 @@ def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[
         kept = tx.execute(select(records).where(records.c.number == row.number)).one()
         messages = [] if kept.messages is None else read_messages(kept.messages)
         record = sessions.with_status(kept.record, RunStatus(row.status))
+        record = msgspec.structs.replace(record, continues=row.continues)
         cancel = None if row.cancel is None else read_request(row.cancel)
         taken.append(Taken(Lease(row.run_id, row.epoch + 1), record, messages, cancel, row.last_seq))
     return taken

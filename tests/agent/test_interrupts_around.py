@@ -20,12 +20,14 @@ from andon.errors import AnswersError, SessionPausedError
 from andon.models.scripted import Call
 from andon.testing.validators import validate
 from tests.support import (
+    Flag,
     Silence,
     Worker,
     all_with,
     asked,
     check_events,
     check_paused,
+    forever,
     make,
     paused,
     play,
@@ -592,5 +594,31 @@ def test_a_question_out_of_a_task_group() -> None:
         (question,) = result.interrupts
         result = await agent.continue_run(result.run_id, {question.id: "red"})
         assert result.messages[2].tool_results[0].content == "red"
+
+    play(main)
+
+
+def test_what_a_tool_wants_to_have_called_is_called_for_the_attempt_that_is_cut() -> None:
+    async def main() -> None:
+        entered: list[int] = []
+        called: list[int] = []
+        reached = Flag()
+
+        @tool
+        async def work(ctx: ToolContext) -> str:
+            attempt = len(entered)
+            entered.append(attempt)
+            ctx.on_cancel(lambda: called.append(attempt))
+            ctx.interrupt("well?")
+            reached.set()
+            await forever()
+
+        agent = make(Call("work"), tools=[work])
+        _, result = await paused(agent)
+        run = await agent.resume_run(result.run_id, all_with("yes", result))
+        await reached.arrived()
+        run.cancel()
+        await run.attend()
+        assert (entered, called) == ([0, 1], [1])
 
     play(main)

@@ -30,7 +30,6 @@ from andon.core.work import Settlement
 from andon.errors import describe
 from andon.messages import Block, Message, ToolCall, Usage, assistant
 from andon.models.base import ModelRequest, ToolSpec
-from andon.tools.base import traits_of
 
 
 class Loop(Calling):
@@ -149,7 +148,7 @@ class Loop(Calling):
         records = self.open_calls
         for group in [records] if self._plan.parallel_tools else [[record] for record in records]:
             await self._call(group)
-            asking = [record for record in group if record.interrupt is not None]
+            asking = [record for record in group if record.interrupts]
             for record in asking.copy():
                 if not record.asks:  # cancelled alone while the others were at work
                     asking.remove(record)
@@ -210,15 +209,14 @@ class Loop(Calling):
     # -- asking a person ----------------------------------------------------------------------------------------------
 
     def progress(self) -> Settlement:
-        asking = [record.interrupt for record in self.open_calls if record.interrupt is not None and record.asks]
+        asking = [question for record in self.open_calls if record.asks for question in record.interrupts]
         ends = [record.receipt(record.outcome) for record in self.calls]
         return Settlement(list(self.messages), self._text, self._spent, ends, [], interrupts=asking)
 
     def answer(self, answers: Mapping[str, Any]) -> None:
         for record in self.open_calls:
-            if record.asks and (question := record.interrupt) is not None:
-                tool = self._plan.tools[record.call.name]
-                record.answer(answers[question.id], approval=traits_of(tool).approval and not record.approved)
+            if record.asks:
+                record.answer(answers)
 
     # -- its end ------------------------------------------------------------------------------------------------------
 

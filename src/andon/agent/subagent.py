@@ -2,19 +2,23 @@
 """An agent as another agent's tool.
 
 Each call is a run of its own, a child of the run that called it, in a session of its own. It is cancelled with its
-parent; cancelled alone, it gives its parent an error result. What it asks a person, its parent asks.
+parent; cancelled alone, it gives its parent an error result. What it asks a person, its parent asks, and an answer
+reaches the very question that it was given to, or none: the child may have been answered or ended by others meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from andon.core.receipt import RunResult
 from andon.core.run import Run
 from andon.core.states import RunStatus
+from andon.core.store import RunRecord
 from andon.core.stream import EventStream
-from andon.errors import BadArgumentsError, ToolError, describe
+from andon.errors import AnswersError, BadArgumentsError, NotContinuableError, ToolError, describe
 from andon.tools.base import ToolContext
 
 if TYPE_CHECKING:
@@ -48,40 +52,42 @@ class AgentTool:
 
     async def invoke(self, bound: dict[str, Any], ctx: ToolContext) -> str:
         # The id is made of the call's, so that a tool that is entered again finds the run that waits for the answer.
-        run_id = f"{ctx.run_id}.{ctx.call_id}"
-        run = self._agent.runtime.run(run_id)
-        if run is not None and run.is_paused:
-            answers = {each.id: ctx.pass_on(each) for each in run.interrupts}
-            await self._follow(run, ctx, after=len(run.journal.events), answers=answers)
-        else:
+        run_id, runtime, after = f"{ctx.run_id}.{ctx.call_id}", self._agent.runtime, 0
+        if not ctx.passed_on:
             run = self._agent.start(
                 bound["prompt"], run_id=run_id, user_id=ctx.user_id, session_id=os.urandom(16).hex()
             )
-            await self._follow(run, ctx)
-        return await self._answer(run, ctx)
-
-    async def _follow(self, run: Run, ctx: ToolContext, after: int = 0, answers: dict[str, Any] | None = None) -> None:
-        """Run it to its end or its next question. If this is cut, the run is ended first."""
-        if answers is None:
             run.begin()
+        elif (found := runtime.run(run_id)) is not None:
+            run, after = found, len(found.journal.events)
+            with contextlib.suppress(NotContinuableError, AnswersError):  # others have answered, or ended, it
+                run.resume(ctx.pass_on(run.interrupts))
         else:
-            run.resume(answers)
+            assert runtime.store is not None
+            record = await runtime.store.find(run_id)
+            if record is None:
+                raise ToolError(f"{self._agent.name} has asked, and is gone: run {run_id!r} is not known any more")
+            return self._told(record)
+        await self._follow(run, ctx, after)
+        result = await run.result()
+        if result.status is RunStatus.paused:
+            ctx.pass_on(result.interrupts)
+        return self._told(result)
+
+    async def _follow(self, run: Run, ctx: ToolContext, after: int) -> None:
+        """Wait for its end or its next question. If this is cut, the run is ended first."""
         if self._events:
             stream = EventStream.of_begun(run, after)
             async for event in stream:
                 ctx.relay(event)
         await run.attend()
 
-    async def _answer(self, run: Run, ctx: ToolContext) -> str:
-        result = await run.result()
-        if result.status is RunStatus.paused:
-            ctx.pass_on(result.interrupts[0])
-        if result.status is RunStatus.completed:
-            return result.content
-        if result.receipt is not None:
-            why = f": {result.receipt.reason}" if result.receipt.reason else ""
-            raise ToolError(
-                f"{self._agent.name} was cancelled ({result.receipt.cause}){why}; it had said: {result.content!r}"
-            )
-        assert result.error is not None
-        raise ToolError(f"{self._agent.name} failed: {describe(result.error)}")
+    def _told(self, ended: RunResult | RunRecord) -> str:
+        """What its parent's model is told of its end."""
+        if ended.status is RunStatus.completed:
+            return ended.content
+        if (receipt := ended.receipt) is not None:
+            why = f": {receipt.reason}" if receipt.reason else ""
+            raise ToolError(f"{self._agent.name} was cancelled ({receipt.cause}){why}; it had said: {ended.content!r}")
+        error = describe(ended.error) if isinstance(ended.error, Exception) else ended.error
+        raise ToolError(f"{self._agent.name} failed: {error}")

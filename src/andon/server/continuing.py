@@ -73,13 +73,15 @@ async def cancel_call(request: Request, agent_id: str, run_id: str, call_id: str
 def _answers(wanted: Continue, interrupts: Sequence[Interrupt]) -> dict[str, Any]:
     answers = _json(wanted.answers, "answers", dict) or {}
     given = {key: _deny(value) for key, value in answers.items()}
-    by_call = {each.call_id: each.id for each in interrupts}
+    by_call: dict[Any, list[str]] = {}
+    for each in interrupts:
+        by_call.setdefault(each.call_id, []).append(each.id)
     for tool in _json(wanted.tools, "tools", list) or []:
         call_id = tool.get("tool_call_id") if isinstance(tool, dict) else None
-        if call_id not in by_call:
-            waiting = ", ".join(map(str, by_call)) or "none"
+        if not by_call.get(call_id):
+            waiting = ", ".join(str(call) for call, questions in by_call.items() if questions) or "none"
             raise Problem(400, f"tools: no call {call_id!r} waits for an answer; there are: {waiting}")
-        given[by_call[call_id]] = _answer_of(tool)
+        given[by_call[call_id].pop(0)] = _answer_of(tool)  # a call that asks several things is listed as often
     return given
 
 

@@ -141,7 +141,7 @@ def check_calls(own: Sequence[Message], events: Sequence[Event], carried: bool =
     With `carried`, the run has gone on with an earlier one, and some calls ended there.
     """
     starts = Counter(_call_id(event) for event in events if event.event is RunEvent.tool_call_started)
-    asked = Counter(question.call_id for event in events for question in event.interrupts or ())
+    asked = _pauses(events)
     ends: dict[str, list[Event]] = {}
     for event in events:
         if event.event in ENDS:
@@ -247,8 +247,13 @@ def _check_receipt(
 def _answered(events: Sequence[Event]) -> set[str]:
     """The calls whose tool asked a person, and was not entered again with the answer."""
     starts = Counter(_call_id(event) for event in events if event.event is RunEvent.tool_call_started)
-    asked = Counter(str(question.call_id) for event in events for question in event.interrupts or ())
+    asked = _pauses(events)
     return {call_id for call_id, times in starts.items() if times <= asked[call_id]}
+
+
+def _pauses(events: Sequence[Event]) -> Counter[str]:
+    """How often the run paused for each call, which may have asked several things at once."""
+    return Counter(call_id for event in events for call_id in {str(each.call_id) for each in event.interrupts or ()})
 
 
 def _ended_alone(event: Event) -> bool:

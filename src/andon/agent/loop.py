@@ -26,6 +26,7 @@ from andon.core.events import RunEvent
 from andon.core.run import Run
 from andon.core.signal import Completed, Failed, Fate
 from andon.core.states import CancelMode, CancelOutcome, Phase, StopReason
+from andon.core.step import Cut
 from andon.core.work import Settlement
 from andon.errors import describe
 from andon.messages import Block, Message, ToolCall, Usage, assistant
@@ -131,8 +132,12 @@ class Loop(Calling):
                     on_cut=turn.shut,
                 )
                 break
+            except Cut:
+                self._charge(turn.spent_cut())
+                raise
             except Exception as error:
                 turn.shut()
+                self._charge(turn.spent_failed())
                 delay = None if turn.shown else self._plan.retry.delay(error, attempt)
                 if delay is None:
                     raise
@@ -187,11 +192,14 @@ class Loop(Calling):
         self.calls = [*self.calls, *self.open_calls]
         self._text += turn.content()
         self._spent += usage
-        if self._run.meter is not None:
-            known = usage.total_tokens
-            self._run.meter.spend(turn.spent_cut().total_tokens or 0 if known is None else known)
+        self._charge(turn.spent_cut() if usage.total_tokens is None else usage)
         await self._tell(AfterModel, message=self.messages[-1], usage=usage)
         await self._announce()
+
+    def _charge(self, usage: Usage) -> None:
+        """Take it from the budget, if it was cut or failed too: a run above may go on with what is left."""
+        if self._run.meter is not None:
+            self._run.meter.spend(usage.total_tokens or 0)
 
     def _records(self, turn: Turn, blocks: Sequence[Block]) -> list[CallRecord]:
         return [CallRecord(self._run, block, turn.problem(block.id)) for block in blocks if isinstance(block, ToolCall)]

@@ -6,12 +6,14 @@ AndonError
 │   ├── NoModelError         the agent has no model
 │   ├── MissingExtraError    a package is not installed; the message names the exact pip install
 │   ├── ToolDefinitionError  a function that can't be a tool
-│   └── HookDefinitionError  an object that has none of the hooks' methods
+│   ├── HookDefinitionError  an object that has none of the hooks' methods
+│   └── SchemaError          a database that this version can't use as it is
 ├── StartError               what keeps a run from starting; nothing was recorded
 │   ├── EmptyPromptError     there is nothing to send
 │   ├── RunIdTakenError      the run id belongs to another run
 │   ├── SessionBusyError     another run holds the session
 │   │   └── SessionPausedError    and waits for a person's answer
+│   ├── BlockedError         new runs of this user, or of this agent, are refused
 │   ├── UnknownRunError      there is no such run
 │   ├── NotContinuableError  the run can't go on, or can't be taken back
 │   ├── AnswersError         not the answers to the questions that are open
@@ -24,6 +26,8 @@ AndonError
 │   │   └── ContextLengthError the conversation is too long for the model
 │   ├── ModelConnectionError the provider can't be reached, or did not answer in time
 │   └── ModelStreamError     what the provider sent is broken, or ended early
+├── StoreError               the store could not be asked; trying again may help
+│   └── LeaseLostError       the run belongs to another worker now
 ├── OutputError              the answer is not what `output_type` asked for
 ├── ToolError                a tool call failed before or around the tool's own code
 │   ├── UnknownToolError     the model named a tool that is not there
@@ -69,6 +73,10 @@ class HookDefinitionError(ConfigurationError, TypeError):
     """An object that has none of the hooks' methods."""
 
 
+class SchemaError(ConfigurationError):
+    """A database that this version can't use as it is. It was left as it is."""
+
+
 class StartError(AndonError):
     """What keeps a run from starting. Nothing was recorded."""
 
@@ -92,6 +100,10 @@ class SessionBusyError(StartError, RuntimeError):
 
 class SessionPausedError(SessionBusyError):
     """The run that holds the session waits for a person's answer."""
+
+
+class BlockedError(StartError, RuntimeError):
+    """New runs of this user, or of this agent, are refused until someone unblocks them."""
 
 
 class UnknownRunError(StartError, LookupError):
@@ -166,6 +178,14 @@ class ModelConnectionError(ModelError):
 
 class ModelStreamError(ModelError):
     """What the provider sent is broken, or ended early. What came before is kept."""
+
+
+class StoreError(AndonError):
+    """The store could not be asked. What was asked for is not known to have happened; asking again is safe."""
+
+
+class LeaseLostError(StoreError):
+    """The run belongs to another worker now, or has ended."""
 
 
 class OutputError(AndonError, ValueError):

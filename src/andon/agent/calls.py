@@ -19,6 +19,7 @@ from andon.core.run import Run
 from andon.core.scope import CallScope
 from andon.core.states import CancelOutcome, ToolOutcome
 from andon.core.step import Step
+from andon.core.store import OpenCall
 from andon.errors import ToolError
 from andon.messages import ToolCall, ToolResult, sendable
 
@@ -168,6 +169,18 @@ class CallRecord:
                 self._approved = True
             else:
                 self._answers.append(value)
+
+    def state(self) -> OpenCall:
+        """What whoever goes on with the run in another process must know of it."""
+        asked, approved, answers = self._asked, self._approved, list(self._answers)
+        return OpenCall(
+            self.call.id, asked, approved, answers, self._started, dict(self._sources), dict(self._passed_on)
+        )
+
+    def restore(self, state: OpenCall, interrupts: list[Interrupt]) -> None:
+        self._asked, self._approved, self._answers = state.asked, state.approved, list(state.answers)
+        self._started, self._sources, self._passed_on = state.started, dict(state.sources), dict(state.passed_on)
+        self.interrupts = interrupts
 
     # -- what is known of it ------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from andon.core.events import RunEvent
 from andon.core.receipt import RunResult
 from andon.core.run import Run
 from andon.core.states import RunStatus
@@ -52,27 +53,37 @@ class AgentTool:
 
     async def invoke(self, bound: dict[str, Any], ctx: ToolContext) -> str:
         # The id is made of the call's, so that a tool that is entered again finds the run that waits for the answer.
-        run_id, runtime, after = f"{ctx.run_id}.{ctx.call_id}", self._agent.runtime, 0
+        run_id, after = f"{ctx.run_id}.{ctx.call_id}", 0
         if not ctx.passed_on:
             run = self._agent.start(
                 bound["prompt"], run_id=run_id, user_id=ctx.user_id, session_id=os.urandom(16).hex()
             )
-            run.begin()
-        elif (found := runtime.run(run_id)) is not None:
-            run, after = found, len(found.journal.events)
-            with contextlib.suppress(NotContinuableError, AnswersError):  # others have answered, or ended, it
-                run.resume(ctx.pass_on(run.interrupts))
+            await run.open()
         else:
-            assert runtime.store is not None
-            record = await runtime.store.find(run_id)
-            if record is None:
-                raise ToolError(f"{self._agent.name} has asked, and is gone: run {run_id!r} is not known any more")
-            return self._told(record)
+            found, after = await self._go_on(run_id, ctx)
+            if isinstance(found, RunRecord):
+                return self._told(found)
+            run = found
         await self._follow(run, ctx, after)
         result = await run.result()
         if result.status is RunStatus.paused:
             ctx.pass_on(result.interrupts)
         return self._told(result)
+
+    async def _go_on(self, run_id: str, ctx: ToolContext) -> tuple[Run | RunRecord, int]:
+        """The run that has asked, with its answers, and how much of it was shown; or what became of it meanwhile."""
+        run, store = self._agent.runtime.run(run_id), self._agent.runtime.store
+        assert store is not None
+        found = run or await store.find(run_id)
+        if found is None:
+            raise ToolError(f"{self._agent.name} has asked, and is gone: run {run_id!r} is not known any more")
+        after = 0 if run is None else len(run.journal.events)
+        if found.status is RunStatus.paused:
+            with contextlib.suppress(NotContinuableError, AnswersError):  # others have answered it, or ended it
+                found = await self._agent.resume_run(run_id, ctx.pass_on(found.interrupts))
+        if run is None and isinstance(found, Run):  # it was paused in another process
+            after = max(event.seq for event in found.journal.events if event.event is RunEvent.run_paused)
+        return found, after
 
     async def _follow(self, run: Run, ctx: ToolContext, after: int) -> None:
         """Wait for its end or its next question. If this is cut, the run is ended first."""
@@ -86,6 +97,8 @@ class AgentTool:
         """What its parent's model is told of its end."""
         if ended.status is RunStatus.completed:
             return ended.content
+        if ended.status is RunStatus.paused:
+            raise ToolError(f"{self._agent.name} has asked, and can't be gone on with here")
         if (receipt := ended.receipt) is not None:
             why = f": {receipt.reason}" if receipt.reason else ""
             raise ToolError(f"{self._agent.name} was cancelled ({receipt.cause}){why}; it had said: {ended.content!r}")

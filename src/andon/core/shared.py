@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam to a store that several processes share: who may write a run, and who wants it to stop.
+
+A run is written by whoever holds its lease. A lease runs out unless it is renewed, and then anybody may take the run
+over; each taker gets the next epoch, and what is written with an older one is refused. So a run has one writer at a
+time, and one end, whatever the clocks and networks in between do. A cancel is first a committed row; only then is
+anybody woken, so that a wake-up may be lost and the cancel is not. A session's line is the order of its runs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from andon.core.events import Event
+from andon.core.receipt import CancelRequest
+from andon.core.states import CancelOutcome, RunStatus
+from andon.core.store import RunRecord, SessionStore
+from andon.messages import Message
+
+if TYPE_CHECKING:
+    from andon.core.session import OnBusy
+
+
+class Lease(NamedTuple):
+    """The right to write a run."""
+
+    run_id: str
+    epoch: int
+
+
+class Renewal(NamedTuple):
+    """What a worker learns of the runs that it holds."""
+
+    lost: list[str]
+    """Those that are not its own any more: taken over, or ended, by someone else."""
+    cancels: dict[str, CancelRequest]
+    """Those that someone has asked to stop."""
+
+
+class Progress(NamedTuple):
+    """What is new of a run."""
+
+    lease: Lease
+    messages: list[Message] | None
+    """All that it has added to its session so far, or None if that is as it was."""
+    events: Sequence[Event]
+    """What comes after the events that were written before."""
+
+
+class Taken(NamedTuple):
+    """A run that was taken over, and how far it had come."""
+
+    lease: Lease
+    record: RunRecord
+    messages: list[Message]
+    cancel: CancelRequest | None
+    """What it was asked, if it was asked to stop."""
+    last_seq: int
+    """The number of its last event that is written, 0 without any."""
+
+
+class Selection(Struct, frozen=True):
+    """Which runs: those that fit all that is given. With nothing given, all of them."""
+
+    run_id: str | None = None
+    session_id: str | None = None
+    user_id: str | None = None
+    agent_id: str | None = None
+    statuses: Sequence[RunStatus] = ()
+
+
+class Block(Struct, frozen=True):
+    """New runs of this user, or of this agent, are refused."""
+
+    kind: Literal["user", "agent"]
+    id: str
+    by: str | None = None
+    reason: str | None = None
+    at: float = 0.0
+
+
+class CancelEntry(Struct, frozen=True):
+    """Who asked for which run to be cancelled."""
+
+    run_id: str
+    request: CancelRequest
+
+
+class Listening(Protocol):
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class SharedStore(SessionStore, Protocol):
+    """A store for many processes. Every method may be cancelled, and does all of its work or none.
+
+    `StoreError` says that the database could not be asked; nothing else is known then, and asking again is safe.
+    """
+
+    # -- a run, by whoever holds it -----------------------------------------------------------------------------------
+
+    async def enter(self, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Lease:
+        """Put a pending run at the end of its session's line, with a lease of so many seconds.
+
+        Raises `RunIdTakenError`; `BlockedError`; and with `reject`, `SessionPausedError` or `SessionBusyError` if
+        someone is in the line who is not being cancelled. With `cancel`, whoever is ahead is asked to stop, superseded.
+        Asked again by the same owner for a run that has not ended, it gives the same lease: the answer may get lost.
+        """
+        ...
+
+    async def take_turn(self, lease: Lease) -> bool:
+        """If the run is the first in its line, it is running from now on. Raises `LeaseLostError`."""
+        ...
+
+    async def renew(self, leases: Sequence[Lease], seconds: float | None) -> Renewal:
+        """Hold on to these runs for so many seconds more; with None, only look how it stands with them.
+
+        Of a paused run nothing is renewed, but it is told of in the same way.
+        """
+        ...
+
+    async def write(self, batch: Sequence[Progress]) -> list[str]:
+        """Add what is new, in one transaction. Returns the runs whose leases were not good any more.
+
+        An event that is written already stays as it is.
+        """
+        ...
+
+    async def finish(
+        self, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]
+    ) -> RunRecord | CancelRequest | None:
+        """End a run, or pause it, together with those of its events that are not written yet; its lease is given up.
+
+        None if that is stored now. If it was asked to stop and this is another end, that request: nothing is stored,
+        and it must end as cancelled. If someone else has taken it over, its record as they left it so far.
+        """
+        ...
+
+    # -- a run, by others ---------------------------------------------------------------------------------------------
+
+    async def take_up(self, run_id: str, owner: str, seconds: float) -> Taken | None:
+        """Take a paused run, to go on with it. None if it isn't paused, or was asked to stop."""
+        ...
+
+    async def take_orphans(self, owner: str, seconds: float, limit: int) -> list[Taken]:
+        """Take runs that nobody ends: whose leases have run out, and paused ones that were asked to stop."""
+        ...
+
+    async def request_cancel(self, which: Selection, request: CancelRequest) -> dict[str, CancelOutcome]:
+        """Ask runs that have not ended to stop, commit that, and wake whoever holds them.
+
+        One that had ended is named only if it was asked for by its id.
+        """
+        ...
+
+    async def read_events(self, run_id: str, after: int, limit: int) -> list[Event]:
+        """A run's events from a number on, as far as they are written."""
+        ...
+
+    async def list_runs(self, which: Selection, limit: int) -> list[RunRecord]:
+        """Newest first."""
+        ...
+
+    def listen(self, wake: Callable[[], None]) -> Listening:
+        """Call this, from any thread, whenever something may have changed; also after an outage, and then and when
+        for nothing. It must not wait.
+        """
+        ...
+
+    # -- the service --------------------------------------------------------------------------------------------------
+
+    async def block(self, block: Block) -> None: ...
+
+    async def unblock(self, kind: Literal["user", "agent"], id: str) -> bool: ...
+
+    async def blocks(self) -> list[Block]: ...
+
+    async def cancel_log(self, which: Selection, limit: int) -> list[CancelEntry]:
+        """Who cancelled what, when and why; newest first."""
+        ...
+
+    async def prune(self, before: float) -> dict[str, int]:
+        """Forget what has ended, and was not touched, since before then. Says how many sessions, runs and events."""
+        ...
+
+    async def ping(self) -> None:
+        """Raise `StoreError` if the database can't be asked."""
+        ...
+
+    async def close(self) -> None: ...

@@ -135,6 +135,7 @@ class Pausing(Life):
         self._work.answer(answers)
         check_step(self._stage, RunStatus.running)
         self.loop, self._stage = loop, RunStatus.running
+        self.session.stir()
         self.journal.add(RunEvent.run_continued)
         self._go()
 

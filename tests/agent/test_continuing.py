@@ -129,6 +129,38 @@ def test_going_on_twice_and_being_cut_again() -> None:
     play(main)
 
 
+def test_being_cut_again_in_the_same_tools() -> None:
+    """One of the calls has its result from the first time, and keeps it through the second and the third."""
+
+    async def main() -> None:
+        three = Three()
+        agent = three.agent(idempotent=True)
+        ended = await cut(agent, three.reached)
+        three.reached = Flag()
+        run = await agent.resume_run(ended.result.run_id)
+        await three.reached.arrived()
+        receipt = await run.cancel_and_wait()
+        assert receipt is not None
+        assert {each.call_id: each.outcome for each in receipt.tools} == {"b": "cut", "c": "not_started"}
+        again = await run.result()
+        told = {each.call_id: each.content for each in again.messages[2].tool_results}
+        assert told["a"] == "it is done"
+        assert "outcome is unknown" in told["b"]
+        assert again.message.text == "Cancelled by user"
+        assert validate(again.messages) == []
+        three.cut = False
+        result = await agent.continue_run(run.run_id)
+        assert result.status is RunStatus.completed
+        assert [each.content for each in result.messages[2].tool_results] == [
+            "it is done",
+            "it went well",
+            "better late",
+        ]
+        assert three.ran == ["done", "stuck", "stuck", "stuck", "later"]
+
+    play(main)
+
+
 def test_a_cancel_before_it_has_gone_on_leaves_all_as_it_was() -> None:
     async def main() -> None:
         silence, other = Silence(), Silence()

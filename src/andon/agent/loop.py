@@ -265,10 +265,11 @@ class Loop(Calling):
             calls = [*calls, *open_calls]
             text += turn.content()
             spent += turn.spent_failed() if isinstance(fate, Failed) else turn.spent_cut()
-        # A thread may end at any moment: what is said of its call is decided once, so that all say the same.
+        # A thread may end at any moment: what is said of its call is decided once, so that all say the same. (Of those
+        # that are open, some may have ended in an earlier run, and have their results.)
         ends = {record: record.outcome for record in calls}
         return Settlement(
-            settle.settle(self.messages, blocks, [record.result(ends[record]) for record in open_calls], fate),
+            settle.settle(self.messages, blocks, [record.result(ends.get(record)) for record in open_calls], fate),
             text,
             spent,
             [record.receipt(end) for record, end in ends.items()],

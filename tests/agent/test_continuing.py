@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from andon import Agent, RunStatus, tool
+from andon import Agent, RunStatus, Runtime, tool
 from andon.errors import AnswersError, ModelError, NotContinuableError, SessionBusyError, UnknownRunError
 from andon.messages import Message, Text
 from andon.models.scripted import Call, Fail
+from andon.store.memory import MemoryStore
 from andon.testing import validate
 from tests.support import Flag, Silence, asked, cut, forever, make, play, record_of
 
@@ -266,6 +267,38 @@ def test_rolling_back_a_run_that_had_gone_on_brings_back_what_it_had_taken_up() 
         assert agent.messages == ended.result.messages
         again = await agent.continue_run(ended.result.run_id)
         assert again.messages[-1].text == "again a time."
+
+    play(main)
+
+
+def test_a_run_that_begins_while_another_is_taken_back_keeps_its_own_words() -> None:
+    class Slow(MemoryStore):
+        async def take_back(self, run_id: str) -> None:
+            await super().take_back(run_id)
+            taken.set()
+            await go_on.arrived()
+
+    async def main() -> None:
+        agent = make("One.", [Call("wait", id="w")], "Two.", tools=[wait], runtime=Runtime(Slow()))
+        first = await agent.invoke_async("first")
+        rollback = asyncio.create_task(agent.rollback_run(first.run_id))
+        await taken.arrived()
+        async with agent.start("second") as run:
+            await reached.arrived()
+            go_on.set()
+            await rollback
+            finish.set()
+            result = await run.result()
+        assert [message.role for message in asked(agent)[-1].messages] == ["user", "assistant", "tool"]
+        assert [message.text for message in result.messages if message.text] == ["second", "Two."]
+
+    taken, go_on, reached, finish = Flag(), Flag(), Flag(), Flag()
+
+    @tool
+    async def wait() -> str:
+        reached.set()
+        await finish.arrived()
+        return "waited"
 
     play(main)
 

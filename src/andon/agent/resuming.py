@@ -128,7 +128,7 @@ class Resuming:
         assert store is not None
         session.check_free()
         await store.take_back(run_id)
-        session.open(await store.load(record.session), [])
+        session.refresh(await store.load(record.session))
         if self.runtime.keeper is not None and record.session == self._own_session().key:
             self._session = session
 

@@ -155,6 +155,12 @@ class Session:
         """The holder begins: the conversation as the store has it, and the list to which the holder adds."""
         self._parts, self.loaded = (base, tail), True
 
+    def refresh(self, base: list[Message]) -> None:
+        """The store has another conversation than before. A run that has begun meanwhile has read it, or will."""
+        with self._lock:
+            if not self._places:
+                self.open(base, [])
+
     def close(self, messages: list[Message]) -> None:
         """Put what the holder leaves in place of what it had so far."""
         self._parts = ([*self.base, *messages], [])

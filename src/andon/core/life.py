@@ -299,7 +299,7 @@ class Life(Holding):
             self._receipt = self._make_receipt()
             for call in settlement.cancelled:
                 self.journal.add(RunEvent.tool_call_cancelled, tool=call)
-        elif isinstance(fate, Failed):
+        elif isinstance(fate, Failed) and (self.tenure is None or self.tenure.refusal is None):
             log.warning("run %s failed: %s", self.run_id, describe(fate.error))
 
     def _overrule(self, request: CancelRequest) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from andon.core.events import RunEvent
 from andon.core.life import Life
-from andon.core.receipt import CancelRequest, Interrupt
+from andon.core.receipt import CancelRequest, Interrupt, describe_open
 from andon.core.signal import Batch
 from andon.core.states import CancelCause, CancelOutcome, Phase, RunStatus, check_step
 from andon.core.work import Settlement
@@ -113,7 +113,7 @@ class Pausing(Life):
         check_answers(self.run_id, self._progress.interrupts, self.interrupts, answers)
 
     def describe_open(self) -> str:
-        return describe_questions(self.interrupts)
+        return describe_open(self.interrupts)
 
     async def retake(self) -> None:
         """On a shared store: take the run up there, before anybody else does."""
@@ -140,10 +140,6 @@ class Pausing(Life):
         self._go()
 
 
-def describe_questions(interrupts: Sequence[Interrupt]) -> str:
-    return ", ".join(f"{interrupt.id!r} ({interrupt.name})" for interrupt in interrupts) or "no questions"
-
-
 def check_answers(
     run_id: str, asked: Sequence[Interrupt], still_open: Sequence[Interrupt], answers: Mapping[str, Any]
 ) -> None:
@@ -159,6 +155,6 @@ def check_answers(
     ]
     if problems:
         raise AnswersError(
-            f"run {run_id!r} stays paused: {'; '.join(sorted(problems))}. Open are: {describe_questions(still_open)}",
+            f"run {run_id!r} stays paused: {'; '.join(sorted(problems))}. Open are: {describe_open(still_open)}",
             interrupts=still_open,
         )

@@ -13,7 +13,10 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from andon.core.shared import Lease, Progress
+from andon.core.states import RunStatus
 from andon.errors import AndonError, NotContinuableError, StoreError
 
 if TYPE_CHECKING:
@@ -130,7 +133,8 @@ class Tenure:
         lease = self.lease
         if lease is None:
             began = time.monotonic()
-            lease = await self._keeper.store.enter(record, self._keeper.owner, self._keeper.seconds, "queue")
+            fresh = msgspec.structs.replace(record, status=RunStatus.pending, stop_reason=None, receipt=None)
+            lease = await self._keeper.store.enter(fresh, self._keeper.owner, self._keeper.seconds, "queue")
             self.hold(lease, began)
         events = [*self._run.journal.events[self.written :], last]
         answer = await self._keeper.store.finish(lease, record, messages, events)

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from andon import Agent, Budget, CancelCause, Deny, RunStatus, ToolContext, tool
+from andon import Agent, Budget, CancelCause, Deny, RunResult, RunStatus, ToolContext, tool
 from andon.models.openai import OpenAIChat
 from andon.models.scripted import Call, ScriptedModel
 from andon.testing.providers import FakeChat, call, fail, reasoning, silence, stall, text
@@ -27,6 +28,17 @@ TREE = [call("middle", {"prompt": "one"}), call("done", {}), call("middle", {"pr
 BELOW = [call("asker", {"prompt": "ask"}), call("done", {})]
 HALF = call("delete", {"path": "a long way down"}, pieces=4, send=2)
 HURRY = [call("done", {}), call("hurried", {}), call("done", {})]
+
+
+def playing(prompt: str, answer: list[Any], then: str) -> Callable[[dict[str, Any]], list[Any]]:
+    """Answers the prompt so, whenever it is asked, and all that comes after it with a word."""
+
+    def play(body: dict[str, Any]) -> list[Any]:
+        last = (body.get("messages") or body["input"])[-1]
+        asked = last.get("role") == "user" and f'"{prompt}"' in json.dumps(last)
+        return answer if asked else [text(then)]
+
+    return play
 
 
 class Tools:
@@ -168,7 +180,7 @@ async def superseded_in_its_pause(agent: Agent, tools: Tools) -> None:
 
 
 async def gone_on_with_and_rolled_back(agent: Agent, tools: Tools) -> None:
-    first = await agent.invoke_async("Go", timeout=0.2)
+    first = await cut_in_mid_sentence(agent)
     second = await agent.continue_run(first.run_id)
     await agent.rollback_run(second.run_id)
     assert agent.messages == first.messages
@@ -211,8 +223,16 @@ async def superseded(agent: Agent, tools: Tools) -> None:
     assert second.status is RunStatus.completed, second.error
 
 
+async def cut_in_mid_sentence(agent: Agent) -> RunResult:
+    async with agent.start("Go") as run:
+        async for event in run:
+            if event.content:
+                run.cancel()
+        return await run.result()
+
+
 async def gone_on_in_mid_sentence(agent: Agent, tools: Tools) -> None:
-    result = await agent.invoke_async("Go", timeout=0.2)
+    result = await cut_in_mid_sentence(agent)
     result = await agent.continue_run(result.run_id)
     assert result.status is RunStatus.completed, result.error
 
@@ -276,7 +296,8 @@ SITUATIONS: list[tuple[Situation, list[Any]]] = [
 def test_the_next_prompt_is_accepted(api: Api, situation: Situation, answer: list[Any], parallel: bool) -> None:
     async def main() -> None:
         tools = Tools()
-        with api.fake([answer, [text("Fine.")]]) as fake, FakeChat([[call("stuck", {})], [text("Helped.")]]) as below:
+        below = FakeChat(playing("help", [call("stuck", {})], "Helped."))
+        with api.fake(playing("Go", answer, "Fine.")) as fake, below:
             helper = Agent("Helper", OpenAIChat("m", below.api_key, below.base_url), tools=tools.all()[1:2])
             agent = Agent("A", api.model(fake), tools=[*tools.all(), *tools.agents(helper)], parallel_tools=parallel)
             await situation(agent, tools)

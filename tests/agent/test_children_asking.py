@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
 import pytest
 
 from andon import (
@@ -21,7 +25,8 @@ from andon import (
 from andon.core.budget import Budget
 from andon.errors import AnswersError
 from andon.messages import ToolResult
-from andon.models.scripted import Call
+from andon.models.scripted import Call, ScriptedModel
+from andon.store.sql import SQLStore
 from tests.support import all_with, make, paused, play, results_of
 
 
@@ -292,3 +297,38 @@ def test_the_events_of_a_child_that_asks_are_shown_once() -> None:
         assert shown.count(RunEvent.run_paused) == shown.count(RunEvent.run_continued) == 1
 
     play(main)
+
+
+def test_the_questions_of_a_child_are_answered_in_another_process(tmp_path: Path) -> None:
+    """Another runtime, that is, on the same database: nothing but the store knows of either run."""
+    desk = Desk()
+
+    async def with_family(work: Callable[[Agent, Agent], Awaitable[RunResult]]) -> RunResult:
+        runtime = Runtime(SQLStore(f"sqlite:///{tmp_path / 'andon.db'}"))
+        young = desk.child(X, Y, Call("paint", id="p"))
+        old = make(Call("young", {"prompt": "look"}, id="c"), name="Old", tools=[young.as_tool()], runtime=runtime)
+        young.move_to(runtime)
+        try:
+            return await work(old, young)
+        finally:
+            await runtime.close()
+
+    async def ask(old: Agent, young: Agent) -> RunResult:
+        return await old.invoke_async("go", run_id="r")
+
+    async def answer(old: Agent, young: Agent) -> RunResult:
+        young.model, old.model = ScriptedModel("OK."), ScriptedModel("So.")
+        answers: dict[str, object] = {by_payload(first, "x"): True, by_payload(first, "y"): False}
+        answers |= {each.id: "red" for each in first.interrupts if each.name == "colour"}
+        result = await old.continue_run("r", answers)
+        assert [each.name for each in result.interrupts] == ["shade"]
+        result = await old.continue_run("r", all_with("dark", result))
+        assert "A person refused this call." in told(young, "y").content
+        assert told(young, "p").content == "painted red dark"
+        return result
+
+    first = asyncio.run(with_family(ask))
+    assert first.status is RunStatus.paused
+    last = asyncio.run(with_family(answer))
+    assert (last.status, last.content) == (RunStatus.completed, "So.")
+    assert desk.done == ["x"]

@@ -53,43 +53,39 @@ class AgentTool:
 
     async def invoke(self, bound: dict[str, Any], ctx: ToolContext) -> str:
         # The id is made of the call's, so that a tool that is entered again finds the run that waits for the answer.
-        run_id, after = f"{ctx.run_id}.{ctx.call_id}", 0
+        run_id = f"{ctx.run_id}.{ctx.call_id}"
         if not ctx.passed_on:
             run = self._agent.start(
                 bound["prompt"], run_id=run_id, user_id=ctx.user_id, session_id=os.urandom(16).hex()
             )
             await run.open()
-        else:
-            found, after = await self._go_on(run_id, ctx)
-            if isinstance(found, RunRecord):
-                return self._told(found)
+        elif isinstance(found := await self._go_on(run_id, ctx), Run):
             run = found
-        await self._follow(run, ctx, after)
+        else:
+            return self._told(found)
+        await self._follow(run, ctx)
         result = await run.result()
         if result.status is RunStatus.paused:
             ctx.pass_on(result.interrupts)
         return self._told(result)
 
-    async def _go_on(self, run_id: str, ctx: ToolContext) -> tuple[Run | RunRecord, int]:
-        """The run that has asked, with its answers, and how much of it was shown; or what became of it meanwhile."""
-        run, store = self._agent.runtime.run(run_id), self._agent.runtime.store
-        assert store is not None
-        found = run or await store.find(run_id)
+    async def _go_on(self, run_id: str, ctx: ToolContext) -> Run | RunRecord:
+        """The run that has asked, with its answers; or what became of it meanwhile."""
+        runtime = self._agent.runtime
+        assert runtime.store is not None
+        found = runtime.run(run_id) or await runtime.store.find(run_id)
         if found is None:
             raise ToolError(f"{self._agent.name} has asked, and is gone: run {run_id!r} is not known any more")
-        after = 0 if run is None else len(run.journal.events)
         if found.status is RunStatus.paused:
             with contextlib.suppress(NotContinuableError, AnswersError):  # others have answered it, or ended it
-                found = await self._agent.resume_run(run_id, ctx.pass_on(found.interrupts))
-        if run is None and isinstance(found, Run):  # it was paused in another process
-            after = max(event.seq for event in found.journal.events if event.event is RunEvent.run_paused)
-        return found, after
+                return await self._agent.resume_run(run_id, ctx.pass_on(found.interrupts))
+        return found
 
-    async def _follow(self, run: Run, ctx: ToolContext, after: int) -> None:
+    async def _follow(self, run: Run, ctx: ToolContext) -> None:
         """Wait for its end or its next question. If this is cut, the run is ended first."""
         if self._events:
-            stream = EventStream.of_begun(run, after)
-            async for event in stream:
+            shown = max((event.seq for event in run.journal.events if event.event is RunEvent.run_paused), default=0)
+            async for event in EventStream.of_begun(run, shown):
                 ctx.relay(event)
         await run.attend()
 

@@ -76,25 +76,28 @@ def _answers(wanted: Continue, interrupts: Sequence[Interrupt]) -> dict[str, Any
     by_call: dict[Any, list[str]] = {}
     for each in interrupts:
         by_call.setdefault(each.call_id, []).append(each.id)
-    for tool in _json(wanted.tools, "tools", list) or []:
-        call_id = tool.get("tool_call_id") if isinstance(tool, dict) else None
-        if not by_call.get(call_id):
-            waiting = ", ".join(str(call) for call, questions in by_call.items() if questions) or "none"
-            raise Problem(400, f"tools: no call {call_id!r} waits for an answer; there are: {waiting}")
-        given[by_call[call_id].pop(0)] = _answer_of(tool)  # a call that asks several things is listed as often
+    tools = _json(wanted.tools, "tools", list) or []
+    if tools and not by_call:
+        raise Problem(400, "tools: no call of this run waits for an answer; to go on after a cut, leave them out")
+    # From the end: the family's clients send back every call that the run has made, and what was answered before. Only
+    # those that wait are meant, and a call that asks several things is listed as often. If one of these is not
+    # answered, whoever goes on with the run says so.
+    for tool in reversed(tools):
+        if not isinstance(tool, dict):
+            raise Problem(400, "tools: each is an object with `tool_call_id`, and `confirmed` or a `result`")
+        questions, answered = by_call.get(tool.get("tool_call_id")), _answer_of(tool)
+        if questions:
+            question = questions.pop()
+            if answered is not None:
+                given[question] = answered
     return given
 
 
 def _answer_of(tool: dict[str, Any]) -> Any:
-    """A tool execution of the AgentOS family: confirmed, refused, or answered with a result."""
-    confirmed, result = tool.get("confirmed"), tool.get("result")
-    if confirmed is False:
+    """A tool execution of the AgentOS family: confirmed, refused, answered with a result, or None of these."""
+    if tool.get("confirmed") is False:
         return Deny(str(tool.get("confirmation_note") or ""))
-    if result is not None:
-        return result
-    if confirmed is not True:
-        raise Problem(400, f"tools: call {tool['tool_call_id']!r} has neither `confirmed` nor a `result`")
-    return True
+    return tool.get("result") if tool.get("result") is not None else tool.get("confirmed")
 
 
 def _deny(value: Any) -> Any:

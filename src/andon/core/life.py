@@ -315,9 +315,11 @@ class Life(Holding):
         else:
             self.runtime.unregister(self)
         self._cord.remove(self)
-        self._work.ended()
-        self.journal.close(last)
-        self._waiters.wake()
+        try:
+            self._work.ended()
+        finally:
+            self.journal.close(last)
+            self._waiters.wake()
 
     def _continues(self) -> str | None:
         return self._work.continues
@@ -387,24 +389,26 @@ class Life(Holding):
             await self._finish()
         except Exception as error:  # noqa: BLE001 - the last boundary there is
             await self._collapse(error)
-        self._settle()
+        finally:
+            self._settle()
 
     async def _collapse(self, error: Exception) -> None:
         """Settling itself failed: a defect of ours. Even then nobody waits for ever, and the session goes on."""
         log.critical("%r: could not be ended properly", self, exc_info=error, extra={"facts": self.names})
+        if self._ended:  # and that has been told
+            return
         # Of what it has said, nothing is known to be valid; the prompt is.
         kept = [*self.session.tail[:1], assistant(Text("(lost)"))] if self._place and self._place.granted else []
         self._settlement = Settlement(kept, "", UNKNOWN_USAGE, [], [])
-        if self.signal.request is not None:
-            self._receipt = self._make_receipt()
         self._stage = RunStatus.error if self.signal.request is None else RunStatus.cancelled
-        if kept:
-            self._record = self._make_record(self._stage, self._settlement)
-            with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # what broke once may break again, each time at another place
+            self._receipt = None if self.signal.request is None else self._make_receipt()
+            if kept:
+                self._record = self._make_record(self._stage, self._settlement)
                 await self._write(self)
-        await self._pass_on()
+        with contextlib.suppress(Exception):
+            await self._pass_on()
         self._conversation = self.session.base or [assistant(Text("(lost)"))]
         self._ended = True
-        why = f"could not be ended properly: {describe(error)}"
-        kind, status = TERMINAL_EVENT[self._stage], self._stage
-        self._retire(self.journal.draft(kind, status=status, receipt=self._receipt, error=why))
+        kind, why = TERMINAL_EVENT[self._stage], f"could not be ended properly: {describe(error)}"
+        self._retire(self.journal.draft(kind, status=self._stage, receipt=self._receipt, error=why))

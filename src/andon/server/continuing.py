@@ -77,18 +77,23 @@ async def cancel_call(request: Request, agent_id: str, run_id: str, call_id: str
 def _answers(wanted: Continue, interrupts: Sequence[Interrupt]) -> dict[str, Any]:
     answers = _json(wanted.answers, "answers", dict) or {}
     given = {key: _deny(value) for key, value in answers.items()}
-    by_call = {each.call_id: each.id for each in interrupts}
+    by_call: dict[Any, list[str]] = {}
+    for each in interrupts:
+        by_call.setdefault(each.call_id, []).append(each.id)
     tools = _json(wanted.tools, "tools", list) or []
     if tools and not by_call:
         raise Problem(400, "tools: no call of this run waits for an answer; to go on after a cut, leave them out")
-    for tool in tools:
+    # From the end: the family's clients send back every call that the run has made, and what was answered before. Only
+    # those that wait are meant, and a call that asks several things is listed as often. If one of these is not
+    # answered, whoever goes on with the run says so.
+    for tool in reversed(tools):
         if not isinstance(tool, dict):
             raise Problem(400, "tools: each is an object with `tool_call_id`, and `confirmed` or a `result`")
-        # The family's clients send back every call that the run has made: only those that wait are meant. If one of
-        # these is not answered, whoever goes on with the run says so.
-        question, answered = by_call.get(tool.get("tool_call_id")), _answer_of(tool)
-        if question is not None and answered is not None:
-            given[question] = answered
+        questions, answered = by_call.get(tool.get("tool_call_id")), _answer_of(tool)
+        if questions:
+            question = questions.pop()
+            if answered is not None:
+                given[question] = answered
     return given
 
 

@@ -24,6 +24,7 @@ from andon.core.shared import SharedStore
 from andon.errors import ConfigurationError, StoreError, describe
 from andon.store import open_store
 
+DEFAULT_DB = "sqlite:///andon.db"
 MIN_LEASE = 0.5
 """Shorter ones would be lost to any hiccup."""
 
@@ -39,9 +40,9 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--db",
-        default="sqlite:///andon.db",
         metavar="URL",
-        help="where sessions and runs are kept: sqlite:///FILE, postgresql://…, or memory:// (%(default)s)",
+        help="where sessions and runs are kept: sqlite:///FILE, postgresql://…, or memory:// "
+        f"({DEFAULT_DB}, unless an agent was made with a runtime of its own)",
     )
     parser.add_argument(
         "--lease",
@@ -65,14 +66,17 @@ def run(options: argparse.Namespace) -> int:
     agents = [agent for name in options.agents for agent in find_agents(name)]
     try:
         # On one runtime, so that a run's id means one run, whichever agent it is of.
-        runtime = open_runtime(options.db, options.lease)
+        brought = [agent.runtime for agent in agents if agent.brought_runtime]
+        chosen = options.db is None and bool(brought)
+        runtime = brought[0] if chosen else open_runtime(options.db or DEFAULT_DB, options.lease)
         app = create_app(agents, runtime, drain=options.drain, **access.settings(options))
     except ConfigurationError as error:
         raise Mistake(str(error)) from None
     with bound(options.host, options.port) as listener:
         access.check_closed(options, listener, guarded=app.state.andon.settings.guarded)
         serve(app, listener, options.root_path, options.log_format)
-    asyncio.run(runtime.close())
+    if not chosen:
+        asyncio.run(runtime.close())
     return 0
 
 

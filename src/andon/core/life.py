@@ -208,6 +208,9 @@ class Life(Outliving):
         await self._finish()
         if self.host_has_cancelled:
             raise asyncio.CancelledError
+        if self._task is not None:  # else its loop begins tasks at once
+            self._task.remove_done_callback(self._task_done)  # said here, it costs the loop one turn less
+            self._settle()
 
     async def _take_turn(self) -> None:
         """Wait until the session is ours."""

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from andon import __version__
 from andon.cli import cancel, continuing, prune, ps, run, serve, watch
 from andon.cli.mistake import Exit, Mistake, mistake_of
+from andon.cli.options import Help
 from andon.cli.show import prepare_streams
 from andon.errors import AndonError
 
@@ -61,7 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="andon",
         description="AI agents whose runs can always be cancelled.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     parser.add_argument("--version", action="version", version=f"andon {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from contextlib import closing
 from typing import Any
 
 from andon.cli.driving import who
 from andon.cli.mistake import Exit, Mistake
-from andon.cli.options import add_parser, grace, text
+from andon.cli.options import add_parser, duration, text
 from andon.cli.place import Place, add_where, find, open_place
 from andon.cli.ps import add_filters
 from andon.cli.report import Cancelled, to_json
@@ -42,12 +43,12 @@ def add(commands: Any) -> None:
     group = parser.add_argument_group("how")
     modes = [mode.value for mode in reversed(CancelMode)]
     group.add_argument("--mode", choices=modes, default="now", help="what may still finish (%(default)s: nothing)")
-    group.add_argument("--grace", type=grace, metavar="SECONDS", help="after so long, the mode becomes `now`")
+    group.add_argument("--grace", type=duration, metavar="SECONDS", help="after so long, the mode becomes `now`")
     group.add_argument("--reason", help="why; it is kept in the receipt")
     group.add_argument("--block", action="store_true", help="refuse new runs of that --user or --agent")
     group.add_argument(
         "--wait",
-        type=grace,
+        type=duration,
         nargs="?",
         const=WAIT_SECONDS,
         metavar="SECONDS",
@@ -80,8 +81,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _wait(place: Place, cancelled: list[Cancelled], request: CancelRequest, seconds: float) -> list[Cancelled]:
     """All of them, within one time."""
-    import time
-
     until = time.monotonic() + seconds
     waited = []
     for each in cancelled:

@@ -24,9 +24,9 @@ from andon.core.run import Run
 from andon.core.shared import Selection
 from andon.core.states import CancelCause, RunStatus
 
-MORE = """A paused run goes on under its own id. One that was cancelled, failed or was lost goes on from where it was cut, as
-a new run. It is followed to its end, and Ctrl-C cancels it, as in `andon run`. Questions that no option answers are
-asked at the terminal. On a database alone, name the agent too: it is run here."""
+MORE = """A paused run goes on under its own id. One that was cancelled, failed or was lost goes on from where it was
+cut, as a new run. It is followed to its end, and Ctrl-C cancels it, as in `andon run`. Questions that no option
+answers are asked at the terminal. On a database alone, name the agent too: it is run here."""
 
 EXAMPLES = """
   andon continue 3f2a                                   (asks what is open)

@@ -16,6 +16,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -127,7 +128,7 @@ def _answered(agent: Agent, report: Report, hands: Hands) -> bool:
         if answers is None:
             return False
         try:
-            portal.submit(lambda: agent.resume_run(report.run_id, answers)).result()
+            portal.submit(partial(agent.resume_run, report.run_id, answers)).result()
         except AnswersError as error:
             note(f"andon: {error}", "yellow")
         except NotContinuableError:  # it was cancelled, or answered elsewhere, meanwhile

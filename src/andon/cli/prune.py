@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from andon.cli.mistake import Exit, Mistake
-from andon.cli.options import add_parser
+from andon.cli.options import add_parser, days
 from andon.cli.place import DEFAULT_FILE, open_database
 from andon.cli.report import to_json
 
 DAY = 86400.0
 
-MORE = """Sessions in which nothing goes on, with their runs and events; and the events of other runs that have ended. What
-is paused stays. Servers may be at work on the database meanwhile."""
+MORE = """Sessions in which nothing goes on, with their runs and events; and the events of other runs that have ended.
+What is paused stays. Servers may be at work on the database meanwhile."""
 
 EXAMPLES = """
   andon prune --keep-days 7 --dry-run
@@ -27,7 +27,7 @@ EXAMPLES = """
 
 def add(commands: Any) -> None:
     parser = add_parser(commands, "prune", "forget what is old", __doc__, MORE, EXAMPLES)
-    parser.add_argument("--keep-days", type=_days, default=30.0, metavar="N", help="keep so many days (%(default)g)")
+    parser.add_argument("--keep-days", type=days, default=30.0, metavar="N", help="keep so many days (%(default)g)")
     parser.add_argument("--dry-run", action="store_true", help="only count")
     parser.add_argument("--json", action="store_true", help="the counts as an object, on one line")
     group = parser.add_argument_group("where", f"without any: ./{DEFAULT_FILE}")
@@ -47,10 +47,3 @@ def run(options: argparse.Namespace) -> int:
         told = ", ".join(f"{count} {what}" for what, count in counts.items())
         print(f"{'would forget' if options.dry_run else 'forgot'} {told}")
     return Exit.ok
-
-
-def _days(given: str) -> float:
-    days = float(given)
-    if not 0 <= days < 1e6:
-        raise argparse.ArgumentTypeError("it is a number of days, 0 or more")
-    return days

@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import Any
 
 from andon.cli.mistake import Exit
-from andon.cli.options import add_parser, text, whole
+from andon.cli.options import add_parser, count, text
 from andon.cli.place import add_where, open_place
 from andon.cli.report import Line, to_json
 from andon.cli.show import Column, age, note, table
@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
     parser = add_parser(commands, "ps", "list runs", __doc__, examples=EXAMPLES)
     parser.add_argument("--all", "-a", action="store_true", help="also those that have ended, as far as they are kept")
     add_filters(parser)
-    parser.add_argument("--limit", type=whole, default=100, metavar="N", help="the newest so many (%(default)s)")
+    parser.add_argument("--limit", type=count, default=100, metavar="N", help="the newest so many (%(default)s)")
     parser.add_argument("--json", action="store_true", help="a list of objects, on one line")
     add_where(parser)
     parser.set_defaults(run=run)

@@ -11,7 +11,7 @@ import http.client
 import json
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -23,6 +23,8 @@ from andon.core.events import Event, RunEvent
 from andon.core.receipt import CancelRequest
 from andon.core.shared import Selection
 from andon.core.states import CancelOutcome
+
+T = TypeVar("T")
 
 ANSWER_SECONDS = 15.0
 """What a server gets to answer in, besides what it was asked to wait."""
@@ -101,7 +103,7 @@ class Remote:
             assert which.agent_id is not None
             return [self._cancel_one(which.agent_id, which.run_id, fields)]
         asked = {"session_id": which.session_id, "user_id": which.user_id, "agent_id": which.agent_id}
-        given = {name: value for name, value in asked.items() if value is not None} or {"all": True}
+        given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None} or {"all": True}
         answer = self._ask("POST", "/runs/cancel", {**fields, **given, **({"block": True} if block else {})})
         outcomes = self._convert(answer.get("cancelled"), dict[str, CancelOutcome])
         return [Cancelled(run_id, outcome) for run_id, outcome in outcomes.items()]
@@ -248,7 +250,7 @@ class Remote:
         except ValueError:
             raise self._stranger("no JSON") from None
 
-    def _convert(self, answer: Any, kind: type[Any]) -> Any:
+    def _convert(self, answer: Any, kind: type[T]) -> T:
         try:
             return msgspec.convert(answer, kind)
         except msgspec.ValidationError as error:

@@ -30,8 +30,8 @@ EXAMPLES = """
   andon run andon.cli.demo_agents:storyteller "Tell me a story."      (offline)
 """
 
-MORE = """The text goes to stdout as it comes, everything else to stderr. Ctrl-C cancels the run and shows the receipt; a
-second Ctrl-C leaves at once. Questions are asked at the terminal, if there is one."""
+MORE = """The text goes to stdout as it comes, everything else to stderr. Ctrl-C cancels the run and shows the receipt;
+a second Ctrl-C leaves at once. Questions are asked at the terminal, if there is one."""
 
 
 def add(commands: Any) -> None:
@@ -100,6 +100,6 @@ def _prompt(given: str | None) -> str:
     if given is None and (sys.stdin is None or is_terminal(sys.stdin)):
         raise Mistake('there is no prompt: write it after the agent, as in andon run main:agent "Hello"')
     try:
-        return sys.stdin.read()
+        return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
         raise Mistake(f"the prompt on stdin is no text: {error}") from None

@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # What the extras bring, and pydantic, which waits until a schema is wanted.
 _MODELS = {"openai", "anthropic", "aiobotocore", "google", "mcp"}
-_SERVERS = {"fastapi", "uvicorn", "sqlalchemy", "psycopg", "procrastinate", "opentelemetry"}
+_SERVERS = {"fastapi", "uvicorn", "sqlalchemy", "psycopg", "opentelemetry"}
 NOT_IMPORTED = {"pydantic"} | _MODELS | _SERVERS
 
 MAX_FILE_LINES = 400

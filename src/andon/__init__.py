@@ -8,7 +8,7 @@ A map of the package. Imports point one way, from the bottom of this list to its
     core/       runs and their cancelling: signal, step, run, journal, session, cord, receipt, runtime
     models/     one protocol (base); OpenAI's models; the scripted model for offline work
     tools/      async functions, and sync functions in threads of our own
-    store/      the in-memory store (the seam is core/store)
+    store/      the in-memory store, and SQLite or Postgres (an extra); the seams are core/store and core/shared
     sync        the blocking facade
     telemetry/  OpenTelemetry: spans and metrics, imported when somebody listens
     agent/      the definition (agent), THE loop (loop), the loop under telemetry (traced), settling (settle), hooks

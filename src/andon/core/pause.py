@@ -16,7 +16,7 @@ from typing import Any
 
 from andon.core.events import RunEvent
 from andon.core.life import Life
-from andon.core.receipt import CancelRequest, Interrupt
+from andon.core.receipt import CancelRequest, Interrupt, describe_open
 from andon.core.signal import Batch
 from andon.core.states import CancelOutcome, Phase, RunStatus, check_step
 from andon.core.work import Settlement
@@ -106,7 +106,7 @@ class Pausing(Life):
             )
 
     def describe_open(self) -> str:
-        return ", ".join(f"{interrupt.id!r} ({interrupt.name})" for interrupt in self.interrupts) or "no questions"
+        return describe_open(self.interrupts)
 
     def resume(self, answers: Mapping[str, Any]) -> None:
         """Go on with the answers of a person, on the running loop; or raise, and nothing has changed."""

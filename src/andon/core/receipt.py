@@ -7,6 +7,7 @@ All are frozen. A receipt says what was true when the run ended; `cancel_and_wai
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -117,6 +118,11 @@ class Interrupt(Struct, frozen=True, gc=False):
     call_id: str | None = None
     approval: bool = False
     """The call itself is to be approved: the answer is True, False, or `Deny("why")`."""
+
+
+def describe_open(interrupts: Sequence[Interrupt]) -> str:
+    """The questions that are open, in one line."""
+    return ", ".join(f"{interrupt.id!r} ({interrupt.name})" for interrupt in interrupts) or "no questions"
 
 
 class Deny(Struct, frozen=True, gc=False):

@@ -29,6 +29,29 @@ LOST_CHECK_SECONDS = 1.0
 OnBusy = Literal["reject", "queue", "cancel"]
 
 
+def refusal(session: SessionKey, holder: str, status: RunStatus, describe_open: Callable[[], str]) -> SessionBusyError:
+    """Why a run can't enter."""
+    if status is RunStatus.paused:
+        return SessionPausedError(
+            f"session {session.session_id!r} is paused: run {holder!r} waits for answers to {describe_open()}. Give "
+            f"them with agent.continue_run({holder!r}, answers={{…}}), or cancel that run.",
+            run_id=holder,
+        )
+    return SessionBusyError(
+        f"session {session.session_id!r} is busy: run {holder!r} is {status.name} in it. "
+        f'Wait for it, cancel it, use another session, or pass on_busy="queue" or on_busy="cancel".',
+        run_id=holder,
+    )
+
+
+def still_busy(session: SessionKey, holder: str, status: RunStatus) -> SessionBusyError:
+    """Why nobody else may change the session."""
+    return SessionBusyError(
+        f"session {session.session_id!r} is busy: run {holder!r} is {status.name} in it. Wait for it, or cancel it.",
+        run_id=holder,
+    )
+
+
 class Place:
     """A run's place in its session's line."""
 
@@ -80,18 +103,7 @@ class Session:
                 other.end_if_lost()
             holder = next((other for other in ahead if not (other.is_cancelling or other.is_lost())), None)
             if holder is not None and on_busy == "reject":
-                if holder.status is RunStatus.paused:
-                    raise SessionPausedError(
-                        f"session {self.key.session_id!r} is paused: run {holder.run_id!r} waits for answers to "
-                        f"{holder.describe_open()}. Give them with agent.continue_run({holder.run_id!r}, "
-                        f"answers={{…}}), or cancel that run.",
-                        run_id=holder.run_id,
-                    )
-                raise SessionBusyError(
-                    f"session {self.key.session_id!r} is busy: run {holder.run_id!r} is {holder.status.name} in it. "
-                    f'Wait for it, cancel it, use another session, or pass on_busy="queue" or on_busy="cancel".',
-                    run_id=holder.run_id,
-                )
+                raise refusal(self.key, holder.run_id, holder.status, holder.describe_open)
             place.granted = not self._places
             if self._places:
                 place.waiters = Waiters()
@@ -103,11 +115,7 @@ class Session:
         with self._lock:
             holder = next((other.run for other in self._places if other.bequest is None), None)
         if holder is not None:
-            raise SessionBusyError(
-                f"session {self.key.session_id!r} is busy: run {holder.run_id!r} is {holder.status.name} in it. "
-                f"Wait for it, or cancel it.",
-                run_id=holder.run_id,
-            )
+            raise still_busy(self.key, holder.run_id, holder.status)
 
     def supersede(self, place: Place) -> None:
         """Cancel every run that is ahead in the line."""

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What others may ask of a run that they do not hold: to stop, and how it stands.
+
+The first request is the one that counts, and it is committed before anybody is woken. A later one can only ask for
+more: a stronger mode, or a bound. Whatever changes something is on record, with who asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row, and_, or_, select, update
+
+from andon.core.events import Event
+from andon.core.receipt import CancelRequest, Receipt
+from andon.core.shared import CancelEntry, Selection
+from andon.core.states import CancelMode, CancelOutcome, RunStatus
+from andon.core.store import RunRecord
+from andon.store.sql import sessions
+from andon.store.sql.codec import dump, read_events, read_request
+from andon.store.sql.database import Tx, chunks
+from andon.store.sql.tables import LIVE, cancels, events, records, runs
+
+
+def _fits(which: Selection, table: Any) -> list[Any]:
+    wanted = {
+        "run_id": which.run_id,
+        "session_id": which.session_id,
+        "user_id": which.user_id,
+        "agent_id": which.agent_id,
+    }
+    return [table.c[name] == value for name, value in wanted.items() if value is not None]
+
+
+def _has_status(which: Selection) -> list[Any]:
+    """A run that was asked to stop, and has not ended, is `cancelling` and nothing else."""
+    if not which.statuses:
+        return []
+    asked = and_(runs.c.cancel.is_not(None), LIVE)
+    plain = [status.value for status in which.statuses if status is not RunStatus.cancelling]
+    fits = and_(runs.c.status.in_(plain), or_(runs.c.cancel.is_(None), ~LIVE))
+    return [or_(fits, asked) if RunStatus.cancelling in which.statuses else fits]
+
+
+def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> dict[str, CancelOutcome]:
+    wanted = select(runs).where(*_fits(which, runs), *_has_status(which)).order_by(runs.c.number).with_for_update()
+    if which.run_id is None:
+        return ask(tx, tx.execute(wanted.where(LIVE)).all(), request)
+    row = tx.execute(wanted).first()
+    if row is None:
+        return {which.run_id: CancelOutcome.unknown}
+    if row.ended is not None:
+        return {which.run_id: CancelOutcome.already_finished}
+    return ask(tx, [row], request)
+
+
+def ask(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> dict[str, CancelOutcome]:
+    """Ask these runs, which are locked and have not ended."""
+    outcomes, fresh, said = {}, [], dump(request)
+    log = [_entry(row, request) for row in rows if row.cancel is None]
+    for row in rows:
+        if row.cancel is None:
+            fresh.append(row.number)
+            outcomes[row.run_id] = CancelOutcome.requested
+            continue
+        outcomes[row.run_id] = CancelOutcome.already_requested
+        before = read_request(row.cancel)
+        after = more(before, request)
+        if after != before:
+            tx.execute(update(runs).where(runs.c.number == row.number).values(cancel=dump(after)))
+            log.append(_entry(row, request))
+    for these in chunks(fresh):
+        tx.execute(update(runs).where(runs.c.number.in_(these)).values(cancel=said))
+    if log:
+        tx.execute(tx.insert(cancels), log)
+    return outcomes
+
+
+def more(before: CancelRequest, request: CancelRequest) -> CancelRequest:
+    """The first request, with what a later one adds to it: it may stop more, or sooner."""
+    if before.mode is CancelMode.now:
+        return before
+    mode = max(before.mode, request.mode, key=lambda mode: mode.rank)
+    bounds = [each.grace for each in (before, request) if each.grace is not None]
+    return msgspec.structs.replace(
+        before, mode=mode, grace=None if mode is CancelMode.now else min(bounds, default=None)
+    )
+
+
+def _entry(row: Row[Any], request: CancelRequest) -> dict[str, Any]:
+    return {
+        "run_id": row.run_id,
+        "agent_id": row.agent_id,
+        "user_id": row.user_id,
+        "session_id": row.session_id,
+        "at": request.requested_at,
+        "request": dump(request),
+    }
+
+
+def note(tx: Tx, row: Row[Any], request: CancelRequest) -> None:
+    """Put on record a cancel that the worker knew of before the store did."""
+    tx.execute(tx.insert(cancels).values(_entry(row, request)))
+
+
+def request_of(receipt: Receipt) -> CancelRequest:
+    return CancelRequest(receipt.cause, receipt.reason, receipt.by, receipt.mode, None, receipt.requested_at)
+
+
+def cancel_log(tx: Tx, which: Selection, limit: int) -> list[CancelEntry]:
+    wanted = select(cancels.c.run_id, cancels.c.request).where(*_fits(which, cancels))
+    if which.statuses:
+        wanted = wanted.where(cancels.c.run_id.in_(select(runs.c.run_id).where(*_has_status(which))))
+    found = tx.execute(wanted.order_by(cancels.c.id.desc()).limit(limit))
+    return [CancelEntry(row.run_id, read_request(row.request)) for row in found]
+
+
+def list_runs(tx: Tx, which: Selection, limit: int) -> list[RunRecord]:
+    wanted = select(runs, records.c.record).join(records, records.c.number == runs.c.number)
+    wanted = wanted.where(*_fits(which, runs), *_has_status(which))
+    return [sessions.record_of(row) for row in tx.execute(wanted.order_by(runs.c.number.desc()).limit(limit))]
+
+
+def list_events(tx: Tx, run_id: str, after: int, limit: int) -> list[Event]:
+    number = select(runs.c.number).where(runs.c.run_id == run_id).scalar_subquery()
+    wanted = select(events.c.data).where(events.c.number == number, events.c.seq > after)
+    return read_events(tx.execute(wanted.order_by(events.c.seq).limit(limit)).scalars().all())

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept as JSON. Writing never fails: what JSON has no form for is kept as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from andon.core.events import Event
+from andon.core.receipt import CancelRequest
+from andon.core.shared import Block
+from andon.core.store import RunRecord
+from andon.messages import Message, sendable
+
+MAX_DEPTH = 200
+
+_encode = msgspec.json.Encoder(enc_hook=repr).encode
+read_record = msgspec.json.Decoder(RunRecord).decode
+read_messages = msgspec.json.Decoder(list[Message]).decode
+read_request = msgspec.json.Decoder(CancelRequest).decode
+read_block = msgspec.json.Decoder(Block).decode
+read_state = msgspec.json.Decoder(dict[str, Any]).decode
+_read_events = msgspec.json.Decoder(list[Event]).decode
+
+
+def dump(value: object) -> str:
+    try:
+        return _encode(value).decode()
+    except (UnicodeError, RecursionError):  # half a character, or something without end
+        return _encode(_clean(value, 0)).decode()
+
+
+def read_events(rows: Sequence[str]) -> list[Event]:
+    return _read_events(f"[{','.join(rows)}]")
+
+
+def _clean(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return sendable(value)
+    if depth > MAX_DEPTH:
+        return "…"
+    if isinstance(value, msgspec.Struct):
+        fields = {name: _clean(getattr(value, name), depth + 1) for name in value.__struct_fields__}
+        return msgspec.structs.replace(value, **fields)
+    if isinstance(value, dict):
+        return {sendable(str(key)): _clean(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_clean(item, depth + 1) for item in value]
+    return value

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where transactions run. Each is one function that is called with an open transaction, in a thread of ours; it is
+committed when the function returns, and undone when it raises: all of it or nothing, whatever cancels the caller.
+
+SQLite takes one writer at a time, so there is one thread for all changes. With Postgres, progress of runs has a thread
+of its own: what two calls write about one run must not change places. Locks are taken in one order everywhere, sessions
+by id and then runs by number; should two transactions still meet, the one that was undone is tried again.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    Engine,
+    Table,
+    cast,
+    create_engine,
+    event,
+    func,
+    literal,
+    select,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import QueuePool
+
+from andon.errors import StoreError
+from andon.store.sql import schema
+from andon.store.sql.address import Address, parse
+from andon.store.sql.faults import is_transient, translate
+from andon.store.sql.lanes import Lane
+from andon.store.sql.push import CHANNEL, Hub, watch_file, watch_server
+
+T = TypeVar("T")
+
+CHUNK = 500
+READERS = 3
+CHANGERS = 3
+RETRY_SECONDS = 10.0
+"""For how long a transaction is tried again while others are in its way."""
+RETRY_PAUSE = 0.002
+
+# A worker that was stopped (SIGSTOP) in the middle of a transaction must not hold its locks for long, and nobody may
+# wait for ever for a lock.
+SERVER_SETTINGS = {"idle_in_transaction_session_timeout": 5_000, "statement_timeout": 30_000}  # milliseconds
+# libpq would wait for ever for a server that is gone without a word.
+LINK_SETTINGS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+    "application_name": "andon",
+}
+
+
+class Tx:
+    """An open transaction."""
+
+    __slots__ = ("connection", "execute", "now", "postgres")
+
+    def __init__(self, connection: Connection, postgres: bool) -> None:
+        self.connection, self.postgres = connection, postgres
+        self.execute = connection.execute
+        self.now: ColumnElement[float] = _SERVER_CLOCK if postgres else literal(time.time(), Double)
+        """The clock that leases go by. The machine's is the database's, where that is a file."""
+
+    def insert(self, table: Table) -> Any:
+        """An INSERT that knows ON CONFLICT, which the two databases write alike and SQLAlchemy has twice."""
+        return postgresql.insert(table) if self.postgres else sqlite.insert(table)
+
+    def pass_gate(self, *, shut: bool = False) -> None:
+        """Many may pass at once, but nobody while another one shuts it: who comes after sees what that one wrote."""
+        if self.postgres:
+            lock = func.pg_advisory_xact_lock if shut else func.pg_advisory_xact_lock_shared
+            self.execute(select(lock(schema.LOCK, 2)))
+
+
+_SERVER_CLOCK = cast(func.extract("epoch", func.clock_timestamp()), Double)
+
+
+def chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """A statement takes only so many values."""
+    return (items[start : start + CHUNK] for start in range(0, len(items), CHUNK))
+
+
+class Database:
+    """One database, for any thread and loop."""
+
+    def __init__(self, url: str) -> None:
+        self.address = parse(url)
+        self.postgres = self.address.path is None
+        self._engine = _make_engine(self.address)
+        self._start()
+        _open.add(self)
+        # A store that is forgotten without a `close` leaves no thread and no connection behind.
+        self._release = weakref.finalize(self, _release, self._engine, self._lanes, self._hub)
+
+    def _start(self) -> None:
+        self._opening = threading.Lock()
+        self._ready = self._closed = False
+        changes = Lane("andon-store", CHANGERS if self.postgres else 1)
+        self._reads, self._changes = Lane("andon-store-reads", READERS), changes
+        self._progress = Lane("andon-store-progress", 1) if self.postgres else changes
+        self._lanes = [self._reads, changes, self._progress]
+        watch = watch_server if self.postgres else watch_file
+        self._hub = Hub(watch, self._engine, weakref.WeakMethod(self.open))
+
+    # -- from loops ---------------------------------------------------------------------------------------------------
+
+    async def read(self, work: Callable[[Tx], T]) -> T:
+        return await self._run(self._reads, work, False, False)
+
+    async def change(self, work: Callable[[Tx], T], *, wakes: bool = True) -> T:
+        """Write, and wake whoever listens, unless it is nothing to others."""
+        return await self._run(self._changes, work, True, wakes)
+
+    async def progress(self, work: Callable[[Tx], T]) -> T:
+        return await self._run(self._progress, work, True, True)
+
+    async def _run(self, lane: Lane, work: Callable[[Tx], T], writes: bool, wakes: bool) -> T:
+        if self._closed:
+            raise StoreError(f"the store {self.address.shown} is closed; open another one")
+        return await lane.run(lambda: self._attempt(work, writes, wakes))
+
+    @property
+    def hub(self) -> Hub:
+        return self._hub
+
+    async def close(self) -> None:
+        self._closed = True
+        closer = Lane("andon-store-close", 1)
+        await closer.run(self._release)  # to its end, also when nobody waits any more
+        closer.close()
+
+    # -- in threads ---------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Make the tables, or see that they are the right ones. Done once; after a failure it is tried again."""
+        with self._opening:
+            if not self._ready:
+                self._patiently(lambda: schema.open(self._engine, self.address))
+                self._ready = True
+
+    def _attempt(self, work: Callable[[Tx], T], writes: bool, wakes: bool) -> T:
+        if not self._ready:
+            self.open()
+        return self._patiently(lambda: self._once(work, writes, wakes))
+
+    def _once(self, work: Callable[[Tx], T], writes: bool, wakes: bool) -> T:
+        with self._engine.connect() as connection:
+            connection = connection.execution_options(andon_writes=writes)
+            with connection.begin():
+                result = work(Tx(connection, self.postgres))
+                if wakes and self.postgres:  # a file tells by itself that it has changed
+                    connection.execute(_NOTIFY)
+            return result
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        """Try again while others are in the way; what else goes wrong is told in our words."""
+        deadline = time.monotonic() + RETRY_SECONDS
+        while True:
+            try:
+                return work()
+            except SQLAlchemyError as error:
+                if not is_transient(error) or time.monotonic() > deadline:
+                    raise translate(error, self.address) from None
+            time.sleep(RETRY_PAUSE)
+
+    def forget(self) -> None:
+        """In a forked child the threads are gone, and the connections are the parent's: start over."""
+        self._release.detach()
+        self._engine.dispose(close=False)
+        self._start()
+        self._release = weakref.finalize(self, _release, self._engine, self._lanes, self._hub)
+
+
+_NOTIFY = select(func.pg_notify(CHANNEL, ""))
+
+
+def _make_engine(address: Address) -> Engine:
+    size: dict[str, Any] = {"poolclass": QueuePool, "pool_size": READERS + CHANGERS + 1, "max_overflow": 4}
+    if address.path is not None:
+        # SQLite's own waiting gets slow and unfair: it waits a moment, and `_patiently` tries again.
+        arguments = {"timeout": 0.02, "check_same_thread": False}
+        engine = create_engine(address.url, connect_args=arguments, hide_parameters=True, **size)
+        synchronous = address.synchronous
+
+        @event.listens_for(engine, "connect")
+        def on_connect(connection: sqlite3.Connection, _: object) -> None:
+            connection.isolation_level = None  # transactions begin where we say so
+            connection.execute(f"PRAGMA synchronous={synchronous}")
+
+        @event.listens_for(engine, "begin")
+        def on_begin(connection: Connection) -> None:
+            writes = connection.get_execution_options().get("andon_writes")
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+        return engine
+    link = {key: value for key, value in LINK_SETTINGS.items() if key not in address.url.query}
+    engine = create_engine(
+        address.url,
+        connect_args=link,
+        hide_parameters=True,
+        isolation_level="READ COMMITTED",
+        pool_pre_ping=True,  # the server may have been restarted since
+        **size,
+    )
+
+    @event.listens_for(engine, "connect")
+    def on_server_connect(connection: Any, _: object) -> None:
+        for name, value in SERVER_SETTINGS.items():
+            connection.execute(f"SET {name} = {value}")
+        connection.commit()
+
+    return engine
+
+
+def _release(engine: Engine, lanes: list[Lane], hub: Hub) -> None:
+    hub.close()
+    for lane in dict.fromkeys(lanes):
+        lane.close()
+    engine.dispose()
+
+
+_open: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for database in list(_open):
+        database.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A database's errors in our words: what could not be done, and what to do. No password and no statement is in them."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from andon.errors import StoreError
+from andon.store.sql.address import Address
+
+_BUSY = ("database is locked", "database table is locked", "database schema is locked")
+_TRANSIENT_STATES = ("40001", "40P01")  # two transactions in each other's way: the database has undone one of them
+
+_ADVICE = {
+    "locked": "Another process has been writing to it for too long; trying again may help.",
+    "readonly": "Make the file and its folder writable.",
+    "disk is full": "Make room on the disk; trying again helps then.",
+    "unable to open": "Is the file still there, and may this user read and write it and its folder?",
+    "password": "Check the user and the password in the URL.",
+    "does not exist": "Check the names in the URL.",
+    "permission denied": "Give the user of the URL the right to use and make tables in this database.",
+}
+
+
+def is_transient(error: SQLAlchemyError) -> bool:
+    """Whether the transaction was undone only because another one was in its way."""
+    cause = _cause(error)
+    if isinstance(cause, sqlite3.OperationalError):
+        return str(cause).startswith(_BUSY)
+    return getattr(cause, "sqlstate", None) in _TRANSIENT_STATES
+
+
+def translate(error: BaseException, address: Address) -> StoreError:
+    said = address.scrub(" ".join(str(_cause(error)).split())) or type(error).__name__
+    advice = next((text for words, text in _ADVICE.items() if words in said), None)
+    if advice is None:
+        advice = "Is it running, and is the URL right? Trying again may help."
+        if address.path is not None:
+            advice = "Trying again may help."
+    return StoreError(f"the database {address.shown} could not be asked: {said.rstrip('.')}. {advice}")
+
+
+def _cause(error: BaseException) -> Any:
+    return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the service needs besides runs: who is blocked, and forgetting what is old.
+
+Pruning goes in small transactions, so that nobody who writes waits for long. A session with a run that has not ended,
+or is paused, is never forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from sqlalchemy import delete, exists, func, select, update
+
+from andon.core.shared import Block
+from andon.store.sql.codec import dump, read_block
+from andon.store.sql.database import Tx
+from andon.store.sql.tables import LIVE, blocks, cancels, events, records, runs, sessions
+
+SESSIONS_AT_ONCE = 50
+RUNS_AT_ONCE = 200
+EVENTS_AT_ONCE = 5_000
+
+
+def block(tx: Tx, wanted: Block) -> None:
+    tx.pass_gate(shut=True)  # a run that is entering now is in the line before this is known, and can be cancelled
+    data = dump(wanted)
+    row = {"kind": wanted.kind, "id": wanted.id, "data": data}
+    tx.execute(tx.insert(blocks).values(row).on_conflict_do_update(index_elements=["kind", "id"], set_={"data": data}))
+
+
+def unblock(tx: Tx, kind: Literal["user", "agent"], id: str) -> bool:
+    return bool(tx.execute(delete(blocks).where(blocks.c.kind == kind, blocks.c.id == id)).rowcount)
+
+
+def list_blocks(tx: Tx) -> list[Block]:
+    found = tx.execute(select(blocks.c.data).order_by(blocks.c.kind, blocks.c.id)).scalars()
+    return sorted(map(read_block, found), key=lambda each: each.at)
+
+
+# -- forgetting: each of these does a little, and says what; nothing, when it is done ---------------------------------
+
+
+def forget_sessions(tx: Tx, before: float) -> dict[str, int]:
+    live = exists().where(runs.c.session == sessions.c.id, LIVE)
+    old = select(sessions.c.id).where(sessions.c.updated < before, ~live).order_by(sessions.c.id)
+    ids = tx.execute(old.limit(SESSIONS_AT_ONCE).with_for_update(skip_locked=True)).scalars().all()
+    if not ids:
+        return {}
+    # Whoever entered one of these after it was found, and before it was locked, has made it live again.
+    held = tx.execute(select(runs.c.session).where(runs.c.session.in_(ids), LIVE)).scalars().all()
+    gone = sorted(set(ids) - set(held))
+    if not gone:
+        return {}
+    counts = _forget_runs(tx, tx.execute(select(runs.c.number).where(runs.c.session.in_(gone))).scalars().all())
+    tx.execute(delete(sessions).where(sessions.c.id.in_(gone)))
+    return {"sessions": len(gone), **counts}
+
+
+def forget_strays(tx: Tx, before: float) -> dict[str, int]:
+    """Runs whose sessions were deleted."""
+    there = exists().where(sessions.c.id == runs.c.session)
+    old = select(runs.c.number).where(runs.c.ended < before, ~there).order_by(runs.c.number).limit(RUNS_AT_ONCE)
+    return _forget_runs(tx, tx.execute(old.with_for_update(skip_locked=True)).scalars().all())
+
+
+def _forget_runs(tx: Tx, numbers: Any) -> dict[str, int]:
+    if not numbers:
+        return {}
+    counted = tx.execute(delete(events).where(events.c.number.in_(numbers))).rowcount
+    tx.execute(delete(records).where(records.c.number.in_(numbers)))
+    tx.execute(delete(runs).where(runs.c.number.in_(numbers)))
+    return {"runs": len(numbers), "events": counted}
+
+
+def forget_events(tx: Tx, before: float) -> dict[str, int]:
+    """Events of runs that ended long ago, though their sessions live on."""
+    old = select(runs.c.number, runs.c.last_seq).where(runs.c.ended < before, runs.c.last_seq > 0)
+    numbers, weight = [], 0
+    for row in tx.execute(old.order_by(runs.c.ended).limit(RUNS_AT_ONCE)):
+        numbers.append(row.number)
+        weight += row.last_seq
+        if weight >= EVENTS_AT_ONCE:
+            break
+    if not numbers:
+        return {}
+    counted = tx.execute(delete(events).where(events.c.number.in_(numbers))).rowcount
+    tx.execute(update(runs).where(runs.c.number.in_(numbers)).values(last_seq=0))
+    return {"events": counted}
+
+
+def forget_cancels(tx: Tx, before: float) -> dict[str, int]:
+    old = select(cancels.c.id).where(cancels.c.at < before).limit(EVENTS_AT_ONCE)
+    counted = tx.execute(delete(cancels).where(cancels.c.id.in_(old))).rowcount
+    return {"cancels": counted} if counted else {}
+
+
+def ping(tx: Tx) -> None:
+    tx.execute(select(func.count()).select_from(blocks))

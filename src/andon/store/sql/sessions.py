@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions and their conversations, as the tables have them.
+
+A conversation is what its runs have added, in the order of their numbers, up to the first one that has not ended: who
+is behind that one in the line has not had its turn, even if it was cancelled there and has written down what it leaves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import Row, and_, delete, select, update
+
+from andon.core.session import still_busy
+from andon.core.states import RunStatus
+from andon.core.store import RunRecord, SessionKey, SessionRecord
+from andon.errors import NotContinuableError, RunIdTakenError, UnknownRunError
+from andon.messages import Message
+from andon.store.sql.codec import dump, read_messages, read_record, read_state
+from andon.store.sql.database import Tx
+from andon.store.sql.tables import LIVE, records, runs, sessions
+
+
+class Part(NamedTuple):
+    """What one run has added."""
+
+    run_id: str
+    row: Row[Any]
+
+    @property
+    def messages(self) -> list[Message]:
+        return read_messages(self.row.messages)
+
+    @property
+    def record(self) -> RunRecord:
+        return record_of(self.row)
+
+
+def key_of(row: Row[Any]) -> SessionKey:
+    return SessionKey(row.agent_id, row.user_id or None, row.session_id)
+
+
+def status_of(row: Row[Any]) -> RunStatus:
+    """A run that was asked to stop, and has not ended, is being cancelled, whatever it does."""
+    return RunStatus.cancelling if row.cancel is not None and row.ended is None else RunStatus(row.status)
+
+
+def record_of(row: Row[Any]) -> RunRecord:
+    """The record as it was kept, with the status of now."""
+    return with_status(row.record, status_of(row))
+
+
+def with_status(kept: str, status: RunStatus) -> RunRecord:
+    record = read_record(kept)
+    return record if record.status is status else msgspec.structs.replace(record, status=status)
+
+
+# -- the session as such --------------------------------------------------------------------------------------------
+
+
+def _is(key: SessionKey) -> Any:
+    return and_(
+        sessions.c.agent_id == key.agent_id,
+        sessions.c.user_id == (key.user_id or ""),
+        sessions.c.session_id == key.session_id,
+    )
+
+
+def head_of_line(tx: Tx, key: SessionKey, created: float) -> Row[Any]:
+    """The session's row, made if it is not there, and locked: whoever has it decides what comes next in the line."""
+    wanted = select(sessions).where(_is(key)).with_for_update()
+    fresh = {
+        "agent_id": key.agent_id,
+        "user_id": key.user_id or "",
+        "session_id": key.session_id,
+        "state": "{}",
+        "begun": False,
+        "created": created,
+        "updated": created,
+    }
+    while (row := tx.execute(wanted).first()) is None:  # again, if it was deleted in between
+        tx.execute(tx.insert(sessions).values(fresh).on_conflict_do_nothing())
+    return row
+
+
+def lock_session(tx: Tx, id: int) -> bool:
+    """False if it was deleted."""
+    return tx.execute(select(sessions.c.id).where(sessions.c.id == id).with_for_update()).first() is not None
+
+
+def touch(tx: Tx, ids: Sequence[int]) -> None:
+    """A run has left something there."""
+    tx.execute(update(sessions).where(sessions.c.id.in_(ids)).values(begun=True, updated=time.time()))
+
+
+def _session(row: Row[Any]) -> SessionRecord:
+    return SessionRecord(key_of(row), read_state(row.state), row.created, row.updated)
+
+
+def create(tx: Tx, key: SessionKey, state: dict[str, Any]) -> SessionRecord | None:
+    now = time.time()
+    row = head_of_line(tx, key, now)
+    if row.begun:
+        return None
+    kept = dump(state)
+    tx.execute(update(sessions).where(_is(key)).values(state=kept, begun=True, created=now, updated=now))
+    return SessionRecord(key, read_state(kept), now, now)
+
+
+def find(tx: Tx, key: SessionKey) -> SessionRecord | None:
+    row = tx.execute(select(sessions).where(_is(key), sessions.c.begun)).first()
+    return None if row is None else _session(row)
+
+
+def list_all(tx: Tx, agent_id: str, user_id: str | None) -> list[SessionRecord]:
+    theirs = and_(sessions.c.agent_id == agent_id, sessions.c.user_id == (user_id or ""), sessions.c.begun)
+    wanted = select(sessions).where(theirs).order_by(sessions.c.created, sessions.c.id)
+    return [_session(row) for row in tx.execute(wanted)]
+
+
+def change(tx: Tx, key: SessionKey, delta: dict[str, Any]) -> SessionRecord | None:
+    row = tx.execute(select(sessions).where(_is(key), sessions.c.begun).with_for_update()).first()
+    if row is None:
+        return None
+    kept, now = dump({**read_state(row.state), **delta}), time.time()
+    tx.execute(update(sessions).where(sessions.c.id == row.id).values(state=kept, updated=now))
+    return SessionRecord(key, read_state(kept), row.created, now)
+
+
+def remove(tx: Tx, key: SessionKey) -> bool:
+    """What its runs have said is forgotten; a run that is not over goes on, and its end is kept as a record alone."""
+    row = tx.execute(select(sessions.c.id).where(_is(key), sessions.c.begun).with_for_update()).first()
+    if row is None:
+        return False
+    theirs = select(runs.c.number).where(runs.c.session == row.id)
+    tx.execute(update(records).where(records.c.number.in_(theirs)).values(messages=None))
+    tx.execute(delete(sessions).where(sessions.c.id == row.id))
+    return True
+
+
+# -- the conversation -------------------------------------------------------------------------------------------------
+
+
+def parts(tx: Tx, session: Any) -> list[Part]:
+    """A conversation by its runs, without those that a later one has gone on with. `session` says which one."""
+    wanted = (
+        select(runs, records.c.record, records.c.messages)
+        .join(sessions, sessions.c.id == runs.c.session)
+        .join(records, records.c.number == runs.c.number)
+        .where(session)
+        .order_by(runs.c.number)
+    )
+    found: list[Part] = []
+    for row in tx.execute(wanted):
+        if row.messages is not None:
+            found.append(Part(row.run_id, row))
+        if row.ended is None:
+            break
+    taken_up = {part.row.continues for part in found}
+    return [part for part in found if part.run_id not in taken_up]
+
+
+def load(tx: Tx, key: SessionKey) -> list[Message]:
+    return [message for part in parts(tx, _is(key)) for message in part.messages]
+
+
+def history(tx: Tx, key: SessionKey) -> list[tuple[RunRecord, list[Message]]]:
+    return [(part.record, part.messages) for part in parts(tx, _is(key))]
+
+
+def find_run(tx: Tx, run_id: str) -> RunRecord | None:
+    row = _run(tx, run_id)
+    return None if row is None else record_of(row)
+
+
+def _run(tx: Tx, run_id: str) -> Row[Any] | None:
+    wanted = select(runs, records.c.record).join(records, records.c.number == runs.c.number)
+    return tx.execute(wanted.where(runs.c.run_id == run_id)).first()
+
+
+def added(tx: Tx, run_id: str) -> list[Message] | None:
+    row = _run(tx, run_id)
+    mine = [] if row is None else [each for each in parts(tx, sessions.c.id == row.session) if each.run_id == run_id]
+    return mine[0].messages if mine else None
+
+
+def save(tx: Tx, record: RunRecord, messages: Sequence[Message]) -> None:
+    """Keep a run that nobody holds a lease of, and that is written by one process only."""
+    head = head_of_line(tx, record.session, record.created_at)
+    row = tx.execute(select(runs).where(runs.c.run_id == record.run_id).with_for_update()).first()
+    if row is not None and row.created != record.created_at:
+        raise RunIdTakenError(f"run id {record.run_id!r} belongs to another run")
+    ended = time.time() if record.status.final else None
+    state = {"status": record.status.value, "ended": ended, "continues": record.continues}
+    if row is None:
+        insert_run(tx, record, head.id, epoch=0, **state)
+        row = tx.execute(select(runs).where(runs.c.run_id == record.run_id)).one()
+    else:
+        tx.execute(update(runs).where(runs.c.number == row.number).values(state))
+    keep(tx, row.number, record, messages if row.session == head.id else None)
+    touch(tx, [head.id])
+
+
+def insert_run(tx: Tx, record: RunRecord, session: int, **columns: Any) -> bool:
+    """False if the id is taken."""
+    row = {
+        "run_id": record.run_id,
+        "session": session,
+        "agent_id": record.session.agent_id,
+        "user_id": record.session.user_id or "",
+        "session_id": record.session.session_id,
+        "status": record.status.value,
+        "continues": record.continues,
+        "last_seq": 0,
+        "created": record.created_at,
+        **columns,
+    }
+    if not tx.execute(tx.insert(runs).values(row).on_conflict_do_nothing()).rowcount:
+        return False
+    number = select(runs.c.number).where(runs.c.run_id == record.run_id).scalar_subquery()
+    tx.execute(tx.insert(records).values(number=number, record=dump(record), messages=None))
+    return True
+
+
+def keep(tx: Tx, number: int, record: RunRecord, messages: Sequence[Message] | None) -> None:
+    kept = None if messages is None else dump(messages)
+    tx.execute(update(records).where(records.c.number == number).values(record=dump(record), messages=kept))
+
+
+def take_back(tx: Tx, run_id: str) -> None:
+    row = _run(tx, run_id)
+    if row is None:
+        raise UnknownRunError(f"there is no run {run_id!r}")
+    lock_session(tx, row.session)
+    wanted = select(runs).where(runs.c.session == row.session, LIVE).order_by(runs.c.number)
+    if (holder := tx.execute(wanted).first()) is not None:
+        raise still_busy(key_of(holder), holder.run_id, status_of(holder))
+    mine = [part for part in parts(tx, sessions.c.id == row.session) if part.messages]
+    if run_id not in [part.run_id for part in mine]:
+        raise NotContinuableError(f"run {run_id!r} is not part of its session: it was taken back or continued")
+    if run_id != mine[-1].run_id:
+        raise NotContinuableError(f"run {run_id!r} can't be taken back: later runs build on it")
+    tx.execute(update(records).where(records.c.number == row.number).values(messages=None))

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store in a database: sessions and runs that outlive their processes, and that several processes share.
+
+Each method is one transaction, or, where something is pruned, several that each leave everything sound. What was
+answered is committed. On SQLite a commit survives the death of any process; should the machine itself lose its power,
+the last moments may be lost, and nothing else, unless the URL says `?synchronous=full`. Leases go by Postgres' clock,
+or with SQLite by the machine's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+from andon.core.events import Event
+from andon.core.receipt import CancelRequest
+from andon.core.session import OnBusy
+from andon.core.shared import Block, CancelEntry, Lease, Listening, Progress, Renewal, Selection, Taken
+from andon.core.states import CancelOutcome
+from andon.core.store import RunRecord, SessionKey, SessionRecord
+from andon.messages import Message
+from andon.store.sql import asking, holding, service, sessions
+from andon.store.sql.database import Database
+
+
+class SQLStore:
+    """Keeps everything in a database: `SQLStore("sqlite:///andon.db")`, `SQLStore("postgresql://user:pw@host/name")`.
+
+    It is opened by the first call, from any loop or thread; close it when nothing uses it any more.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._db = Database(url)
+
+    def __repr__(self) -> str:
+        return f"<SQLStore {self._db.address.shown}>"
+
+    # -- conversations ------------------------------------------------------------------------------------------------
+
+    async def load(self, session: SessionKey) -> list[Message]:
+        return await self._db.read(lambda tx: sessions.load(tx, session))
+
+    def save(self, record: RunRecord, messages: Sequence[Message]) -> Awaitable[None]:
+        return self._db.change(lambda tx: sessions.save(tx, record, messages))
+
+    async def find(self, run_id: str) -> RunRecord | None:
+        return await self._db.read(lambda tx: sessions.find_run(tx, run_id))
+
+    async def added(self, run_id: str) -> list[Message] | None:
+        return await self._db.read(lambda tx: sessions.added(tx, run_id))
+
+    async def take_back(self, run_id: str) -> None:
+        await self._db.change(lambda tx: sessions.take_back(tx, run_id))
+
+    async def history(self, session: SessionKey) -> list[tuple[RunRecord, list[Message]]]:
+        return await self._db.read(lambda tx: sessions.history(tx, session))
+
+    async def create_session(self, session: SessionKey, state: dict[str, Any]) -> SessionRecord | None:
+        return await self._db.change(lambda tx: sessions.create(tx, session, state))
+
+    async def find_session(self, session: SessionKey) -> SessionRecord | None:
+        return await self._db.read(lambda tx: sessions.find(tx, session))
+
+    async def list_sessions(self, agent_id: str, user_id: str | None) -> list[SessionRecord]:
+        return await self._db.read(lambda tx: sessions.list_all(tx, agent_id, user_id))
+
+    async def update_session(self, session: SessionKey, delta: dict[str, Any]) -> SessionRecord | None:
+        return await self._db.change(lambda tx: sessions.change(tx, session, delta))
+
+    async def delete_session(self, session: SessionKey) -> bool:
+        return await self._db.change(lambda tx: sessions.remove(tx, session))
+
+    # -- a run, by whoever holds it -----------------------------------------------------------------------------------
+
+    async def enter(self, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Lease:
+        return await self._db.change(lambda tx: holding.enter(tx, record, owner, seconds, on_busy))
+
+    async def take_turn(self, lease: Lease) -> bool:
+        return await self._db.change(lambda tx: holding.take_turn(tx, lease))
+
+    async def renew(self, leases: Sequence[Lease], seconds: float | None) -> Renewal:
+        if seconds is None:
+            return await self._db.read(lambda tx: holding.renew(tx, leases, None))
+        return await self._db.change(lambda tx: holding.renew(tx, leases, seconds), wakes=False)
+
+    async def write(self, batch: Sequence[Progress]) -> list[str]:
+        return await self._db.progress(lambda tx: holding.write(tx, batch))
+
+    async def finish(
+        self, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]
+    ) -> RunRecord | CancelRequest | None:
+        return await self._db.change(lambda tx: holding.finish(tx, lease, record, messages, events))
+
+    # -- a run, by others ---------------------------------------------------------------------------------------------
+
+    async def take_up(self, run_id: str, owner: str, seconds: float) -> Taken | None:
+        return await self._db.change(lambda tx: holding.take_up(tx, run_id, owner, seconds))
+
+    async def take_orphans(self, owner: str, seconds: float, limit: int) -> list[Taken]:
+        return await self._db.change(lambda tx: holding.take_orphans(tx, owner, seconds, limit))
+
+    async def request_cancel(self, which: Selection, request: CancelRequest) -> dict[str, CancelOutcome]:
+        return await self._db.change(lambda tx: asking.request_cancel(tx, which, request))
+
+    async def read_events(self, run_id: str, after: int, limit: int) -> list[Event]:
+        return await self._db.read(lambda tx: asking.list_events(tx, run_id, after, limit))
+
+    async def list_runs(self, which: Selection, limit: int) -> list[RunRecord]:
+        return await self._db.read(lambda tx: asking.list_runs(tx, which, limit))
+
+    def listen(self, wake: Callable[[], None]) -> Listening:
+        return self._db.hub.listen(wake)
+
+    # -- the service --------------------------------------------------------------------------------------------------
+
+    async def block(self, block: Block) -> None:
+        await self._db.change(lambda tx: service.block(tx, block))
+
+    async def unblock(self, kind: Literal["user", "agent"], id: str) -> bool:
+        return await self._db.change(lambda tx: service.unblock(tx, kind, id))
+
+    async def blocks(self) -> list[Block]:
+        return await self._db.read(service.list_blocks)
+
+    async def cancel_log(self, which: Selection, limit: int) -> list[CancelEntry]:
+        return await self._db.read(lambda tx: asking.cancel_log(tx, which, limit))
+
+    async def prune(self, before: float) -> dict[str, int]:
+        counts = Counter({"sessions": 0, "runs": 0, "events": 0})
+        steps = (service.forget_sessions, service.forget_strays, service.forget_events, service.forget_cancels)
+        for step in steps:
+            while done := await self._db.change(partial(step, before=before), wakes=False):
+                counts.update(done)
+        return {name: counts[name] for name in ("sessions", "runs", "events")}
+
+    async def ping(self) -> None:
+        await self._db.read(service.ping)
+
+    async def close(self) -> None:
+        await self._db.close()

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables. A change of anything here is a new version, and needs a migration in `schema`.
+
+`andon_runs` is small on purpose: it is written whenever a lease is renewed, and SQLite writes a row as a whole. What is
+large is in `andon_records`. A run's `number` is its place in its session's line and in the conversation. A run whose
+session was deleted keeps the session's `id`, which never comes again, so it is part of none. No user is the user ''.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData()
+
+_Number = BigInteger().with_variant(Integer, "sqlite")  # only an INTEGER counts up by itself there
+
+meta = Table("andon_meta", metadata, Column("version", Integer, nullable=False))
+
+sessions = Table(
+    "andon_sessions",
+    metadata,
+    Column("id", _Number, Identity(), primary_key=True),
+    Column("agent_id", Text, nullable=False),
+    Column("user_id", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("begun", Boolean, nullable=False),  # until then it is only the head of a line
+    Column("created", Double, nullable=False),
+    Column("updated", Double, nullable=False),
+    UniqueConstraint("agent_id", "user_id", "session_id", name="andon_sessions_key"),
+    Index("andon_sessions_age", "updated"),
+    sqlite_autoincrement=True,
+)
+
+runs = Table(
+    "andon_runs",
+    metadata,
+    Column("number", _Number, Identity(), primary_key=True),
+    Column("run_id", Text, nullable=False, unique=True),
+    Column("session", BigInteger, nullable=False),
+    Column("agent_id", Text, nullable=False),
+    Column("user_id", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("owner", Text),
+    Column("epoch", Integer, nullable=False),
+    Column("lease_until", Double),  # by the database's clock, if it has one
+    Column("cancel", Text),
+    Column("continues", Text),
+    Column("last_seq", Integer, nullable=False),
+    Column("created", Double, nullable=False),
+    Column("ended", Double),
+    Index("andon_runs_line", "session", "number"),
+    Index("andon_runs_ended", "ended"),
+    sqlite_autoincrement=True,
+)
+
+LIVE = runs.c.ended.is_(None)
+
+# Not on the leases themselves: those change all the time, and the runs that have one are few.
+Index("andon_runs_live", runs.c.number, sqlite_where=LIVE, postgresql_where=LIVE)
+
+records = Table(
+    "andon_records",
+    metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("record", Text, nullable=False),
+    Column("messages", Text),  # none: it has added nothing yet, or that was taken back
+)
+
+events = Table(
+    "andon_events",
+    metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("data", Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+cancels = Table(
+    "andon_cancels",
+    metadata,
+    Column("id", _Number, Identity(), primary_key=True),
+    Column("run_id", Text, nullable=False),
+    Column("agent_id", Text, nullable=False),
+    Column("user_id", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("request", Text, nullable=False),
+    Index("andon_cancels_run", "run_id"),
+    Index("andon_cancels_age", "at"),
+    sqlite_autoincrement=True,
+)
+
+blocks = Table(
+    "andon_blocks",
+    metadata,
+    Column("kind", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("data", Text, nullable=False),
+)

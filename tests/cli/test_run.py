@@ -200,7 +200,7 @@ def test_whoever_reads_and_leaves_cancels(here: Path) -> None:
 
 def test_head_takes_one_line(here: Path) -> None:
     story = f"{sys.executable} -m andon run andon.cli.demo_agents:storyteller Hi -q"
-    command = f"{story} | head -c 20; echo \" $PIPESTATUS\""
+    command = f'{story} | head -c 20; echo " $PIPESTATUS"'
     ended = subprocess.run(
         ["bash", "-c", command], cwd=here, env=environment(), capture_output=True, text=True, timeout=HANG, check=False
     )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,10 +14,10 @@ from andon.cli.asking import Answers, ask, can_ask, explain_pause, given, on_the
 from andon.cli.driving import Hands, drive, who
 from andon.cli.mistake import Exit, Mistake
 from andon.cli.options import add_parser, text
-from andon.cli.place import Place, add_where, find, how_to_go_on, open_place
+from andon.cli.place import Place, add_where, find, how_to_go_on, open_place, without_secrets
 from andon.cli.report import Report, to_json
 from andon.cli.run import add_telling, conclude, find_agent
-from andon.cli.telling import Teller
+from andon.cli.telling import CTRL_C, Teller
 from andon.cli.watch import finish, latest
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
@@ -77,7 +78,7 @@ def _here(options: argparse.Namespace, found: Report, answers: Answers, teller: 
         return await agent.resume_run(found.run_id, answers)
 
     report = drive(agent, go_on, teller, no_input=options.no_input)
-    return conclude(report, teller, f"{options.agent} --db {db} ")
+    return conclude(report, teller, f"{options.agent} --db {shlex.quote(without_secrets(db))} ")
 
 
 def _remotely(options: argparse.Namespace, place: Place, found: Report, answers: Answers, teller: Teller) -> Exit:
@@ -104,7 +105,7 @@ def _follow(place: Place, found: Report, events: Iterator[Event], teller: Teller
     run_id = found.run_id
 
     def cancel(number: signal.Signals) -> None:
-        reason = "Ctrl-C" if number is signal.SIGINT else number.name
+        reason = CTRL_C if number is signal.SIGINT else number.name
         request = CancelRequest.make(CancelCause.user, reason, who())
         place.cancel(Selection(run_id, agent_id=found.agent_id), request, block=False)
 

@@ -25,7 +25,7 @@ from andon.cli.asking import ask, can_ask
 from andon.cli.mistake import Exit
 from andon.cli.report import Report
 from andon.cli.show import note
-from andon.cli.telling import Teller
+from andon.cli.telling import CTRL_C, Teller
 from andon.core.events import RunEvent
 from andon.core.portal import portal
 from andon.core.run import Run
@@ -80,7 +80,7 @@ def drive(
     with Hands() as hands:
         run = portal.submit(open_run).result()
         hands.cancel = lambda number: (
-            run.cancel(reason="Ctrl-C", by=who())
+            run.cancel(reason=CTRL_C, by=who())
             if number is signal.SIGINT
             else run.cancel_for(CancelCause.shutdown, number.name)
         )

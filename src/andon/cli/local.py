@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from andon.cli.mistake import Mistake
+from andon.cli.place import without_secrets
 from andon.cli.report import Cancelled, Line, Report
 from andon.core.events import Event, RunEvent
 from andon.core.receipt import CancelRequest
@@ -37,7 +38,7 @@ class Local:
         if not isinstance(store, SharedStore):
             raise Mistake(f"{url!r} is in the memory of another process: name its server with --url")
         self.store: SharedStore = store
-        self.name = url.rpartition("@")[2] if "@" in url else url  # without a password
+        self.name = without_secrets(url)
         self._runner = asyncio.Runner()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

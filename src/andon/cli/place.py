@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -86,16 +87,21 @@ def open_place(options: argparse.Namespace) -> Place:
 
 def how_to_go_on(options: argparse.Namespace, place: Place) -> str:
     """What `andon continue RUN` needs besides, to find the same run."""
-    flags = f"--db {shlex.quote(options.db)} " if options.db else ""
+    flags = f"--db {shlex.quote(without_secrets(options.db))} " if options.db else ""
     flags += f"--url {shlex.quote(options.url)} " if options.url else ""
     return f"module:agent {flags}" if place.local else flags
+
+
+def without_secrets(url: str) -> str:
+    """A database's URL as it may be shown: without its user and password, and without its options."""
+    return re.sub("://.*@", "://", url.partition("?")[0])
 
 
 def open_database(url: str) -> Local:
     """A database that is there. Whoever looks for runs in one that isn't has mistyped it."""
     from andon.cli.local import Local
 
-    scheme, _, path = url.partition(":///")
+    scheme, _, path = url.partition("?")[0].partition(":///")
     if scheme.startswith("sqlite") and path and not Path(path).exists():
         raise Mistake(f"there is no database {path!r}: name one with --db, or a server with --url", Exit.unreachable)
     return Local(url)

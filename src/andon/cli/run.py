@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import shlex
 import sys
 from typing import Any
 
@@ -14,6 +15,7 @@ from andon.cli.asking import explain_pause
 from andon.cli.driving import drive
 from andon.cli.mistake import Exit, Mistake
 from andon.cli.options import add_parser, seconds, text
+from andon.cli.place import without_secrets
 from andon.cli.report import Report
 from andon.cli.serve import find_agents
 from andon.cli.show import is_terminal
@@ -67,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 
     teller = Teller(as_json=options.json, quiet=options.quiet, owner=True)
     report = drive(agent, begin, teller, no_input=options.no_input)
-    how = f"{options.agent} --db {options.db} " if options.db else None
+    how = f"{options.agent} --db {shlex.quote(without_secrets(options.db))} " if options.db else None
     return conclude(report, teller, how)
 
 

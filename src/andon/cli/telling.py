@@ -14,6 +14,9 @@ from andon.cli.show import harmless, is_terminal, note, one_line, receipt_of, st
 from andon.core.events import Event, RunEvent
 from andon.core.states import RunStatus
 
+CTRL_C = "Ctrl-C"
+"""The reason of a cancel by that key."""
+
 _LONGEST = 200
 """Arguments and results are shown to remind, not to be read: so many characters of them, where the width is unknown."""
 
@@ -80,7 +83,7 @@ class Teller:
         if kind is RunEvent.run_started:
             return f"· run {event.run_id} of {event.agent_id}, session {event.session_id}" if own else "began"
         if kind is RunEvent.cancel_requested:
-            hint = "; another Ctrl-C leaves at once" if self._owner else ""
+            hint = "; another Ctrl-C leaves at once" if self._owner and event.reason == CTRL_C else ""
             return f"· cancelling{_because(event.reason)}{hint}"
         if kind is RunEvent.model_retry:
             return f"· the model failed ({one_line(event.error or '')}); trying again in {event.delay or 0:.1f} s"

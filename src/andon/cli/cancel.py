@@ -99,6 +99,10 @@ def _tell(options: argparse.Namespace, place: Place, cancelled: list[Cancelled])
         print(table(columns, [_row(each) for each in cancelled], sys.stdout))
     else:
         _tell_one(cancelled[0])
+    if waiting := [each for each in cancelled if not _is_over(each, options.wait)]:
+        ids = ", ".join(each.run_id for each in waiting)
+        who_ends_it = "; the next server on this database will end it" if place.local else ""
+        note(f"asked, but not ended within {options.wait:g} s: {ids}{who_ends_it}", "yellow")
     if options.block and not options.json:
         blocked = " and ".join(
             f"{kind} {getattr(options, kind)}" for kind in ("user", "agent") if getattr(options, kind)
@@ -110,9 +114,11 @@ def _tell(options: argparse.Namespace, place: Place, cancelled: list[Cancelled])
 
 def _is_well(each: Cancelled, wait: float | None) -> bool:
     """It is, or will be, cancelled; and if that was waited for, it is."""
-    if wait is not None and each.status is not None and not each.status.final:
-        return False
-    return bool(each.outcome) or each.status is RunStatus.cancelled
+    return _is_over(each, wait) and (bool(each.outcome) or each.status is RunStatus.cancelled)
+
+
+def _is_over(each: Cancelled, wait: float | None) -> bool:
+    return wait is None or each.status is None or each.status.final
 
 
 def _row(each: Cancelled) -> list[str]:

@@ -110,9 +110,13 @@ def _follow(place: Place, found: Report, events: Iterator[Event], teller: Teller
         place.cancel(Selection(run_id, agent_id=found.agent_id), request, block=False)
 
     with Hands() as hands:
-        for event in events:
-            if last is None:
-                run_id, hands.cancel = event.run_id, cancel  # one that goes on after its end is another run
-            last = event
-            teller.tell(event, run_id)
+        try:
+            for event in events:
+                if last is None:
+                    run_id, hands.cancel = event.run_id, cancel  # one that goes on after its end is another run
+                last = event
+                teller.tell(event, run_id)
+        except Mistake:
+            teller.break_off()
+            raise
     return latest(place, found, last)

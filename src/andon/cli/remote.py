@@ -53,6 +53,24 @@ class Away(Mistake):
         super().__init__(text, Exit.unreachable)
 
 
+class Answer:
+    """An answer, and the connection that it comes by: both are open as long as it is read."""
+
+    def __init__(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+        self._connection, self._response = connection, response
+        self.status, self.read, self.read1 = response.status, response.read, response.read1
+
+    def close(self) -> None:
+        self._response.close()
+        self._connection.close()
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class Remote:
     """A server."""
 
@@ -141,7 +159,7 @@ class Remote:
 
     # -- following ----------------------------------------------------------------------------------------------------
 
-    def _follow(self, run: Report, after: int, response: http.client.HTTPResponse | None) -> Iterator[Event]:
+    def _follow(self, run: Report, after: int, response: Answer | None) -> Iterator[Event]:
         run_id, resting, given_up, delay = run.run_id, False, 0.0, FIRST_DELAY
         while True:
             try:
@@ -178,7 +196,7 @@ class Remote:
                     response.close()
             response = None
 
-    def _read(self, response: http.client.HTTPResponse) -> Iterator[Event]:
+    def _read(self, response: Answer) -> Iterator[Event]:
         rest = b""
         while True:
             try:
@@ -209,7 +227,7 @@ class Remote:
         body: dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
         seconds: float = SILENCE_SECONDS,
-    ) -> http.client.HTTPResponse:
+    ) -> Answer:
         """The answer, if it is one that was hoped for."""
         kind = http.client.HTTPSConnection if self._tls else http.client.HTTPConnection
         assert self._host is not None
@@ -218,7 +236,7 @@ class Remote:
         given = {**self._headers, **(headers or {}), **({"content-type": "application/json"} if sent else {})}
         try:
             connection.request(method, self._prefix + path, sent, {**given, "connection": "close"})
-            response = connection.getresponse()
+            response = Answer(connection, connection.getresponse())
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise Away(
@@ -230,7 +248,7 @@ class Remote:
                 raise self._refusal(response)
         return response
 
-    def _refusal(self, response: http.client.HTTPResponse) -> Mistake:
+    def _refusal(self, response: Answer) -> Mistake:
         status = response.status
         if status == 401:
             return Refused(status, f"{self.name} wants a token: give it with --token or ANDON_TOKEN", {}, Exit.usage)
@@ -242,7 +260,7 @@ class Remote:
         code = Exit.usage if status in (400, 403, 413, 422) else Exit.failed
         return Refused(status, f"{self.name} says: {detail}", body, code)
 
-    def _json(self, response: http.client.HTTPResponse) -> Any:
+    def _json(self, response: Answer) -> Any:
         try:
             return json.loads(response.read() or b"null")
         except (OSError, http.client.HTTPException) as error:

@@ -65,7 +65,12 @@ class Teller:
 
     def _break(self) -> None:
         """Whatever comes next on the screen begins its own line."""
-        if self._open and self._shared:
+        if self._shared:
+            self.break_off()
+
+    def break_off(self) -> None:
+        """There is no more text."""
+        if self._open:
             print(flush=True)
             self._open = False
 
@@ -100,9 +105,7 @@ class Teller:
             return Exit.of(report.status)
         if not self._told:  # its events are no longer kept
             self._text(report.content)
-        if self._open:
-            print(flush=True)
-            self._open = False
+        self.break_off()
         for warning in report.warnings:
             note(f"andon: {one_line(warning)}", "yellow")
         if report.status is RunStatus.error:

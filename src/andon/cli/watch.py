@@ -45,8 +45,12 @@ def run(options: argparse.Namespace) -> int:
             for event in place.events(watched):
                 teller.tell(event, watched.run_id)
                 last = event
+        except Mistake:
+            teller.break_off()
+            raise
         except KeyboardInterrupt:
-            note(f"\nandon: the run goes on; andon cancel {watched.run_id} would end it")
+            teller.break_off()
+            note(f"andon: the run goes on; andon cancel {watched.run_id} would end it")
             raise
         return finish(options, place, latest(place, watched, last), teller)
 

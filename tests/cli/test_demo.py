@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from andon import Agent
 from andon.cli import demo_agents
-from tests.cli.terminal import CTRL_C, CTRL_D, andon, at_terminal
+from tests.cli.terminal import CTRL_C, CTRL_D, PROGRAM, andon, at_terminal
 from tests.cli.test_serve import serving
 
 
@@ -86,25 +87,20 @@ def test_a_question_is_answered_at_the_terminal(url: str, tmp_path: Path) -> Non
         assert "the three files are gone" in terminal.screen
 
 
-def test_ctrl_c_cancels_a_run_that_was_continued(url: str, tmp_path: Path) -> None:
-    start(url, "storyteller", "first")
-    assert andon(tmp_path, "cancel", "first", "--wait", "--url", url).returncode == 0
-    with at_terminal(tmp_path, "continue", "first", "--url", url) as terminal:
-        terminal.until("On night 1")
-        terminal.type(CTRL_C)
-        assert terminal.end() == 3
-        assert "reason" in terminal.screen
-        assert "Ctrl-C" in terminal.screen
-
-
-def test_the_second_ctrl_c_leaves(url: str, tmp_path: Path) -> None:
-    """The server is stopped, so that nobody can answer the first one."""
-    (tmp_path / "program.py").write_text("from andon.cli.demo_agents import agents")
-    with serving(tmp_path, "program:agents", "--drain", "0") as served:
-        start(served.url, "storyteller", "first")
+def test_ctrl_c_cancels_a_run_that_was_continued(tmp_path: Path) -> None:
+    """And the second one leaves: the server is stopped, so that nobody can answer the first one."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    with serving(tmp_path, "program:stall", "--drain", "0") as served:
+        start(served.url, "stall", "first")
         assert andon(tmp_path, "cancel", "first", "--wait", "--url", served.url).returncode == 0
         with at_terminal(tmp_path, "continue", "first", "--url", served.url) as terminal:
-            terminal.until("On night 1")
+            terminal.until("Two ")
+            run_id = re.findall("run ([0-9a-f]{32}) of", terminal.screen)[0]
+            terminal.type(CTRL_C)
+            assert terminal.end() == 3
+            assert "cancelling (Ctrl-C); another" in terminal.screen
+        with at_terminal(tmp_path, "continue", run_id, "--url", served.url) as terminal:
+            terminal.until("Two ")
             served.process.send_signal(signal.SIGSTOP)
             terminal.type(CTRL_C)
             terminal.until("^C")

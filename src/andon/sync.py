@@ -105,7 +105,7 @@ def _begin(run: Run) -> None:
         )
 
     async def begin() -> None:
-        run.begin()
+        await run.open()
 
     portal.submit(begin).result()
 

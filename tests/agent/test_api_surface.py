@@ -82,6 +82,7 @@ def test_run_event() -> None:
         "run_continued": "RunContinued",
         "cancel_requested": "CancelRequested",
         "model_retry": "ModelRetry",
+        "store_waiting": "StoreWaiting",
         "run_completed": "RunCompleted",
         "run_cancelled": "RunCancelled",
         "run_error": "RunError",

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from andon import Agent, CancelOutcome, Message, Run, RunEvent, Runtime, tool
+from andon import Agent, CancelOutcome, Event, Message, Run, Runtime, tool
 from andon.agent import settle
 from andon.agent.turn import Turn as ModelTurn
 from andon.core.cord import Cord
@@ -60,9 +60,9 @@ def test_results_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_terminal_event(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Journal.close
 
-    def twice(self: Journal, kind: RunEvent, content: str, **fields: Any) -> None:
-        self.add(kind, content, **fields)
-        original(self, kind, content, **fields)
+    def twice(self: Journal, event: Event) -> None:
+        self.publish(event)
+        original(self, event)
 
     monkeypatch.setattr(Journal, "close", twice)
     found(explore(sound), r"there must be one terminal event, .* \['run_completed', 'run_completed'\]")
@@ -71,8 +71,8 @@ def test_one_terminal_event(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sequence_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Journal.close
 
-    def skipping(self: Journal, kind: RunEvent, content: str, **fields: Any) -> None:
-        original(self, kind, content, **fields)
+    def skipping(self: Journal, event: Event) -> None:
+        original(self, event)
         self.events[-1] = msgspec.structs.replace(self.events[-1], seq=99)
 
     monkeypatch.setattr(Journal, "close", skipping)

@@ -6,19 +6,20 @@ It holds no state of a run. What it does hold is the cord: whoever has the agent
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 import re
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, Unpack, overload
 
 from andon.agent.calling import Plan
-from andon.agent.carry import Earlier, take_up
+from andon.agent.carry import Earlier
 from andon.agent.hooks import Hooks
 from andon.agent.loop import Loop
+from andon.agent.options import RunOptions
+from andon.agent.orphans import end_orphan
 from andon.agent.output import Output
+from andon.agent.resuming import Resuming
 from andon.agent.retry import Retry
 from andon.agent.subagent import AgentTool
 from andon.core.budget import Budget
@@ -27,17 +28,14 @@ from andon.core.limits import Limits
 from andon.core.receipt import CancelRequest, RunResult
 from andon.core.run import Run
 from andon.core.runtime import Runtime
-from andon.core.session import OnBusy, Session
-from andon.core.states import CancelMode, CancelOutcome, RunStatus
+from andon.core.session import Session
+from andon.core.states import CancelMode, CancelOutcome
 from andon.core.store import RunRecord, SessionKey
 from andon.core.stream import EventStream
 from andon.errors import (
-    AnswersError,
     ConfigurationError,
     EmptyPromptError,
     NoModelError,
-    NotContinuableError,
-    UnknownRunError,
 )
 from andon.messages import Message, user
 from andon.models.base import Model
@@ -47,43 +45,10 @@ from andon.telemetry import AUTOMATIC, Telemetry
 from andon.tools.base import Tool
 from andon.tools.function import as_tool
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
+__all__ = ["Agent", "RunOptions"]
 
 
-class ContinueOptions(TypedDict, total=False):
-    """What a run that goes on with an earlier one takes."""
-
-    output_type: type[BaseModel] | None
-    """The pydantic model that the answer must be; `result.output` is one then."""
-    timeout: float | None
-    """Seconds after which the run is cancelled with cause `deadline`; waiting in a queue counts, pauses don't."""
-    max_turns: int | None
-    """How many times the model is asked at the most."""
-    budget: Budget | int | None
-    """Tokens that the run and its children may spend, or `Budget(tokens=…, tool_calls=…)`."""
-    metadata: dict[str, Any] | None
-    """Yours; kept with the run."""
-    cancel_on: asyncio.Event | threading.Event | None
-    """Cancel the run when this is set: an asyncio.Event of the same loop, or a threading.Event."""
-    on_busy: OnBusy
-    """What to do if another run holds the session: `reject` (the default), `queue`, or `cancel` that run."""
-    detached: bool
-    """Inside a tool: not a child of the tool's run, and not cancelled with it."""
-
-
-class RunOptions(ContinueOptions, total=False):
-    """What every way to run an agent takes besides the prompt."""
-
-    session_id: str | None
-    """The conversation to go on with; without it, the agent's own."""
-    user_id: str | None
-    """Whose conversation it is: two users' sessions never meet."""
-    run_id: str | None
-    """The run's id, if you want to choose it."""
-
-
-class Agent:
+class Agent(Resuming):
     """A model, its instructions and its tools.
 
     >>> agent = Agent(name="Storyteller", model=ScriptedModel.story())
@@ -150,6 +115,7 @@ class Agent:
         """Have the runs that start from now on use another runtime, and so its store."""
         if runtime.store is None:
             runtime.store = MemoryStore()
+        runtime.keep(end_orphan)
         self.runtime = runtime
         self._session: Session | None = None
 
@@ -170,7 +136,7 @@ class Agent:
     async def invoke_async(self, prompt: str, **options: Unpack[RunOptions]) -> RunResult:
         """Run to the end and return the result. A cancelled or failed run returns too: see its `status`."""
         run = self.start(prompt, **options)
-        run.begin()
+        await run.open()
         await run.attend()
         return await run.result()
 
@@ -186,7 +152,13 @@ class Agent:
             raise EmptyPromptError("the prompt is empty: give the agent some text to answer")
         return self._make([user(prompt)], options)
 
-    def _make(self, messages: list[Message], options: RunOptions, earlier: Earlier | None = None) -> Run:
+    def _make(
+        self,
+        messages: list[Message],
+        options: RunOptions,
+        earlier: Earlier | None = None,
+        restored: tuple[RunRecord, list[Message], list[Message]] | None = None,
+    ) -> Run:
         if unknown := options.keys() - RunOptions.__annotations__.keys():
             known = ", ".join(RunOptions.__annotations__)
             raise TypeError(f"there is no option {', '.join(sorted(unknown))} for a run; there are: {known}")
@@ -215,7 +187,10 @@ class Agent:
             budget=Budget.of(options.get("budget")),
             detached=options.get("detached", False),
         )
-        run.employ(self._make_loop(plan, run, messages, max_turns, output, earlier))
+        loop = self._make_loop(plan, run, messages, max_turns, output, earlier)
+        if restored is not None:
+            loop.restore(*restored)
+        run.employ(loop)
         return run
 
     def _make_loop(
@@ -246,6 +221,10 @@ class Agent:
 
     def _find_session(self, session_id: str | None, user_id: str | None) -> Session:
         if user_id is None and session_id in (None, self.session_id):
+            before = self._own_session()
+            if self.runtime.keeper is not None:  # each run has a session object of its own
+                self._session = None
+                self._own_session().open(before.messages, [])
             return self._own_session()
         return self.runtime.session(SessionKey(self.id, user_id, session_id or self.session_id))
 
@@ -260,65 +239,6 @@ class Agent:
         With `events=True` its events are shown in the stream of the run that called it, under their own run id.
         """
         return AgentTool(self, name, description, events)
-
-    # -- going on -----------------------------------------------------------------------------------------------------
-
-    async def continue_run(
-        self, run_id: str, answers: Mapping[str, Any] | None = None, **options: Unpack[ContinueOptions]
-    ) -> RunResult:
-        """Go on with a run, and wait for its end.
-
-        A paused one goes on under its own id with `answers`, one for each of its interrupts; `False`, or
-        `Deny("why")`, refuses a call. Wrong or missing answers raise `AnswersError`, and nothing changes. One that was
-        cancelled, failed or was lost goes on from where it was cut, as a new run, for which `options` are.
-        """
-        run = await self.resume_run(run_id, answers, **options)
-        await run.attend()
-        return await run.result()
-
-    async def resume_run(
-        self, run_id: str, answers: Mapping[str, Any] | None = None, **options: Unpack[ContinueOptions]
-    ) -> Run:
-        """The same, but return the handle of the run as soon as it goes on."""
-        run = self.runtime.run(run_id)
-        if run is not None and run.agent_id == self.id:
-            if options:
-                raise TypeError(f"a paused run keeps its options; {', '.join(options)} can't be given")
-            run.resume(answers or {})
-            return run
-        record = await self._find_record(run_id)
-        if record.status not in (RunStatus.cancelled, RunStatus.error):
-            raise NotContinuableError(f"run {run_id!r} is {record.status.name}: to go on, send another prompt")
-        if answers:
-            raise AnswersError(f"run {run_id!r} has no open questions: it is {record.status.name}", interrupts=[])
-        assert self.runtime.store is not None
-        left = await self.runtime.store.added(run_id)
-        if not left:
-            raise NotContinuableError(f"run {run_id!r} is no longer part of its session: send another prompt")
-        earlier = Earlier(run_id, left, record.cut_calls)
-        earlier.lift(await self.runtime.store.load(record.session))  # refused here, rather than by a run that fails
-        whose: RunOptions = {"session_id": record.session.session_id, "user_id": record.session.user_id}
-        run = self._make(take_up(left), {**options, **whose}, earlier)
-        run.begin()
-        return run
-
-    async def rollback_run(self, run_id: str) -> None:
-        """Put the session back to what it was before that run. The run, with its receipt, stays on record."""
-        if (run := self.runtime.run(run_id)) is not None and run.agent_id == self.id:
-            raise NotContinuableError(f"run {run_id!r} is {run.status.name}: cancel it, then take it back")
-        record = await self._find_record(run_id)
-        store, session = self.runtime.store, self.runtime.session(record.session)
-        assert store is not None
-        session.check_free()
-        await store.take_back(run_id)
-        session.open(await store.load(record.session), [])
-
-    async def _find_record(self, run_id: str) -> RunRecord:
-        assert self.runtime.store is not None
-        record = await self.runtime.store.find(run_id)
-        if record is None or record.session.agent_id != self.id:
-            raise UnknownRunError(f"agent {self.id!r} has no run {run_id!r}")
-        return record
 
     # -- cancelling ---------------------------------------------------------------------------------------------------
 

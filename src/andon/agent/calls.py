@@ -17,6 +17,7 @@ from andon.core.run import Run
 from andon.core.scope import CallScope
 from andon.core.states import CancelOutcome, ToolOutcome
 from andon.core.step import Step
+from andon.core.store import OpenCall
 from andon.errors import ToolError
 from andon.messages import ToolCall, ToolResult, sendable
 
@@ -147,6 +148,14 @@ class CallRecord:
             self._approved = True
         else:
             self._answers.append(value)
+
+    def state(self) -> OpenCall:
+        """What whoever goes on with the run in another process must know of it."""
+        return OpenCall(self.call.id, self._asked, self._approved, list(self._answers))
+
+    def restore(self, state: OpenCall, interrupt: Interrupt | None) -> None:
+        self._asked, self._approved, self._answers = state.asked, state.approved, list(state.answers)
+        self.interrupt = interrupt
 
     # -- what is known of it ------------------------------------------------------------------------------------------
 

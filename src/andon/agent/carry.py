@@ -17,6 +17,7 @@ from andon.agent.settle import FAILED, MARKERS
 from andon.core.receipt import ToolReceipt
 from andon.core.run import Run
 from andon.core.states import ToolOutcome
+from andon.core.store import OpenCall, RunRecord
 from andon.errors import NotContinuableError
 from andon.messages import Message, Text, assistant, user
 from andon.tools.base import Tool, traits_of
@@ -68,3 +69,21 @@ def reopen(earlier: Earlier, messages: list[Message], run: Run, tools: Mapping[s
             record.finish(result.content, result.status)
         records.append(record)
     return records
+
+
+def restore_calls(record: RunRecord, messages: list[Message], run: Run) -> tuple[list[Message], list[CallRecord]]:
+    """A paused run's messages, and the calls of its last one, as far as each had come."""
+    messages, results = list(messages), {}
+    if messages[-1].role == "tool":
+        results = {result.call_id: result for result in messages.pop().tool_results}
+    states = {} if record.bookmark is None else {state.call_id: state for state in record.bookmark.calls}
+    questions = {interrupt.call_id: interrupt for interrupt in record.interrupts}
+    calls = []
+    for call in messages[-1].tool_calls:
+        restored = CallRecord(run, call)
+        if (result := results.get(call.id)) is not None:
+            restored.finish(result.content, result.status)
+        else:
+            restored.restore(states.get(call.id, OpenCall(call.id)), questions.get(call.id))
+        calls.append(restored)
+    return messages, calls

@@ -18,14 +18,16 @@ from typing import Any
 from andon.agent import settle
 from andon.agent.calling import Calling, Plan
 from andon.agent.calls import CallRecord
-from andon.agent.carry import Earlier, reopen
+from andon.agent.carry import Earlier, reopen, restore_calls
 from andon.agent.hooks import AfterModel, BeforeModel, MessageAdded, RunEnded
 from andon.agent.output import Output
 from andon.agent.turn import Turn
+from andon.core.budget import Budget
 from andon.core.events import RunEvent
 from andon.core.run import Run
 from andon.core.signal import Completed, Failed, Fate
 from andon.core.states import CancelMode, CancelOutcome, Phase, StopReason
+from andon.core.store import Bookmark, RunRecord
 from andon.core.work import Settlement
 from andon.errors import describe
 from andon.messages import Block, Message, ToolCall, Usage, assistant
@@ -145,6 +147,7 @@ class Loop(Calling):
     async def _use_tools(self) -> bool:
         """Run the calls of a turn, and answer each of them. False if a person has to be asked first."""
         self._count()
+        await self._run.saved()  # what is about to be done can't be taken back: it is on record first
         self._run.phase = Phase.tools
         records = self.open_calls
         for group in [records] if self._plan.parallel_tools else [[record] for record in records]:
@@ -209,10 +212,29 @@ class Loop(Calling):
 
     # -- asking a person ----------------------------------------------------------------------------------------------
 
+    def so_far(self) -> list[Message]:
+        messages, calls = list(self.messages), self.open_calls
+        results: list[Block] = [record.result() for record in calls if record.has_result]
+        if results and messages[-1].role == "assistant":  # else they have become a message this very moment
+            messages.append(Message("tool", results))
+        return messages
+
     def progress(self) -> Settlement:
         asking = [record.interrupt for record in self.open_calls if record.interrupt is not None and record.asks]
         ends = [record.receipt(record.outcome) for record in self.calls]
-        return Settlement(list(self.messages), self._text, self._spent, ends, [], interrupts=asking)
+        calls = [record.state() for record in self.open_calls if not record.has_result]
+        left = self._run.budget_left() or Budget()
+        bookmark = Bookmark(self._turns, self._max_turns, self._run.limits.timeout, left.tokens, left.tool_calls, calls)
+        return Settlement(self.so_far(), self._text, self._spent, ends, [], interrupts=asking, bookmark=bookmark)
+
+    def restore(self, record: RunRecord, base: list[Message], messages: list[Message]) -> None:
+        """Be where the run was paused, in another process."""
+        self.messages, self.open_calls = restore_calls(record, messages, self._run)
+        self.calls = self.open_calls
+        self._text, self._spent = record.content, record.usage or Usage()
+        self._turns = record.bookmark.turns if record.bookmark is not None else 0
+        self._announced, self._opened = len(self.messages), True
+        self._run.session.open(base, self.messages)
 
     def answer(self, answers: Mapping[str, Any]) -> None:
         for record in self.open_calls:

@@ -63,7 +63,7 @@ class AgentTool:
     async def _follow(self, run: Run, ctx: ToolContext, after: int = 0, answers: dict[str, Any] | None = None) -> None:
         """Run it to its end or its next question. If this is cut, the run is ended first."""
         if answers is None:
-            run.begin()
+            await run.open()
         else:
             run.resume(answers)
         if self._events:

@@ -59,6 +59,14 @@ class Meter:
         if self._parent is not None:
             self._parent.spend(tokens, calls)
 
+    @property
+    def left(self) -> Budget:
+        budget = self._budget
+        return Budget(
+            None if budget.tokens is None else max(0, budget.tokens - self.tokens),
+            None if budget.tool_calls is None else max(0, budget.tool_calls - self.calls),
+        )
+
     def check(self, tokens: int = 0, calls: int = 0) -> None:
         """Cancel the run if what it has spent, and would spend now, leaves nothing."""
         budget = self._budget

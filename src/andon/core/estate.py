@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from andon.core.receipt import CancelRequest, Receipt
-from andon.core.signal import CancelSignal, Failed, stop_reason_of
+from andon.core.signal import CancelSignal, Failed, Fate, stop_reason_of
 from andon.core.states import Phase, RunStatus, StopReason
 from andon.core.step import Stepper
 from andon.core.store import DONE, RunRecord
@@ -99,6 +99,8 @@ class Estate(Stepper):
 
     async def _keep(self, by: Estate, record: RunRecord, messages: list[Message]) -> bool:
         """Have the store keep it, bounded. False if it could not."""
+        if self.runtime.keeper is not None:  # they have agreed on it already
+            return True
         store = self.runtime.store
         assert store is not None
         save = functools.partial(store.save, record, messages)
@@ -124,7 +126,7 @@ class Estate(Stepper):
             status,
             self.created_at,
             self.metadata,
-            StopReason.interrupt if status is RunStatus.paused else stop_reason_of(fate),
+            _stop_reason(status, fate),
             left.content,
             left.usage,
             self._receipt,
@@ -133,6 +135,7 @@ class Estate(Stepper):
             self._continues(),
             self.parent_run_id,
             left.cut_calls,
+            left.bookmark,
         )
 
     def _make_receipt(self) -> Receipt:
@@ -168,3 +171,9 @@ class Estate(Stepper):
     def settlement(self) -> Settlement:
         assert self._settlement is not None
         return self._settlement
+
+
+def _stop_reason(status: RunStatus, fate: Fate | None) -> StopReason | None:
+    if status is RunStatus.paused:
+        return StopReason.interrupt
+    return stop_reason_of(fate) if status.final else None

@@ -29,6 +29,7 @@ class RunEvent(Word):
     run_continued = "RunContinued"
     cancel_requested = "CancelRequested"
     model_retry = "ModelRetry"
+    store_waiting = "StoreWaiting"
     run_completed = "RunCompleted"
     run_cancelled = "RunCancelled"
     run_error = "RunError"
@@ -62,7 +63,8 @@ class Event(Struct, frozen=True, gc=False, omit_defaults=True):
 
     `content` is the text of content events, and all of it on terminal ones; `tool` is set on tool events; `status`,
     `usage` and, after a cancel, `receipt` on terminal ones. `model_retry` says in `error` why a model call failed that
-    will be tried again, and in `delay` after how many seconds.
+    will be tried again, and in `delay` after how many seconds. `store_waiting` says that the run's end could not be
+    stored, and why: it is tried again, and the terminal event comes when it is.
     """
 
     event: RunEvent

@@ -79,6 +79,12 @@ class Kin(Estate):
         above = None if parent is None else parent.meter
         self.meter = above if self._budget is None else Meter(self, self._budget, above)
 
+    def budget_left(self) -> Budget | None:
+        """What is left of its own budget, if it has one."""
+        if self._budget is None or self.meter is None:
+            return self._budget
+        return self.meter.left
+
     def _leave_family(self) -> None:
         if self.parent is not None:
             self.parent._children.pop(self, None)

@@ -123,29 +123,39 @@ class Journal:
 
     def append(self, kind: RunEvent, content: str = "", **facts: Any) -> None:
         """The same without the wake-up."""
-        if self.closed:
-            return
-        seq = len(self.events) + 1
-        self.events.append(
-            Event(kind, self._run_id, self._session_id, self._agent_id, seq, time.time(), content, **facts)
-        )
+        if not self.closed:
+            self.events.append(self.draft(kind, content, **facts))
 
     def relay(self, event: Event) -> None:
         """Show an event of another run here, in this journal's order."""
         if not self.closed:
-            self.events.append(msgspec.structs.replace(event, seq=len(self.events) + 1))
+            self.events.append(_numbered(event, len(self.events) + 1))
             self.waiters.wake()
 
-    def close(self, kind: RunEvent, content: str, **facts: Any) -> None:
+    def draft(self, kind: RunEvent, content: str = "", **facts: Any) -> Event:
+        """The next event, to be stored before anybody may read it: then `publish` it."""
+        seq = len(self.events) + 1
+        return Event(kind, self._run_id, self._session_id, self._agent_id, seq, time.time(), content, **facts)
+
+    def publish(self, event: Event) -> None:
+        """Append what was drafted. Whoever calls it wakes the readers."""
+        if not self.closed:
+            self.events.append(event if event.seq == len(self.events) + 1 else _numbered(event, len(self.events) + 1))
+
+    def close(self, event: Event) -> None:
         """Append the terminal event."""
-        self.append(kind, content, **facts)
+        self.publish(event)
         self.closed = True
         self.waiters.wake()
 
-    def rest(self, kind: RunEvent, **facts: Any) -> None:
+    def rest(self, event: Event) -> None:
         """Append an event after which nothing comes for a while. Whoever calls it wakes the readers."""
-        self.append(kind, **facts)
+        self.publish(event)
         self.resting = True
+
+
+def _numbered(event: Event, seq: int) -> Event:
+    return msgspec.structs.replace(event, seq=seq)
 
 
 class Reader:

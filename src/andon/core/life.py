@@ -14,21 +14,22 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from andon.core.budget import Budget
-from andon.core.events import TERMINAL_EVENT, RunEvent
-from andon.core.family import Kin
+from andon.core.events import TERMINAL_EVENT, Event, RunEvent
+from andon.core.holding import Holding
 from andon.core.journal import Journal
 from andon.core.limits import Limits
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest
-from andon.core.signal import Batch, Completed, Failed
+from andon.core.signal import Batch, Completed, Failed, Fate
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, StopReason, check_step
 from andon.core.step import Cut
+from andon.core.tenure import Tenure
 from andon.core.work import Settlement
 from andon.errors import HandleError, describe
 from andon.messages import UNKNOWN_USAGE, Message, Text, assistant
@@ -46,7 +47,7 @@ spectator: contextvars.ContextVar[Callable[[Run], None] | None] = contextvars.Co
 """Is told of every run that begins in its context (the explorer watches this way)."""
 
 
-class Life(Kin):
+class Life(Holding):
     """A run from its beginning to its end; `core/run.py` makes a handle of it."""
 
     _work: Work
@@ -55,12 +56,10 @@ class Life(Kin):
         "__weakref__",
         "_cord",
         "_ended",
-        "_on_busy",
         "_settled",
         "_stage",
         "_task",
         "_work",
-        "journal",
         "limits",
     )
 
@@ -80,6 +79,8 @@ class Life(Kin):
         super().__init__(runtime, session, run_id, metadata, budget, detached)
         self._cord, self._on_busy, self.limits = cord, on_busy, limits
         self.journal = Journal(run_id, session.key.session_id, session.key.agent_id)
+        self.tenure = None if runtime.keeper is None else Tenure(runtime.keeper, cast("Run", self))
+        self._last = None
         self._stage = RunStatus.pending
         self._task: asyncio.Task[None] | None = None
         self._ended = self._settled = False
@@ -111,6 +112,10 @@ class Life(Kin):
         if self._settlement is not None:
             return self._settlement.messages
         return [] if self._stage is RunStatus.pending else self.session.tail
+
+    def so_far(self) -> list[Message]:
+        work = getattr(self, "_work", None)  # let go of at the end
+        return self.own_messages if work is None else work.so_far()
 
     @property
     def deadline(self) -> float | None:
@@ -159,6 +164,23 @@ class Life(Kin):
         """Take a place in the session, register, and start the task; or raise, and nothing was recorded."""
         if self.has_begun:
             raise HandleError(f"run {self.run_id!r} has begun already; start another one")
+        self._enlist()
+        self.journal.add(RunEvent.run_started, parent_run_id=self.parent_run_id)
+        self._cord.add(self, self.bounds.arm_seconds)
+        self._work.begin()
+        self._go()
+
+    def begin_again(self, events: Sequence[Event], created_at: float) -> None:
+        """Go on with a run that was paused elsewhere, from what the store has of it."""
+        assert self.tenure is not None
+        self.created_at, self.tenure.restoring, self.tenure.written = created_at, True, len(events)
+        self._enlist()
+        self.journal.events.extend(events)
+        self._cord.add(self, 0)
+        self._go()
+
+    def _enlist(self) -> None:
+        """Be found by its id, and stand in the session's line."""
         self.loop = asyncio.get_running_loop()
         self.runtime.register(self)
         try:
@@ -169,10 +191,6 @@ class Life(Kin):
         if self._on_busy == "cancel":
             self.session.supersede(self._place)
         self._join_family()
-        self.journal.add(RunEvent.run_started, parent_run_id=self.parent_run_id)
-        self._cord.add(self, self.bounds.arm_seconds)
-        self._work.begin()
-        self._go()
         if (watcher := spectator.get()) is not None:
             watcher(cast("Run", self))
 
@@ -209,8 +227,12 @@ class Life(Kin):
         if not place.granted:
             self.phase = Phase.queued
             await self.step(lambda: self.session.turn(place), name="queue", cut_by=CancelMode.after_turn)
+        if self.tenure is not None:
+            await self._take_in(self.tenure)
         self.gate(CancelMode.after_turn)
         self._move(RunStatus.running)
+        if self.tenure is not None and self.tenure.restoring:
+            self.journal.add(RunEvent.run_continued)
 
     def describe_open(self) -> str:
         """The questions that are open."""
@@ -252,40 +274,45 @@ class Life(Kin):
             await watch.wait()
         if self._children:
             await self._end_children()
+        if self._settlement is None:  # or the task that did this was stopped right after
+            self._settle_as(fate)
         status = RunStatus.completed
         if isinstance(fate, CancelRequest):
             status = RunStatus.cancelled
         elif isinstance(fate, Failed):
             status = RunStatus.error
-        if self._settlement is None:  # or the task that did this was stopped right after
-            self._settlement = work.settle(fate)
-            if isinstance(fate, CancelRequest):
-                self._receipt = self._make_receipt()
-                for call in self._settlement.cancelled:
-                    self.journal.add(RunEvent.tool_call_cancelled, tool=call)
-            elif isinstance(fate, Failed):
-                log.warning("run %s failed: %s", self.run_id, describe(fate.error))
-        settlement = self._settlement
+        if self.tenure is not None:
+            status = await self._agree(status)
+            if self._stage is RunStatus.paused and status is not RunStatus.cancelled:  # someone else went on with it
+                self._stage = RunStatus.running
         await self._put_away(status)
         self._move(status)
         self._ended = True
-        self._retire(
-            settlement.content,
-            status,
-            usage=settlement.usage,
-            receipt=self._receipt,
-            reason=self._receipt.reason if self._receipt else None,
-            error=describe(fate.error) if isinstance(fate, Failed) else None,
-        )
+        assert self._record is not None
+        self._retire(self._last or self._last_event(self._record))
         await work.farewell()
         del self._work  # it knows the run: let go, so that both are freed without the garbage collector
 
-    def _retire(self, content: str, status: RunStatus, **facts: object) -> None:
+    def _settle_as(self, fate: Fate) -> None:
+        settlement = self._settlement = self._work.settle(fate)
+        if isinstance(fate, CancelRequest):
+            self._receipt = self._make_receipt()
+            for call in settlement.cancelled:
+                self.journal.add(RunEvent.tool_call_cancelled, tool=call)
+        elif isinstance(fate, Failed) and (self.tenure is None or self.tenure.refusal is None):
+            log.warning("run %s failed: %s", self.run_id, describe(fate.error))
+
+    def _overrule(self, request: CancelRequest) -> None:
+        self.signal.overrule(request)
+        self.journal.add(RunEvent.cancel_requested, reason=request.reason)
+        self._settle_as(request)
+
+    def _retire(self, last: Event) -> None:
         """Be found among the ended, and say so."""
         self.runtime.unregister(self)
         self._cord.remove(self)
         self._work.ended()
-        self.journal.close(TERMINAL_EVENT[status], content, status=status, **facts)
+        self.journal.close(last)
         self._waiters.wake()
 
     def _continues(self) -> str | None:
@@ -364,4 +391,6 @@ class Life(Kin):
         await self._pass_on()
         self._conversation = self.session.base or [assistant(Text("(lost)"))]
         self._ended = True
-        self._retire("", self._stage, receipt=self._receipt, error=f"could not be ended properly: {describe(error)}")
+        why = f"could not be ended properly: {describe(error)}"
+        kind, status = TERMINAL_EVENT[self._stage], self._stage
+        self._retire(self.journal.draft(kind, status=status, receipt=self._receipt, error=why))

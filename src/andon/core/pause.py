@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from andon.core.events import RunEvent
 from andon.core.life import Life
 from andon.core.receipt import CancelRequest, Interrupt, describe_open
 from andon.core.signal import Batch
-from andon.core.states import CancelOutcome, Phase, RunStatus, check_step
+from andon.core.states import CancelCause, CancelOutcome, Phase, RunStatus, check_step
 from andon.core.work import Settlement
 from andon.errors import AnswersError, NotContinuableError
 
@@ -53,13 +53,16 @@ class Pausing(Life):
         if (watch := self.limits.pause()) is not None:
             await watch.wait()
         progress = self._progress = self._work.progress()
-        await self._keep(self, self._make_record(RunStatus.paused, progress), progress.messages)
+        await self._keep_progress(progress)
         # A cancel that still wakes this loop was entered before, and is seen here; a later one finds the token.
         self.signal.unbind()
+        paused = self._last or self.journal.draft(RunEvent.run_paused, interrupts=progress.interrupts)
         if self.signal.fate is not None:
+            if self._last is not None:  # it is stored: what comes next comes after it
+                self.journal.publish(paused)
             return False
         self.phase, self._stage = Phase.paused, RunStatus.paused
-        self.journal.rest(RunEvent.run_paused, interrupts=progress.interrupts)
+        self.journal.rest(paused)
         task, self._task = self._task, None  # its end is not the run's
         self._token = [None]  # from here on, someone else may go on with it
         if self.signal.fate is not None and self._take(self._token):
@@ -68,6 +71,19 @@ class Pausing(Life):
         self.journal.waiters.wake()
         self._waiters.wake()
         return True
+
+    async def _keep_progress(self, progress: Settlement) -> None:
+        record, tenure = self._make_record(RunStatus.paused, progress), self.tenure
+        if tenure is None:
+            await self._keep(self, record, progress.messages)
+            return
+        answer = await self._offer(tenure, record, progress.messages)
+        if isinstance(answer, CancelRequest):
+            self.ask(answer)
+        elif answer is not None:
+            self.cancel_for(CancelCause.lost, "another worker has taken it over")
+        else:
+            tenure.rest()
 
     def _take(self, token: list[None] | None) -> bool:
         """True for one caller alone, which decides how the run goes on."""
@@ -86,27 +102,22 @@ class Pausing(Life):
 
     def check_answers(self, answers: Mapping[str, Any]) -> None:
         """Raise if these are not the answers to the questions that are open."""
-        if not isinstance(answers, Mapping):
-            raise TypeError(f"answers must be a dict by the questions' ids, not {type(answers).__name__}")
         if not self.is_paused:
             raise NotContinuableError(f"run {self.run_id!r} is {self.status.name}: it has no open questions")
         assert self._progress is not None
-        asked, still_open = self._progress.interrupts, self.interrupts
-        problems = [f"there is no question {key!r}" for key in answers.keys() - {interrupt.id for interrupt in asked}]
-        problems += [f"no answer to {key!r}" for key in {interrupt.id for interrupt in still_open} - answers.keys()]
-        problems += [
-            f"{interrupt.id!r} asks for approval: {answers[interrupt.id]!r} is neither a yes (True) nor a no (False)"
-            for interrupt in still_open
-            if interrupt.approval and (value := answers.get(interrupt.id, True)) is not False and not value
-        ]
-        if problems:
-            raise AnswersError(
-                f"run {self.run_id!r} stays paused: {'; '.join(sorted(problems))}. Open are: {self.describe_open()}",
-                interrupts=still_open,
-            )
+        check_answers(self.run_id, self._progress.interrupts, self.interrupts, answers)
 
     def describe_open(self) -> str:
         return describe_open(self.interrupts)
+
+    async def retake(self) -> None:
+        """On a shared store: take the run up there, before anybody else does."""
+        if self.tenure is not None and not await self.tenure.take_up():
+            raise NotContinuableError(f"run {self.run_id!r} is {self.status.name}: someone else was quicker")
+
+    def answer(self, answers: Mapping[str, Any]) -> None:
+        """Give the answers to a run that was paused elsewhere, and has not begun here yet."""
+        self._work.answer(answers)
 
     def resume(self, answers: Mapping[str, Any]) -> None:
         """Go on with the answers of a person, on the running loop; or raise, and nothing has changed."""
@@ -120,3 +131,23 @@ class Pausing(Life):
         self.loop, self._stage = loop, RunStatus.running
         self.journal.add(RunEvent.run_continued)
         self._go()
+
+
+def check_answers(
+    run_id: str, asked: Sequence[Interrupt], still_open: Sequence[Interrupt], answers: Mapping[str, Any]
+) -> None:
+    """Raise if these are not the answers to the questions that are open."""
+    if not isinstance(answers, Mapping):
+        raise TypeError(f"answers must be a dict by the questions' ids, not {type(answers).__name__}")
+    problems = [f"there is no question {key!r}" for key in answers.keys() - {interrupt.id for interrupt in asked}]
+    problems += [f"no answer to {key!r}" for key in {interrupt.id for interrupt in still_open} - answers.keys()]
+    problems += [
+        f"{interrupt.id!r} asks for approval: {answers[interrupt.id]!r} is neither a yes (True) nor a no (False)"
+        for interrupt in still_open
+        if interrupt.approval and (value := answers.get(interrupt.id, True)) is not False and not value
+    ]
+    if problems:
+        raise AnswersError(
+            f"run {run_id!r} stays paused: {'; '.join(sorted(problems))}. Open are: {describe_open(still_open)}",
+            interrupts=still_open,
+        )

@@ -81,6 +81,8 @@ class Run(Pausing):
 
     def _look(self) -> RunResult | None:
         """How it stands with the run, if it has ended or is paused."""
+        if self.tenure is not None and self.tenure.refusal is not None:
+            raise self.tenure.refusal
         fate, status = self.signal.fate, self.status
         left, stop_reason = self._settlement, stop_reason_of(fate)
         if status is RunStatus.paused:
@@ -114,8 +116,27 @@ class Run(Pausing):
             raise HandleError("this run has not begun: enter it with `async with agent.start(...) as run`")
 
     async def __aenter__(self) -> Run:
-        self.begin()
+        await self.open()
         return self
+
+    async def open(self) -> None:
+        """Begin, and wait until a shared store has taken the run in; or raise what kept it from starting."""
+        self.begin()
+        await self.admitted()
+
+    async def admitted(self) -> None:
+        tenure = self.tenure
+        if tenure is None:
+            return
+        try:
+            await self._waiters.wait(lambda: tenure.lease is not None or self._settled)
+        except asyncio.CancelledError:
+            self.cancel_for(CancelCause.caller)
+            await self.attend()
+            raise
+        if tenure.refusal is not None:
+            await self.attend()
+            raise tenure.refusal
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -15,13 +15,16 @@ from weakref import WeakValueDictionary
 from msgspec import Struct
 
 from andon.core.archive import Archive
+from andon.core.keeper import Keeper
 from andon.core.receipt import CancelRequest, is_seconds
 from andon.core.session import Session
+from andon.core.shared import Selection, SharedStore
 from andon.core.signal import Batch, wake_all
 from andon.core.states import CancelMode, CancelOutcome, RunStatus
 from andon.errors import ConfigurationError, RunIdTakenError
 
 if TYPE_CHECKING:
+    from andon.core.keeper import EndOrphan
     from andon.core.life import Life
     from andon.core.run import Run
     from andon.core.store import SessionKey, Store
@@ -38,6 +41,7 @@ class Bounds(Struct, frozen=True, gc=False):
     hook_seconds: float
     settle_seconds: float
     child_seconds: float
+    lease_seconds: float
     abandoned_threads: int
 
 
@@ -54,6 +58,7 @@ class Runtime:
     `hook_seconds`: what an async hook may take.
     `settle_seconds`: what the store may take at a run's end.
     `child_seconds`: what a run waits for the runs that its tools started, before and after it cancels them.
+    `lease_seconds`: on a store that several processes share, how long a run is held without a sign of life.
     `abandoned_threads`: with so many still running, sync tools get an error result.
     """
 
@@ -67,16 +72,26 @@ class Runtime:
         hook_seconds: float = 5.0,
         settle_seconds: float = 2.0,
         child_seconds: float = 5.0,
+        lease_seconds: float = 10.0,
         abandoned_threads: int = 64,
     ) -> None:
         self.bounds = Bounds(
-            arm_seconds, cut_seconds, abandon_seconds, hook_seconds, settle_seconds, child_seconds, abandoned_threads
+            arm_seconds,
+            cut_seconds,
+            abandon_seconds,
+            hook_seconds,
+            settle_seconds,
+            child_seconds,
+            lease_seconds,
+            abandoned_threads,
         )
         for name in Bounds.__struct_fields__:
             if (value := getattr(self.bounds, name)) is None or not is_seconds(value):
                 raise ConfigurationError(f"{name} is {value!r}; it must be a number, 0 or more")
         self.store = store
         """Where sessions and runs are kept; the first agent puts a memory store here if there is none."""
+        self.keeper: Keeper | None = None
+        """Looks after the runs that are kept in a store that several processes share."""
         self.abandoned: dict[object, str] = {}
         """Threads of cut tools that are still running, by name."""
         self._runs: dict[str, Life] = {}
@@ -85,6 +100,17 @@ class Runtime:
         self._archive: Archive | None = None
         self._sessions: WeakValueDictionary[SessionKey, Session] = WeakValueDictionary()
         self._lock = threading.Lock()
+
+    def keep(self, end_orphan: EndOrphan) -> None:
+        """If the store is one that several processes share, look after the runs in it; done by the first agent."""
+        if self.keeper is None and isinstance(self.store, SharedStore):
+            self.keeper = Keeper(self.store, self.bounds.lease_seconds, end_orphan)
+
+    async def close(self) -> None:
+        """Let go of a shared store. Runs that have not ended are lost to it, and ended by whoever looks next."""
+        if self.keeper is not None:
+            await self.keeper.close()
+            await self.keeper.store.close()
 
     def run(self, run_id: str) -> Run | None:
         """The run with this id, if it has not ended yet."""
@@ -151,6 +177,10 @@ class Runtime:
         if not all and run_id is None and session_id is None and user_id is None and agent_id is None:
             raise ValueError("say which runs: run_id=, session_id=, user_id=, agent_id=, or all=True")
         request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace)
+        stored: dict[str, CancelOutcome] = {}
+        if self.keeper is not None:  # truth first: what is acknowledged here is not lost, whatever happens next
+            which = Selection(run_id, session_id, user_id, agent_id)
+            stored = await self.keeper.store.request_cancel(which, request)
         batch: Batch = {}
         fitting = [
             run
@@ -164,12 +194,20 @@ class Runtime:
             outcomes = {run.run_id: run.ask(request, batch) for run in fitting}
         finally:  # whoever was asked is woken, even if a Ctrl-C comes in between
             wake_all(batch, request)
+        if self.keeper is not None:
+            outcomes = {**stored, **{key: _joint(stored.get(key), outcome) for key, outcome in outcomes.items()}}
+            await self.keeper.end_orphans()  # paused ones may be nobody's
         if run_id is not None and run_id not in outcomes and run_id in self._ended:
             outcomes[run_id] = CancelOutcome.already_finished
         return outcomes
 
     def session(self, key: SessionKey) -> Session:
-        """The session of this key. It lives as long as someone holds it; the conversation lives in the store."""
+        """The session of this key. It lives as long as someone holds it; the conversation lives in the store.
+
+        On a store that several processes share, the line is there, and each run has a session of its own here.
+        """
+        if self.keeper is not None:
+            return Session(key)
         with self._lock:
             session = self._sessions.get(key)
             if session is None:
@@ -192,3 +230,10 @@ class Runtime:
         self._runs.pop(run.run_id, None)
         if len(self._ended_order) > ENDED_KEPT:
             self._ended.discard(self._ended_order.popleft())
+
+
+def _joint(stored: CancelOutcome | None, here: CancelOutcome) -> CancelOutcome:
+    """What a cancel has achieved that was asked for both in the store and here."""
+    if stored is None or here is CancelOutcome.already_requested:
+        return here
+    return stored

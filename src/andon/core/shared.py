@@ -56,6 +56,10 @@ class Taken(NamedTuple):
     lease: Lease
     record: RunRecord
     messages: list[Message]
+    cancel: CancelRequest | None
+    """What it was asked, if it was asked to stop."""
+    last_seq: int
+    """The number of its last event that is written, 0 without any."""
 
 
 class Selection(Struct, frozen=True):
@@ -103,6 +107,7 @@ class SharedStore(SessionStore, Protocol):
 
         Raises `RunIdTakenError`; `BlockedError`; and with `reject`, `SessionPausedError` or `SessionBusyError` if
         someone is in the line who is not being cancelled. With `cancel`, whoever is ahead is asked to stop, superseded.
+        Asked again by the same owner for a run that has not ended, it gives the same lease: the answer may get lost.
         """
         ...
 
@@ -118,13 +123,16 @@ class SharedStore(SessionStore, Protocol):
         ...
 
     async def write(self, batch: Sequence[Progress]) -> list[str]:
-        """Add what is new, in one transaction. Returns the runs whose leases were not good any more."""
+        """Add what is new, in one transaction. Returns the runs whose leases were not good any more.
+
+        An event that is written already stays as it is.
+        """
         ...
 
     async def finish(
         self, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]
     ) -> RunRecord | CancelRequest | None:
-        """End a run, or pause it, together with its last events; its lease is given up.
+        """End a run, or pause it, together with those of its events that are not written yet; its lease is given up.
 
         None if that is stored now. If it was asked to stop and this is another end, that request: nothing is stored,
         and it must end as cancelled. If someone else has taken it over, its record as they left it so far.

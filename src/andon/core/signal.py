@@ -88,6 +88,10 @@ class CancelSignal:
         """Try to end the run otherwise than by a cancel; returns what it really ends by."""
         return cast(Fate, self._slot.setdefault("fate", end))
 
+    def overrule(self, fate: Fate) -> None:
+        """Put another fate in place: the one that a store, which several processes share, has decided on."""
+        self._slot["fate"] = fate
+
     def cancel(self, request: CancelRequest, batch: Batch | None = None) -> CancelOutcome:
         """Ask. Safe from any thread, loop or signal handler; never waits, never raises.
 

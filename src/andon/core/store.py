@@ -26,6 +26,27 @@ class SessionKey(NamedTuple):
     session_id: str
 
 
+class OpenCall(Struct, frozen=True, gc=False):
+    """A tool call that waits for a person, or for others of its turn that do."""
+
+    call_id: str
+    asked: int = 0
+    approved: bool = False
+    answers: list[Any] = []
+
+
+class Bookmark(Struct, frozen=True):
+    """Where a paused run goes on, if not in the process that paused it."""
+
+    turns: int
+    max_turns: int | None = None
+    timeout: float | None = None
+    tokens: int | None = None
+    """What is left of its budget."""
+    tool_calls: int | None = None
+    calls: list[OpenCall] = []
+
+
 class RunRecord(Struct, frozen=True):
     """What is kept of a run."""
 
@@ -47,6 +68,8 @@ class RunRecord(Struct, frozen=True):
     """The run inside which this one was started."""
     cut_calls: list[ToolReceipt] = []
     """The tool calls that the run's end cut off, with what is known of each: what whoever goes on has to deal with."""
+    bookmark: Bookmark | None = None
+    """Where it goes on, if it is paused."""
 
 
 class SessionRecord(Struct, frozen=True, gc=False):

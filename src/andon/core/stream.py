@@ -47,6 +47,8 @@ class EventStream(Reader):
             self._state = "closed"  # unless it begins
             self.run.begin()
             self._state = "begun"
+            if self.run.tenure is not None:
+                await self._admitted()
         if self._state == "closed":
             raise StopAsyncIteration
         try:
@@ -56,6 +58,13 @@ class EventStream(Reader):
             raise
         except asyncio.CancelledError:
             await self.aclose()
+            raise
+
+    async def _admitted(self) -> None:
+        try:
+            await self.run.admitted()
+        except BaseException:
+            self._state = "closed"
             raise
 
     async def aclose(self) -> None:

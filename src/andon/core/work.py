@@ -15,6 +15,7 @@ from andon.core.events import ToolView
 from andon.core.receipt import Interrupt, ToolReceipt
 from andon.core.signal import Fate
 from andon.core.states import CancelOutcome, StopReason
+from andon.core.store import Bookmark
 from andon.messages import Message, Usage
 
 
@@ -32,6 +33,8 @@ class Settlement(Struct, frozen=True, gc=False):
     """Those of them that nobody had cancelled alone: what whoever goes on with the run has to deal with."""
     interrupts: list[Interrupt] = []
     """The questions that are open, if it paused."""
+    bookmark: Bookmark | None = None
+    """Where it goes on, if it paused."""
     output: Any = None
     """The answer as what `output_type` asked for."""
 
@@ -53,6 +56,10 @@ class Work(Protocol):
 
         With `StopReason.interrupt` it waits for a person: `answer` is called with the answers, and then this again.
         """
+        ...
+
+    def so_far(self) -> list[Message]:
+        """What it has added to the conversation, with the results that there are. Safe from any thread."""
         ...
 
     def progress(self) -> Settlement:

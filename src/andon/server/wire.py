@@ -23,7 +23,9 @@ from andon.core.store import RunRecord
 from andon.errors import describe
 from andon.messages import Message, Reasoning, Text, ToolCall, ToolResult, Usage
 
-OURS_ALONE = frozenset({RunEvent.cancel_requested, RunEvent.model_retry, RunEvent.tool_call_cancelled})
+OURS_ALONE = frozenset(
+    {RunEvent.cancel_requested, RunEvent.model_retry, RunEvent.store_waiting, RunEvent.tool_call_cancelled}
+)
 """Events that the AgentOS family's client doesn't know and complains of."""
 
 _TOOL_EVENTS = frozenset(

@@ -25,6 +25,7 @@ from andon.store.sql.database import Tx, chunks
 from andon.store.sql.tables import LIVE, blocks, events, records, runs
 
 HELD = (RunStatus.pending.value, RunStatus.running.value)
+PAUSED = RunStatus.paused.value
 
 
 def _expired(tx: Tx) -> Any:
@@ -35,10 +36,9 @@ def _expired(tx: Tx) -> Any:
 
 
 def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Lease:
-    lease = Lease(record.run_id, 1)
     tx.pass_gate()
     head = sessions.head_of_line(tx, record.session, record.created_at)
-    if _has_entered(tx, record, owner):
+    if (lease := _entered(tx, record, owner)) is not None:
         return lease
     _check_blocks(tx, record)
     line = select(runs, records.c.record, _expired(tx).label("expired"))
@@ -54,18 +54,17 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy
         asking.ask(tx, ahead, CancelRequest.make(CancelCause.superseded, f"run {record.run_id} takes over"))
     if not sessions.insert_run(tx, record, head.id, epoch=1, owner=owner, lease_until=tx.now + seconds):
         raise _taken(record)
-    return lease
+    return Lease(record.run_id, 1)
 
 
-def _has_entered(tx: Tx, record: RunRecord, owner: str) -> bool:
-    """Whether this was asked before, and only the answer was lost."""
-    wanted = select(runs, records.c.record).join(records, records.c.number == runs.c.number)
-    row = tx.execute(wanted.where(runs.c.run_id == record.run_id)).first()
+def _entered(tx: Tx, record: RunRecord, owner: str) -> Lease | None:
+    """The lease that this owner has already: it was asked for before, and only the answer was lost."""
+    row = tx.execute(select(runs).where(runs.c.run_id == record.run_id)).first()
     if row is None:
-        return False
-    if (row.owner, row.epoch, row.record) != (owner, 1, dump(record)):
+        return None
+    if row.owner != owner or row.status not in HELD:
         raise _taken(record)
-    return True
+    return Lease(record.run_id, row.epoch)
 
 
 def _taken(record: RunRecord) -> RunIdTakenError:
@@ -180,7 +179,8 @@ def finish(
         raise lost(lease)
     there = sessions.lock_session(tx, session)
     row = _locked(tx, [lease.run_id])[lease.run_id]
-    if row.epoch != lease.epoch or row.status not in HELD:
+    # A paused run is nobody's, but whoever paused it may still end it.
+    if row.epoch != lease.epoch or row.status not in ((*HELD, PAUSED) if record.status.final else HELD):
         kept = tx.execute(
             select(runs, records.c.record)
             .join(records, records.c.number == runs.c.number)
@@ -219,9 +219,9 @@ def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[
         )
         kept = tx.execute(select(records).where(records.c.number == row.number)).one()
         messages = [] if kept.messages is None else read_messages(kept.messages)
-        taken.append(
-            Taken(Lease(row.run_id, row.epoch + 1), sessions.with_status(kept.record, RunStatus(row.status)), messages)
-        )
+        record = sessions.with_status(kept.record, RunStatus(row.status))
+        cancel = None if row.cancel is None else read_request(row.cancel)
+        taken.append(Taken(Lease(row.run_id, row.epoch + 1), record, messages, cancel, row.last_seq))
     return taken
 
 

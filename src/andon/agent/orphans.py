@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a run whose worker is gone: from what the store has of it, without the run itself.
+
+Its last turn is lost with its worker, and so is what became of the calls that have no result: whether they had started
+is not known, so each is said to have been cut, its outcome unknown.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from andon.agent.calls import ASKING, CUT, NOT_APPROVED
+from andon.agent.settle import settle
+from andon.core.events import TERMINAL_EVENT, Event, RunEvent, ToolView
+from andon.core.receipt import CancelRequest, Interrupt, Receipt, ToolReceipt
+from andon.core.shared import SharedStore, Taken
+from andon.core.states import CancelMode, Phase, RunStatus, StopReason, ToolOutcome
+from andon.core.store import RunRecord
+from andon.messages import UNKNOWN_USAGE, Message, ToolCall, ToolResult
+
+EVENTS_AT_ONCE = 2_000
+
+
+async def end_orphan(store: SharedStore, taken: Taken, request: CancelRequest) -> None:
+    """End it as cancelled. Should someone else have been quicker, theirs is its end."""
+    record, messages, events = settle_orphan(taken, request)
+    await store.finish(taken.lease, record, messages, events)
+
+
+def settle_orphan(taken: Taken, request: CancelRequest) -> tuple[RunRecord, list[Message], list[Event]]:
+    """How it ends: its record, its messages, and its last events."""
+    record, messages = taken.record, list(taken.messages)
+    known: dict[str, ToolResult] = {}
+    if messages and messages[-1].role == "tool":
+        known = {result.call_id: result for result in messages.pop().tool_results}
+    calls = messages[-1].tool_calls if messages and messages[-1].role == "assistant" else []
+    questions = {interrupt.call_id: interrupt for interrupt in record.interrupts}
+    cut = {call.id: _outcome(questions.get(call.id)) for call in calls if call.id not in known}
+    results = [known.get(call.id) or _result(call, questions.get(call.id)) for call in calls]
+    content = record.content or "".join(message.text for message in messages if message.role == "assistant")
+    messages = settle(messages, (), results, request) if messages else []
+    receipts = [ToolReceipt(call.id, call.name, cut.get(call.id, ToolOutcome.completed)) for call in calls]
+    usage = record.usage or UNKNOWN_USAGE
+    phase = Phase.paused if record.status is RunStatus.paused else Phase.ending
+    receipt = Receipt.of(request, CancelMode.now, phase, receipts, usage, [])
+    ended = msgspec.structs.replace(
+        record,
+        status=RunStatus.cancelled,
+        stop_reason=StopReason.cancelled,
+        content=content,
+        usage=usage,
+        receipt=receipt,
+        interrupts=[],
+        bookmark=None,
+        cut_calls=[each for each in receipts if each.call_id in cut],
+    )
+    return ended, messages, _events(taken, ended, [call for call in calls if call.id in cut], results)
+
+
+def _outcome(question: Interrupt | None) -> ToolOutcome:
+    return ToolOutcome.not_started if question is not None and question.approval else ToolOutcome.cut
+
+
+def _result(call: ToolCall, question: Interrupt | None) -> ToolResult:
+    truth = CUT if question is None else NOT_APPROVED if question.approval else ASKING
+    return ToolResult(call.id, call.name, truth, "error")
+
+
+def _events(taken: Taken, ended: RunRecord, cut: list[ToolCall], results: list[ToolResult]) -> list[Event]:
+    said = {result.call_id: result.content for result in results}
+    outcomes = {each.call_id: each.outcome for each in ended.cut_calls}
+    key, at = ended.session, time.time()
+
+    def event(seq: int, kind: RunEvent, content: str = "", **facts: object) -> Event:
+        return Event(kind, ended.run_id, key.session_id, key.agent_id, seq, at, content, **facts)  # type: ignore[arg-type]
+
+    events = [
+        event(
+            taken.last_seq + number,
+            RunEvent.tool_call_cancelled,
+            tool=ToolView(call.id, call.name, call.arguments, said[call.id], outcomes[call.id]),
+        )
+        for number, call in enumerate(cut, 1)
+    ]
+    receipt = ended.receipt
+    assert receipt is not None
+    last = event(
+        taken.last_seq + len(events) + 1,
+        TERMINAL_EVENT[ended.status],
+        ended.content,
+        status=ended.status,
+        usage=ended.usage,
+        receipt=receipt,
+        reason=receipt.reason,
+    )
+    return [*events, last]
+
+
+async def read_all(store: SharedStore, run_id: str) -> list[Event]:
+    """Every event of a run that is written."""
+    events: list[Event] = []
+    while batch := await store.read_events(run_id, len(events), EVENTS_AT_ONCE):
+        events += batch
+    return events

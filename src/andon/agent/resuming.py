@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Going on with a run: one that waits for a person, one that was cut; and taking one back.
+
+A paused run goes on under its own id, here or, on a store that several processes share, in another process than the one
+that paused it. A cut one goes on as a new run that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Unpack
+
+from andon.agent.carry import Earlier, take_up
+from andon.agent.options import ContinueOptions, RunOptions
+from andon.agent.orphans import read_all
+from andon.core.budget import Budget
+from andon.core.pause import check_answers
+from andon.core.receipt import RunResult
+from andon.core.run import Run
+from andon.core.runtime import Runtime
+from andon.core.session import Session
+from andon.core.states import RunStatus
+from andon.core.store import Bookmark, RunRecord
+from andon.errors import AnswersError, NotContinuableError, UnknownRunError
+from andon.messages import Message
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+class Resuming:
+    """The part of an agent that goes on with its runs."""
+
+    id: str
+    runtime: Runtime
+    _session: Session | None
+
+    def _make(
+        self,
+        messages: list[Message],
+        options: RunOptions,
+        earlier: Earlier | None = None,
+        restored: tuple[RunRecord, list[Message], list[Message]] | None = None,
+    ) -> Run:
+        raise NotImplementedError
+
+    def _own_session(self) -> Session:
+        raise NotImplementedError
+
+    async def continue_run(
+        self, run_id: str, answers: Mapping[str, Any] | None = None, **options: Unpack[ContinueOptions]
+    ) -> RunResult:
+        """Go on with a run, and wait for its end.
+
+        A paused one goes on under its own id with `answers`, one for each of its interrupts; `False`, or
+        `Deny("why")`, refuses a call. Wrong or missing answers raise `AnswersError`, and nothing changes. One that was
+        cancelled, failed or was lost goes on from where it was cut, as a new run, for which `options` are.
+        """
+        run = await self.resume_run(run_id, answers, **options)
+        await run.attend()
+        return await run.result()
+
+    async def resume_run(
+        self, run_id: str, answers: Mapping[str, Any] | None = None, **options: Unpack[ContinueOptions]
+    ) -> Run:
+        """The same, but return the handle of the run as soon as it goes on."""
+        run = self.runtime.run(run_id)
+        if run is not None and run.agent_id == self.id:
+            if options:
+                raise TypeError(f"a paused run keeps its options; {', '.join(options)} can't be given")
+            run.check_answers(answers or {})
+            await run.retake()
+            run.resume(answers or {})
+            return run
+        record = await self._find_record(run_id)
+        if record.status is RunStatus.paused and self.runtime.keeper is not None:
+            return await self._restore(record, answers or {}, options.get("output_type"))
+        if record.status not in (RunStatus.cancelled, RunStatus.error):
+            raise NotContinuableError(f"run {run_id!r} is {record.status.name}: to go on, send another prompt")
+        if answers:
+            raise AnswersError(f"run {run_id!r} has no open questions: it is {record.status.name}", interrupts=[])
+        assert self.runtime.store is not None
+        left = await self.runtime.store.added(run_id)
+        if not left:
+            raise NotContinuableError(f"run {run_id!r} is no longer part of its session: send another prompt")
+        earlier = Earlier(run_id, left, record.cut_calls)
+        earlier.lift(await self.runtime.store.load(record.session))  # refused here, rather than by a run that fails
+        whose: RunOptions = {"session_id": record.session.session_id, "user_id": record.session.user_id}
+        run = self._make(take_up(left), {**options, **whose}, earlier)
+        await run.open()
+        return run
+
+    async def _restore(self, record: RunRecord, answers: Mapping[str, Any], output_type: type[BaseModel] | None) -> Run:
+        """Go on with a run that was paused in another process, or in an earlier one."""
+        check_answers(record.run_id, record.interrupts, record.interrupts, answers)
+        assert self.runtime.keeper is not None
+        store, mark = self.runtime.keeper.store, record.bookmark or Bookmark(0)
+        base: list[Message] = []
+        for earlier, messages in await store.history(record.session):
+            if earlier.run_id == record.run_id:
+                break
+            base += messages
+        else:
+            raise NotContinuableError(f"run {record.run_id!r} is no longer part of its session: send another prompt")
+        events = await read_all(store, record.run_id)
+        options: RunOptions = {
+            "session_id": record.session.session_id,
+            "user_id": record.session.user_id,
+            "run_id": record.run_id,
+            "output_type": output_type,
+            "timeout": mark.timeout,
+            "max_turns": mark.max_turns,
+            "budget": None if mark.tokens is mark.tool_calls is None else Budget(mark.tokens, mark.tool_calls),
+            "metadata": record.metadata,
+        }
+        run = self._make([], options, restored=(record, base, messages))
+        run.answer(answers)
+        run.begin_again(events, record.created_at)
+        await run.admitted()
+        return run
+
+    async def rollback_run(self, run_id: str) -> None:
+        """Put the session back to what it was before that run. The run, with its receipt, stays on record."""
+        if (run := self.runtime.run(run_id)) is not None and run.agent_id == self.id:
+            raise NotContinuableError(f"run {run_id!r} is {run.status.name}: cancel it, then take it back")
+        record = await self._find_record(run_id)
+        store, session = self.runtime.store, self.runtime.session(record.session)
+        assert store is not None
+        session.check_free()
+        await store.take_back(run_id)
+        session.open(await store.load(record.session), [])
+        if self.runtime.keeper is not None and record.session == self._own_session().key:
+            self._session = session
+
+    async def _find_record(self, run_id: str) -> RunRecord:
+        assert self.runtime.store is not None
+        record = await self.runtime.store.find(run_id)
+        if record is None or record.session.agent_id != self.id:
+            raise UnknownRunError(f"agent {self.id!r} has no run {run_id!r}")
+        return record

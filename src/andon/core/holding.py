@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run on a shared store does more than another one: it is entered there, and agrees with it on its end.
+
+Nobody is told an end that is not stored. If the store can't be reached, readers are told that, and it is tried again,
+for as long as it takes; only where the run's own loop is being ended is that given up, and then the store says `lost`.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from andon.core.events import TERMINAL_EVENT, Event, RunEvent
+from andon.core.family import Kin
+from andon.core.receipt import CancelRequest
+from andon.core.signal import Completed, Failed, Fate
+from andon.core.states import CancelCause, CancelMode, Phase, RunStatus, StopReason
+from andon.core.step import CutAloneError, StrayCancelError
+from andon.core.tenure import Tenure, pause_before_retry
+from andon.core.work import Settlement
+from andon.errors import StartError, StoreError, describe
+from andon.messages import UNKNOWN_USAGE, Usage
+
+if TYPE_CHECKING:
+    from andon.core.journal import Journal
+    from andon.core.session import OnBusy
+    from andon.core.store import RunRecord
+    from andon.messages import Message
+
+T = TypeVar("T")
+
+
+class Holding(Kin):
+    """A run's dealings with a shared store. Without one, `tenure` is None, and there are none."""
+
+    __slots__ = ("_last", "_on_busy", "journal", "tenure")
+
+    journal: Journal
+    tenure: Tenure | None
+    _on_busy: OnBusy
+    _last: Event | None
+
+    def so_far(self) -> list[Message]:
+        """What the run has added to its session, with the results of those of its calls that have one."""
+        raise NotImplementedError
+
+    def wake_waiters(self) -> None:
+        self._waiters.wake()
+
+    async def _take_in(self, tenure: Tenure) -> None:
+        """Be entered, and wait for the turn."""
+        self.phase = Phase.queued
+        record = self._make_record(RunStatus.pending, Settlement([], "", Usage(), [], []))
+        await self.step(lambda: tenure.enter(record, self._on_busy), name="the store", cut_by=CancelMode.after_turn)
+        await self.step(tenure.turn, name="queue", cut_by=CancelMode.after_turn)
+
+    async def saved(self) -> None:
+        """Wait until what was done so far is stored: before anything is done that can't be taken back."""
+        if self.tenure is not None:
+            await self.step(self.tenure.save, name="the store", cut_by=CancelMode.now)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def _agree(self, status: RunStatus) -> RunStatus:
+        """Have the store take the run's end, or take the end that the store has."""
+        tenure = self.tenure
+        if tenure is None or tenure.refusal is not None:
+            return status
+        while True:
+            assert self._settlement is not None
+            answer = await self._offer(tenure, self._make_record(status, self._settlement), self._settlement.messages)
+            if answer is None:
+                tenure.release()
+                return status
+            if isinstance(answer, CancelRequest):
+                self._overrule(answer)
+                status = RunStatus.cancelled
+            else:
+                return await self._adopt(tenure, answer)
+
+    async def _offer(
+        self, tenure: Tenure, record: RunRecord, messages: list[Message]
+    ) -> RunRecord | CancelRequest | None:
+        """Ask the store to take the record, until it has answered."""
+        tries, began, self._last = 0, time.monotonic(), None
+        while True:
+            last = self._last_event(record)
+            try:
+                answer = await self._unstoppable(functools.partial(tenure.finish, record, messages, last))
+            except StartError as error:  # cancelled before it was entered, and it would have been refused
+                tenure.refusal = error
+                return None
+            except Exception as error:  # noqa: BLE001 - the boundary to the store
+                if self.host_has_cancelled and time.monotonic() - began > self.bounds.settle_seconds:
+                    self.warn(f"the store could not take the run's end: {describe(error)}")
+                    return None
+                if not isinstance(error, StoreError):
+                    self.warn(f"the store failed: {describe(error)}")
+                    if tries > 5:
+                        return None
+                if tries == 0:
+                    self.journal.add(RunEvent.store_waiting, error=describe(error))
+                await self._unstoppable(functools.partial(pause_before_retry, tries))
+                tries += 1
+            else:
+                if answer is None:
+                    self._last = last
+                return answer
+
+    async def _unstoppable(self, make: Callable[[], Awaitable[T]]) -> T:
+        """Do what no cancel cuts, also if a host that ends its loop cancels it."""
+        while True:
+            try:
+                return await self.step(make, name="the store", cut_by=None)
+            except (StrayCancelError, CutAloneError):
+                continue
+
+    def _last_event(self, record: RunRecord) -> Event:
+        if record.status is RunStatus.paused:
+            return self.journal.draft(RunEvent.run_paused, interrupts=record.interrupts)
+        return self.journal.draft(
+            TERMINAL_EVENT[record.status],
+            record.content,
+            status=record.status,
+            usage=record.usage,
+            receipt=record.receipt,
+            reason=record.receipt.reason if record.receipt else None,
+            error=record.error,
+        )
+
+    def _overrule(self, request: CancelRequest) -> None:
+        """A cancel was accepted elsewhere before the run had ended: then that is how it ends."""
+        raise NotImplementedError
+
+    async def _adopt(self, tenure: Tenure, record: RunRecord) -> RunStatus:
+        """Someone else has the run: its end is theirs."""
+        if not record.status.final:
+            self.runtime.forget(self)  # type: ignore[arg-type]
+            record = await self._unstoppable(lambda: tenure.follow(record))
+        left = await self._unstoppable(tenure.left)
+        tools = [] if record.receipt is None else record.receipt.tools
+        self.signal.overrule(_fate_of(record))
+        self._receipt = record.receipt
+        self._settlement = Settlement(left, record.content, record.usage or UNKNOWN_USAGE, tools, [])
+        tenure.release()
+        return record.status
+
+
+def _fate_of(record: RunRecord) -> Fate:
+    if (receipt := record.receipt) is not None:
+        return CancelRequest(receipt.cause, receipt.reason, receipt.by, receipt.mode, None, receipt.requested_at)
+    if record.status is RunStatus.completed:
+        return Completed(record.stop_reason or StopReason.end_turn)
+    if record.status is RunStatus.error:
+        return Failed(StoreError(record.error or "it failed elsewhere"))
+    return CancelRequest.make(CancelCause.lost)

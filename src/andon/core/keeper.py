@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keeper of a runtime's runs in a shared store: renews their leases, writes what they do, hears of cancels.
+
+It lives on the portal's loop, so that a run's own loop may be as busy as it likes. Four things go on side by side, and
+none waits for another: leases are renewed; runs whose lease was not renewed in time are stopped, by the clock alone;
+what is new is written; and after each wake-up from the store the keeper looks whether its runs were asked to stop.
+A wake-up may be lost: each renewal looks as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from andon.core.journal import Waiters
+from andon.core.portal import portal
+from andon.core.receipt import CancelRequest
+from andon.core.states import CancelCause, Phase
+from andon.core.tenure import Tenure, pause_before_retry
+from andon.errors import StoreError, describe
+
+if TYPE_CHECKING:
+    import concurrent.futures
+
+    from andon.core.shared import Lease, Renewal, SharedStore, Taken
+
+    EndOrphan = Callable[[SharedStore, Taken, CancelRequest], Awaitable[None]]
+
+T = TypeVar("T")
+log = logging.getLogger("andon")
+
+FLUSH_SECONDS = 0.025
+"""How long an event waits for others before it is written."""
+
+TRUSTED = 0.8
+"""The part of a lease in which a run may go on without a renewal; the rest is for clocks that differ."""
+
+ORPHANS_AT_ONCE = 20
+
+
+class Keeper:
+    """Holds a runtime's runs in a shared store."""
+
+    def __init__(self, store: SharedStore, seconds: float, end_orphan: EndOrphan) -> None:
+        self.store, self.seconds = store, seconds
+        self.owner = os.urandom(8).hex()
+        self._count = itertools.count(1)
+        self.changes = 0
+        """Counts the wake-ups."""
+        self._end_orphan = end_orphan
+        self._held: dict[str, Tenure] = {}
+        self._waiters = Waiters()
+        self._bell = Waiters()
+        self._urgent = 0
+        self._served: concurrent.futures.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._looked_for_orphans = 0.0
+
+    # -- for runs -----------------------------------------------------------------------------------------------------
+
+    def hold(self, tenure: Tenure) -> None:
+        self._held[tenure.run.run_id] = tenure
+        self._bell.wake()
+        self.start()
+        tenure.run.wake_waiters()
+
+    def release(self, tenure: Tenure) -> None:
+        if self._held.get(tenure.run.run_id) is tenure:
+            del self._held[tenure.run.run_id]
+
+    def validity(self, began: float) -> float:
+        return began + TRUSTED * self.seconds
+
+    async def ask(self, make: Callable[[], Awaitable[T]]) -> T:
+        """Ask the store, again and again if it can't be reached: whoever waits has a lease that bounds it."""
+        tries = 0
+        while True:
+            try:
+                return await make()
+            except StoreError as error:
+                if type(error) is not StoreError:  # it could be reached, and said no
+                    raise
+                log.warning("the store can't be reached: %s", error)
+            await pause_before_retry(tries)
+            tries += 1
+
+    async def changed(self, seen: int) -> None:
+        """Wait for a wake-up later than those that were seen."""
+        await self._waiters.wait(lambda: self.changes != seen)
+
+    async def flushed(self, done: Callable[[], bool]) -> None:
+        """Have what is new written now, and wait until that is so."""
+        self._urgent += 1
+        try:
+            self._bell.wake()
+            await self._waiters.wait(done)
+        finally:
+            self._urgent -= 1
+
+    def wake(self) -> None:
+        """Something may have changed in the store. Called from any thread."""
+        self.changes = next(self._count)  # two threads at once may set it back, but never to what a waiter has seen
+        self._waiters.wake()
+
+    # -- its life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to look after runs; also after those that other processes have left behind."""
+        if self._served is None:
+            self._served = portal.submit(self._serve)
+
+    async def close(self) -> None:
+        """Stop, once nobody needs it any more."""
+        if self._served is not None:
+            task, served = self._task, self._served
+            if task is not None:
+                with contextlib.suppress(RuntimeError):  # its loop was closed, and it with it
+                    task.get_loop().call_soon_threadsafe(task.cancel)
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await asyncio.wrap_future(served)
+            self._served = None
+
+    async def _serve(self) -> None:
+        self._task = asyncio.current_task()
+        parts = [
+            asyncio.create_task(part(), name=f"andon keeper{part.__name__}")
+            for part in (self._renew_leases, self._watch_clock, self._write_progress, self._hear_cancels)
+        ]
+        listening = self.store.listen(self.wake)
+        try:
+            await asyncio.wait(parts, return_when=asyncio.FIRST_EXCEPTION)
+            log.critical("the keeper of leases broke: its runs will be stopped", exc_info=_error_of(parts))
+        finally:
+            listening.close()
+            for part in parts:
+                part.cancel()
+
+    # -- its parts ----------------------------------------------------------------------------------------------------
+
+    async def _renew_leases(self) -> None:
+        while True:
+            began = time.monotonic()
+            leases = self._leases()
+            try:
+                if leases:
+                    self._act_on(await self.store.renew(leases, self.seconds))
+                    for lease in leases:
+                        tenure = self._held.get(lease.run_id)
+                        if tenure is not None and tenure.lease == lease and not tenure.run.at_rest:
+                            tenure.valid_until = self.validity(began)
+                await self.end_orphans()
+            except StoreError as error:
+                log.warning("leases could not be renewed: %s", error)
+            self.wake()  # the net under lost wake-ups
+            await asyncio.sleep(max(0.0, began + self.seconds / 3 - time.monotonic()))
+
+    async def _watch_clock(self) -> None:
+        """Asks nobody: if the store can't be reached, the runs here are stopped before others may take them over."""
+        while True:
+            await asyncio.sleep(self.seconds / 20)
+            now = time.monotonic()
+            for tenure in list(self._held.copy().values()):
+                if tenure.valid_until < now:
+                    tenure.run.cancel_for(CancelCause.lost, "its lease could not be renewed in time")
+
+    async def _write_progress(self) -> None:
+        while True:
+            await self._bell.wait(lambda: bool(self._held))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_SECONDS):
+                    await self._bell.wait(lambda: self._urgent > 0)
+            news = [
+                (tenure, progress)
+                for tenure in list(self._held.copy().values())
+                if not tenure.run.at_rest and (progress := tenure.progress()) is not None
+            ]
+            if not news:
+                if self._urgent:  # whoever waits is waiting for a run that is over: let it look
+                    self._waiters.wake()
+                    await asyncio.sleep(FLUSH_SECONDS)
+                continue
+            try:
+                lost = await self.store.write([progress for _, progress in news])
+            except StoreError as error:
+                log.warning("the store can't be reached, what runs do is not written yet: %s", error)
+                await asyncio.sleep(0.5)
+                continue
+            for tenure, progress in news:
+                if tenure.run.run_id in lost:
+                    self._lose(tenure, progress.lease)
+                else:
+                    tenure.note(progress)
+            self._waiters.wake()
+
+    async def _hear_cancels(self) -> None:
+        while True:
+            seen = self.changes
+            leases = self._leases()
+            try:
+                if leases:
+                    self._act_on(await self.store.renew(leases, None))
+            except StoreError as error:
+                log.warning("cancels can't be heard: %s", error)
+            await self.changed(seen)
+
+    def _leases(self) -> list[Lease]:
+        return [tenure.lease for tenure in list(self._held.copy().values()) if tenure.lease is not None]
+
+    def _act_on(self, renewal: Renewal) -> None:
+        for run_id, request in renewal.cancels.items():
+            if (tenure := self._held.get(run_id)) is not None:
+                tenure.run.ask(request)
+        for run_id in renewal.lost:
+            if (tenure := self._held.get(run_id)) is not None:
+                self._lose(tenure, tenure.lease)
+
+    def _lose(self, tenure: Tenure, lease: Lease | None) -> None:
+        if tenure.lease == lease and tenure.run.phase is not Phase.ending:
+            tenure.run.cancel_for(CancelCause.lost, "another worker has taken it over")
+
+    # -- what others left ---------------------------------------------------------------------------------------------
+
+    async def end_orphans(self) -> None:
+        """End runs that nobody else will end."""
+        while taken := await self.store.take_orphans(self.owner, self.seconds, ORPHANS_AT_ONCE):
+            for each in taken:
+                try:
+                    await self._end_orphan(self.store, each, each.cancel or CancelRequest.make(CancelCause.lost))
+                except StoreError:
+                    raise
+                except Exception as error:
+                    log.critical("run %s could not be ended: %s", each.record.run_id, describe(error), exc_info=error)
+
+
+def _error_of(tasks: list[asyncio.Task[None]]) -> BaseException | None:
+    return next((task.exception() for task in tasks if task.done() and not task.cancelled()), None)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run's place in a shared store, for as long as this process holds it.
+
+What the run does is written by the keeper, in batches, beside the run; the run itself waits for the store at its
+beginning, before its tools start, where it pauses, and at its end. The store has the last word on how a run ends: a
+cancel that it has accepted makes every other end a cancel, and an end that someone else has written is the run's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from andon.core.shared import Lease, Progress
+from andon.core.states import RunStatus
+from andon.errors import AndonError, NotContinuableError, StoreError
+
+if TYPE_CHECKING:
+    from andon.core.events import Event
+    from andon.core.keeper import Keeper
+    from andon.core.receipt import CancelRequest
+    from andon.core.run import Run
+    from andon.core.session import OnBusy
+    from andon.core.store import RunRecord
+    from andon.messages import Message
+
+FIRST_DELAY, LONGEST_DELAY = 0.05, 1.0
+"""Between two tries to reach the store, in seconds."""
+
+EVENTS_AT_ONCE = 5_000
+"""How many events of a run one transaction takes."""
+
+
+class Tenure:
+    """The hold that this process has on a run."""
+
+    __slots__ = ("_keeper", "_noted", "_run", "_wanted", "lease", "refusal", "restoring", "valid_until", "written")
+
+    def __init__(self, keeper: Keeper, run: Run) -> None:
+        self._keeper, self._run = keeper, run
+        self.lease: Lease | None = None
+        self.valid_until = math.inf
+        """When this process must stop the run unless the lease was renewed, as `time.monotonic()` counts."""
+        self.refusal: AndonError | None = None
+        """What kept the run from starting; then nothing of it is recorded."""
+        self.written = 0
+        """How many of its events the store is known to have."""
+        self.restoring = False
+        """It was paused, and not here: it is not entered, but taken up."""
+        self._noted: tuple[int, int] | None = None
+        self._wanted = 0
+
+    @property
+    def run(self) -> Run:
+        return self._run
+
+    # -- the beginning ------------------------------------------------------------------------------------------------
+
+    async def enter(self, record: RunRecord, on_busy: OnBusy) -> None:
+        """Take a place in the session's line, or be refused."""
+        began = time.monotonic()
+        try:
+            if self.restoring:
+                if not await self.take_up():
+                    raise NotContinuableError(f"run {record.run_id!r} is not paused any more: someone else was quicker")
+                return
+            lease = await self._keeper.store.enter(record, self._keeper.owner, self._keeper.seconds, on_busy)
+        except AndonError as error:
+            self.refusal = error
+            raise
+        self.hold(lease, began)
+
+    async def turn(self) -> None:
+        """Wait until all that are ahead in the line have ended. A run that was paused has kept its place."""
+        if self.restoring:
+            return
+        lease = self.lease
+        assert lease is not None
+        while True:
+            seen = self._keeper.changes
+            if await self._keeper.ask(lambda: self._keeper.store.take_turn(lease)):
+                return
+            await self._keeper.changed(seen)
+
+    def hold(self, lease: Lease, began: float) -> None:
+        """From now on the run is this process's own: it was given the lease when it asked, at `began`."""
+        self.lease, self.valid_until = lease, self._keeper.validity(began)
+        self._keeper.hold(self)
+
+    # -- what it does -------------------------------------------------------------------------------------------------
+
+    def progress(self) -> Progress | None:
+        """What is new since the last time, if anything is. Called by the keeper, on another thread than the run's."""
+        assert self.lease is not None
+        events = self._run.journal.events[self.written : self.written + EVENTS_AT_ONCE]
+        messages = self._run.so_far()
+        noted = _size(messages)
+        if not events and noted == self._noted and not self._wanted:
+            return None
+        return Progress(self.lease, None if noted == self._noted else messages, events)
+
+    def note(self, progress: Progress) -> None:
+        """That much is written."""
+        self.written = max(self.written, progress.events[-1].seq if progress.events else 0)
+        if progress.messages is not None:
+            self._noted = _size(progress.messages)
+
+    async def save(self) -> None:
+        """Wait until what the run has done so far is written."""
+        size = _size(self._run.so_far())
+        self._wanted += 1
+        try:
+            await self._keeper.flushed(lambda: self._noted is not None and self._noted >= size)
+        finally:
+            self._wanted -= 1
+
+    async def take_up(self) -> bool:
+        """Hold the run again after a pause. False if someone else does, or it was asked to stop."""
+        began = time.monotonic()
+        taken = await self._keeper.store.take_up(self._run.run_id, self._keeper.owner, self._keeper.seconds)
+        if taken is not None:
+            self.hold(taken.lease, began)
+        return taken is not None
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def finish(self, record: RunRecord, messages: list[Message], last: Event) -> RunRecord | CancelRequest | None:
+        """See `SharedStore.finish`. A run that was cancelled before it was entered is entered first."""
+        lease = self.lease
+        if lease is None:
+            began = time.monotonic()
+            fresh = msgspec.structs.replace(record, status=RunStatus.pending, stop_reason=None, receipt=None)
+            lease = await self._keeper.store.enter(fresh, self._keeper.owner, self._keeper.seconds, "queue")
+            self.hold(lease, began)
+        events = [*self._run.journal.events[self.written :], last]
+        answer = await self._keeper.store.finish(lease, record, messages, events)
+        if answer is not None and lease != self.lease:  # it was taken up again here, a moment ago
+            raise StoreError(f"run {record.run_id!r} is being taken up again")
+        return answer
+
+    async def follow(self, record: RunRecord) -> RunRecord:
+        """Wait until whoever has the run now has ended it."""
+        self.release()
+        while not record.status.final:
+            seen = self._keeper.changes
+            found = await self._keeper.ask(lambda: self._keeper.store.find(self._run.run_id))
+            if found is None:
+                break
+            record = found
+            if not record.status.final:
+                await self._keeper.changed(seen)
+        return record
+
+    async def left(self) -> list[Message]:
+        """What whoever has ended the run has left of it in its session."""
+        return await self._keeper.ask(lambda: self._keeper.store.added(self._run.run_id)) or []
+
+    def rest(self) -> None:
+        """The run is paused: its lease is given up, but it is still known here."""
+        self.valid_until = math.inf
+
+    def release(self) -> None:
+        self.valid_until = math.inf
+        self._keeper.release(self)
+
+
+def _size(messages: list[Message]) -> tuple[int, int]:
+    """Messages are only ever added, and results to the last one: so their number tells whether there are new ones."""
+    return len(messages), len(messages[-1].content) if messages else 0
+
+
+async def pause_before_retry(tries: int) -> None:
+    await asyncio.sleep(min(LONGEST_DELAY, FIRST_DELAY * 2**tries))

@@ -101,8 +101,7 @@ def _tell(options: argparse.Namespace, place: Place, cancelled: list[Cancelled])
         _tell_one(cancelled[0])
     if waiting := [each for each in cancelled if not _is_over(each, options.wait)]:
         ids = ", ".join(each.run_id for each in waiting)
-        who_ends_it = "; the next server on this database will end it" if place.local else ""
-        note(f"asked, but not ended within {options.wait:g} s: {ids}{who_ends_it}", "yellow")
+        note(f"asked, but not ended within {options.wait:g} s: {ids}", "yellow")
     if options.block and not options.json:
         blocked = " and ".join(
             f"{kind} {getattr(options, kind)}" for kind in ("user", "agent") if getattr(options, kind)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    teller = Teller(as_json=options.json, quiet=options.quiet, owner=True)
+    teller = Teller(as_json=options.json, quiet=options.quiet, owner=bool(options.agent))
     with closing(open_place(options)) as place:
         found = find(place, options.id)
         if place.local and not options.agent:
@@ -67,17 +68,18 @@ def run(options: argparse.Namespace) -> int:
             answers |= asked
         if not place.local:
             return _remotely(options, place, found, answers, teller)
-    return _here(options, found, answers, teller)
+        told = [event.seq for event in place.events(found)] if found.status is RunStatus.paused else []
+    return _here(options, found, answers, teller, max(told, default=0))
 
 
-def _here(options: argparse.Namespace, found: Report, answers: Answers, teller: Teller) -> Exit:
+def _here(options: argparse.Namespace, found: Report, answers: Answers, teller: Teller, after: int) -> Exit:
     db = options.db or "sqlite:///andon.db"
     agent = find_agent(options.agent, db)
 
     async def go_on() -> Run:
         return await agent.resume_run(found.run_id, answers)
 
-    report = drive(agent, go_on, teller, no_input=options.no_input)
+    report = drive(agent, go_on, teller, no_input=options.no_input, after=after)
     return conclude(report, teller, f"{options.agent} --db {shlex.quote(without_secrets(db))} ")
 
 
@@ -105,6 +107,8 @@ def _follow(place: Place, found: Report, events: Iterator[Event], teller: Teller
     run_id = found.run_id
 
     def cancel(number: signal.Signals) -> None:
+        # Not by `print`: this may have interrupted one.
+        os.write(2, b"\nandon: asking the server to cancel it; another Ctrl-C leaves at once\n")
         reason = CTRL_C if number is signal.SIGINT else number.name
         request = CancelRequest.make(CancelCause.user, reason, who())
         place.cancel(Selection(run_id, agent_id=found.agent_id), request, block=False)

@@ -26,7 +26,6 @@ from andon.cli.mistake import Exit
 from andon.cli.report import Report
 from andon.cli.show import note
 from andon.cli.telling import CTRL_C, Teller
-from andon.core.events import RunEvent
 from andon.core.portal import portal
 from andon.core.run import Run
 from andon.core.states import CancelCause, RunStatus
@@ -73,9 +72,9 @@ class Hands:
 
 
 def drive(
-    agent: Agent, open_run: Callable[[], Coroutine[Any, Any, Run]], teller: Teller, *, no_input: bool = False
+    agent: Agent, open_run: Callable[[], Coroutine[Any, Any, Run]], teller: Teller, *, no_input: bool, after: int = 0
 ) -> Report:
-    """Do a run to its end, or to a question that nobody is there to answer."""
+    """Do a run to its end, or to a question that nobody is there to answer; tell what comes after that event."""
     _quieten_the_log()
     with Hands() as hands:
         run = portal.submit(open_run).result()
@@ -85,7 +84,6 @@ def drive(
             else run.cancel_for(CancelCause.shutdown, number.name)
         )
         on_reader_gone(lambda: run.cancel_for(CancelCause.disconnect, GONE))
-        after = _already_told(run)
         while True:
             try:
                 after = _tell(run, after, teller)
@@ -96,6 +94,7 @@ def drive(
                 break
             if not _answered(agent, report, hands):
                 break
+        portal.submit(agent.runtime.close).result()
         if report.receipt is not None and report.receipt.leftovers:
             portal.close()  # what is left gets a moment to end in, and a second Ctrl-C still works meanwhile
     return report
@@ -108,11 +107,6 @@ def _tell(run: Run, after: int, teller: Teller) -> int:
         after = event.seq
         teller.tell(event, run.run_id)
     return after
-
-
-def _already_told(run: Run) -> int:
-    """A run that was paused goes on with what comes after its pause."""
-    return max((event.seq - 1 for event in run.journal.events if event.event is RunEvent.run_continued), default=0)
 
 
 def _answered(agent: Agent, report: Report, hands: Hands) -> bool:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The database that servers share, asked without any of them.
 
-A cancel is a committed row, and reaches whoever holds the run; if nobody does, the run is ended by the next server that
-is started on this database.
+A cancel is a committed row, and reaches whoever holds the run; what nobody holds any more is ended from here.
 """
 
 from __future__ import annotations
@@ -12,11 +11,13 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
+from andon.agent.orphans import end_orphan
 from andon.cli.mistake import Mistake
 from andon.cli.place import without_secrets
 from andon.cli.report import Cancelled, Line, Report
 from andon.core.events import Event, RunEvent
 from andon.core.receipt import CancelRequest
+from andon.core.runtime import Runtime
 from andon.core.shared import Block, Selection, SharedStore
 from andon.core.states import CancelOutcome, RunStatus
 from andon.store import open_store
@@ -38,6 +39,8 @@ class Local:
         if not isinstance(store, SharedStore):
             raise Mistake(f"{url!r} is in the memory of another process: name its server with --url")
         self.store: SharedStore = store
+        self._runtime = Runtime(store)
+        self._runtime.keep(end_orphan)
         self.name = without_secrets(url)
         self._runner = asyncio.Runner()
 
@@ -85,7 +88,17 @@ class Local:
                 if id is not None:
                     at = request.requested_at
                     await self.store.block(Block(kind, id, request.by, request.reason, at))  # type: ignore[arg-type]
-        outcomes = await self.store.request_cancel(which, request)
+        outcomes = await self._runtime.cancel(
+            run_id=which.run_id,
+            session_id=which.session_id,
+            user_id=which.user_id,
+            agent_id=which.agent_id,
+            all=which == Selection(),
+            reason=request.reason,
+            by=request.by,
+            mode=request.mode,
+            grace=request.grace,
+        )
         return [await self._cancelled(run_id, outcome) for run_id, outcome in outcomes.items()]
 
     async def _cancelled(self, run_id: str, outcome: CancelOutcome) -> Cancelled:
@@ -107,7 +120,7 @@ class Local:
         return self._run(self.store.prune(before, dry_run=dry_run))
 
     def close(self) -> None:
-        self._run(self.store.close())
+        self._run(self._runtime.close())
         self._runner.close()
 
     @contextlib.contextmanager

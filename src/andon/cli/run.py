@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     handle = agent.start(prompt, **wanted)
 
     async def begin() -> Run:
-        handle.begin()
+        await handle.open()
         return handle
 
     teller = Teller(as_json=options.json, quiet=options.quiet, owner=True)

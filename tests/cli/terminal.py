@@ -12,10 +12,13 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.support import HANG
+
+Andon = Callable[..., tuple[int, str, str]]
+"""The command, in this process: its exit code, and what it said on both channels."""
 
 CTRL_C, CTRL_D = "\x03", "\x04"
 
@@ -72,20 +75,22 @@ class Noted:
         receipt = event.result.receipt
         pathlib.Path("ended").write_text(str(receipt.cause if receipt else event.result.status.name))
 
-def results(request):
-    return "; ".join(result.content for result in request.messages[-1].tool_results)
+def first(call):
+    """This call, and then its result; by the conversation alone, because another process may go on with it."""
+    return lambda request: "".join(result.content for result in request.messages[-1].tool_results) or call
 
 patient = {"cut_seconds": 3600, "abandon_seconds": 3600}
 hello = Agent("Hello", ScriptedModel(then=[Think("Hm."), Say("Hello there."), Spend(input_tokens=3, output_tokens=2)]))
 echo = Agent("Echo", ScriptedModel(then=lambda request: f"<{request.messages[-1].text}>"))
+counting = Agent("Counting", ScriptedModel(then=lambda r: f"{sum(m.role == 'user' for m in r.messages)} prompts"))
 stall = Agent("Stall", ScriptedModel(["One ", Stall()], then=["Two ", Stall()]), hooks=[Noted()])
 liner = Agent("Liner", ScriptedModel(then=["One\\n", Stall()]), hooks=[Noted()])
 deaf = Agent("Deaf", ScriptedModel(Deaf()), runtime=Runtime(**patient))
 held = Agent("Held", ScriptedModel(Call("stubborn")), tools=[stubborn], runtime=Runtime(**patient))
 blocked = Agent("Blocked", ScriptedModel(Call("block")), tools=[block])
 tooled = Agent("Tooled", ScriptedModel(["Let me look. ", Call("look", {"where": "here"})], then="Sand."), tools=[look])
-asker = Agent("Asker", ScriptedModel(Call("delete", {"name": "a.txt"}, id="d"), then=results), tools=[delete])
-painter = Agent("Painter", ScriptedModel(Call("paint", id="p"), then=results), tools=[paint])
+asker = Agent("Asker", ScriptedModel(then=first(Call("delete", {"name": "a.txt"}, id="d"))), tools=[delete])
+painter = Agent("Painter", ScriptedModel(then=first(Call("paint", id="p"))), tools=[paint])
 failing = Agent("Failing", ScriptedModel(["Half a ", Fail(ModelError("the model is on fire"))]))
 colourful = Agent("Colourful", ScriptedModel(then="\\x1b[31mred\\x07 \\x9b31m\\tfine\\n"))
 both = [hello, echo]
@@ -160,10 +165,10 @@ def environment(**more: str) -> dict[str, str]:
     return {**{k: v for k, v in os.environ.items() if k not in strange}, "PYTHONWARNINGS": "error", **more}
 
 
-def andon(
+def alone(
     here: Path, *arguments: str, stdin: str = "", env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The command where there is no terminal."""
+    """The command in a process of its own, where there is no terminal."""
     ended = subprocess.run(
         [sys.executable, "-m", "andon", *arguments],
         cwd=here,

@@ -15,7 +15,7 @@ import pytest
 
 from andon import Agent
 from andon.cli import demo_agents
-from tests.cli.terminal import CTRL_C, CTRL_D, PROGRAM, andon, at_terminal
+from tests.cli.terminal import CTRL_C, CTRL_D, PROGRAM, alone, at_terminal
 from tests.cli.test_serve import serving
 
 
@@ -37,7 +37,7 @@ def start(url: str, agent: str, run_id: str) -> None:
 
 def wait(here: Path, url: str, run_id: str) -> None:
     """Until it has ended, or is paused."""
-    assert andon(here, "watch", run_id, "--url", url).returncode in (0, 3, 4)
+    assert alone(here, "watch", run_id, "--url", url).returncode in (0, 3, 4)
 
 
 def test_there_are_agents_to_try(url: str) -> None:
@@ -54,7 +54,7 @@ def test_listed_in_any_width(url: str, tmp_path: Path) -> None:
             assert max(map(len, lines)) <= columns
             assert any(line.startswith("a-run-w") for line in lines)
             assert ("SESSION" in lines[0]) == (columns >= 80)
-    ended = andon(tmp_path, "ps", "--url", url)
+    ended = alone(tmp_path, "ps", "--url", url)
     assert "a-run-with-a-rather-long-name" in ended.stdout, "without a terminal, nothing is cut"
 
 
@@ -67,7 +67,7 @@ def test_watching_is_left_and_the_run_goes_on(url: str, tmp_path: Path) -> None:
         assert "the run goes on; andon cancel watched" in terminal.screen
     with at_terminal(tmp_path, "watch", "watc", "--url", url) as terminal:
         terminal.until("On night 1")
-        ended = andon(tmp_path, "cancel", "watched", "--wait", "--reason", "enough", "--url", url)
+        ended = alone(tmp_path, "cancel", "watched", "--wait", "--reason", "enough", "--url", url)
         assert ended.returncode == 0
         assert terminal.end() == 3
         assert "cancelling (enough)" in terminal.screen
@@ -92,7 +92,7 @@ def test_ctrl_c_cancels_a_run_that_was_continued(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     with serving(tmp_path, "program:stall", "--drain", "0") as served:
         start(served.url, "stall", "first")
-        assert andon(tmp_path, "cancel", "first", "--wait", "--url", served.url).returncode == 0
+        assert alone(tmp_path, "cancel", "first", "--wait", "--url", served.url).returncode == 0
         with at_terminal(tmp_path, "continue", "first", "--url", served.url) as terminal:
             terminal.until("Two ")
             run_id = re.findall("run ([0-9a-f]{32}) of", terminal.screen)[0]
@@ -111,7 +111,7 @@ def test_ctrl_c_cancels_a_run_that_was_continued(tmp_path: Path) -> None:
 
 
 def test_nothing_to_serve(tmp_path: Path) -> None:
-    ended = andon(tmp_path, "serve")
+    ended = alone(tmp_path, "serve")
     assert ended.returncode == 2
     assert "--demo" in ended.stderr
 
@@ -164,12 +164,12 @@ def test_a_slow_tool_ends_with_its_run(tmp_path: Path) -> None:
 
 def test_json_for_scripts(url: str, tmp_path: Path) -> None:
     start(url, "storyteller", "scripted")
-    lines = json.loads(andon(tmp_path, "ps", "--json", "--url", url).stdout)
+    lines = json.loads(alone(tmp_path, "ps", "--json", "--url", url).stdout)
     (line,) = [line for line in lines if line["run_id"] == "scripted"]
     assert line.keys() == {"run_id", "agent_id", "session_id", "user_id", "status", "created_at", "phase"}
-    (told,) = json.loads(andon(tmp_path, "cancel", "scripted", "--wait", "--json", "--url", url).stdout)
+    (told,) = json.loads(alone(tmp_path, "cancel", "scripted", "--wait", "--json", "--url", url).stdout)
     assert told.keys() == {"run_id", "outcome", "status", "receipt"}
-    last = andon(tmp_path, "watch", "scripted", "--json", "--url", url).stdout.splitlines()[-1]
+    last = alone(tmp_path, "watch", "scripted", "--json", "--url", url).stdout.splitlines()[-1]
     assert json.loads(last)["result"].keys() == {
         *("run_id", "agent_id", "session_id", "status", "stop_reason", "content"),
         *("usage", "interrupts", "receipt", "error", "warnings"),

@@ -10,39 +10,18 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from andon import Agent, tool
-from andon.cli import main, remote
+from andon.cli import remote
 from andon.cli.remote import Remote
 from andon.models.scripted import Call, Fail, ScriptedModel, Stall
+from tests.cli.terminal import Andon
 from tests.server.live import Live, serving
 from tests.support import HANG, Flag, Hold, Worker, eventually
 from tests.support.till import DELETE, PAY, Till
-
-Andon = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def andon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Andon:
-    """The command, in a folder of its own: its exit code, and what it said on both channels."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("ANDON_URL", "ANDON_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        try:
-            code: Any = main(arguments)
-        except SystemExit as error:  # argparse's own
-            code = error.code
-        told = capsys.readouterr()
-        assert "Traceback" not in told.err
-        return int(code), told.out, told.err
-
-    return call
 
 
 def talker() -> Agent:
@@ -457,6 +436,8 @@ def test_what_a_server_may_answer(andon: Andon, status: int, body: bytes, code: 
         (["cancel", "r", "--all"], "say which runs"),
         (["cancel", "--all", "--user", "ada"], "leave it out"),
         (["cancel", "--session", "s", "--block"], "--user or --agent"),
+        (["cancel", "--user", "u", "--agent", "a", "--block"], "--user or --agent"),
+        (["unblock"], "--user --agent"),
         (["cancel", "r", "--mode", "never"], "invalid choice"),
         (["cancel", "r", "--grace", "-1"], "0 or more"),
         (["cancel", "--wait", "r"], "0 or more"),

@@ -11,15 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.terminal import CTRL_C, CTRL_D, PROGRAM, andon, at_terminal, environment
+from tests.cli.terminal import CTRL_C, CTRL_D, Andon, alone, at_terminal, environment
 from tests.support import HANG
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    return tmp_path
-
 
 # -- Ctrl-C -----------------------------------------------------------------------------------------------------------
 
@@ -125,7 +118,7 @@ def test_nothing_is_asked_that_should_not_be(here: Path, more: list[str]) -> Non
 
 
 def test_without_a_terminal_a_question_has_its_own_exit_code(here: Path) -> None:
-    ended = andon(here, "run", "program:asker", "Hi")
+    ended = alone(here, "run", "program:asker", "Hi")
     assert ended.returncode == 4
     assert 'delete wants to run: {"name":"a.txt"}' in ended.stderr
     assert "--db" in ended.stderr
@@ -135,19 +128,19 @@ def test_without_a_terminal_a_question_has_its_own_exit_code(here: Path) -> None
 
 
 def test_the_text_is_all_there_is_on_stdout(here: Path) -> None:
-    ended = andon(here, "run", "program:tooled", "Hi")
+    ended = alone(here, "run", "program:tooled", "Hi")
     assert (ended.returncode, ended.stdout) == (0, "Let me look. Sand.\n")
     assert '→ look {"where":"here"}' in ended.stderr
     assert "← look nothing but sand" in ended.stderr
 
 
 def test_quiet(here: Path) -> None:
-    ended = andon(here, "run", "program:tooled", "Hi", "--quiet")
+    ended = alone(here, "run", "program:tooled", "Hi", "--quiet")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "Let me look. Sand.\n", "")
 
 
 def test_each_event_as_json_and_the_result_last(here: Path) -> None:
-    ended = andon(here, "run", "program:hello", "Hi", "--json", "--session", "s1", "--user", "ada")
+    ended = alone(here, "run", "program:hello", "Hi", "--json", "--session", "s1", "--user", "ada")
     *events, last = [json.loads(line) for line in ended.stdout.splitlines()]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert (events[0]["event"], events[-1]["event"]) == ("RunStarted", "RunCompleted")
@@ -160,18 +153,18 @@ def test_each_event_as_json_and_the_result_last(here: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["-"]])
 def test_the_prompt_may_come_through_a_pipe(here: Path, arguments: list[str]) -> None:
-    ended = andon(here, "run", "program:echo", *arguments, stdin="From afar\n")
+    ended = alone(here, "run", "program:echo", *arguments, stdin="From afar\n")
     assert (ended.returncode, ended.stdout) == (0, "<From afar\n>\n")
 
 
 def test_time_runs_out(here: Path) -> None:
-    ended = andon(here, "run", "program:stall", "Hi", "--timeout", "0.2")
+    ended = alone(here, "run", "program:stall", "Hi", "--timeout", "0.2")
     assert (ended.returncode, ended.stdout) == (3, "One \n")
     assert "deadline" in ended.stderr
 
 
 def test_a_run_that_fails(here: Path) -> None:
-    ended = andon(here, "run", "program:failing", "Hi")
+    ended = alone(here, "run", "program:failing", "Hi")
     assert (ended.returncode, ended.stdout) == (1, "Half a \n")
     assert ended.stderr.count("the model is on fire") == 1
 
@@ -217,7 +210,7 @@ def test_a_model_can_not_steer_the_terminal(here: Path) -> None:
         assert "�[31mred� �31m" in terminal.screen
         assert "\x1b" not in terminal.screen
         assert "\x07" not in terminal.screen
-    assert andon(here, "run", "program:colourful", "Hi", "-q").stdout == "\x1b[31mred\x07 \x9b31m\tfine\n"
+    assert alone(here, "run", "program:colourful", "Hi", "-q").stdout == "\x1b[31mred\x07 \x9b31m\tfine\n"
 
 
 def test_colour_is_for_terminals(here: Path) -> None:
@@ -228,7 +221,7 @@ def test_colour_is_for_terminals(here: Path) -> None:
     with at_terminal(here, "run", "program:tooled", "Hi", env={"TERM": "dumb"}) as terminal:
         assert terminal.end() == 0
         assert "\x1b" not in terminal.screen
-    assert "\x1b" not in andon(here, "run", "program:tooled", "Hi").stderr
+    assert "\x1b" not in alone(here, "run", "program:tooled", "Hi").stderr
 
 
 def test_a_narrow_terminal(here: Path) -> None:
@@ -256,10 +249,11 @@ def test_a_narrow_terminal(here: Path) -> None:
         (["program:hello", "Hi", "--session", ""], 2, "it is empty"),
     ],
 )
-def test_mistakes_are_one_sentence(here: Path, arguments: list[str], code: int, words: str) -> None:
-    ended = andon(here, "run", *arguments)
-    assert (ended.returncode, ended.stdout) == (code, "")
-    assert words in ended.stderr
+@pytest.mark.usefixtures("here")
+def test_mistakes_are_one_sentence(andon: Andon, arguments: list[str], code: int, words: str) -> None:
+    told, out, err = andon("run", *arguments)
+    assert (told, out) == (code, "")
+    assert words in err
 
 
 def test_a_terminal_without_a_prompt(here: Path) -> None:

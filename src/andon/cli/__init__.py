@@ -13,13 +13,13 @@ import sys
 from collections.abc import Sequence
 
 from andon import __version__
-from andon.cli import cancel, continuing, prune, ps, run, serve, watch
+from andon.cli import cancel, continuing, prune, ps, run, serve, unblock, watch
 from andon.cli.mistake import Exit, Mistake, mistake_of
 from andon.cli.options import Help
 from andon.cli.show import prepare_streams
 from andon.errors import AndonError
 
-COMMANDS = [serve, run, ps, watch, cancel, continuing, prune]
+COMMANDS = [serve, run, ps, watch, cancel, unblock, continuing, prune]
 
 EPILOG = """
 where runs are looked for: --url, --db, $ANDON_URL, ./andon.db if it is there, http://127.0.0.1:7777

@@ -65,8 +65,8 @@ def run(options: argparse.Namespace) -> int:
         raise Mistake("say which runs: an id, or --session, --user, --agent, or --all")
     if options.all and (options.session or options.user or options.agent):
         raise Mistake("--all means all runs: leave it out, or leave the others out")
-    if options.block and not (options.user or options.agent):
-        raise Mistake("--block refuses new runs of a user or of an agent: say which with --user or --agent")
+    if options.block and (bool(options.user) == bool(options.agent) or options.session):
+        raise Mistake("--block refuses new runs of a user or of an agent: give --user or --agent, and nothing else")
     request = CancelRequest.make(CancelCause.user, options.reason, who(), options.mode, options.grace)
     with closing(open_place(options)) as place:
         which = Selection(None, options.session, options.user, options.agent)
@@ -103,10 +103,8 @@ def _tell(options: argparse.Namespace, place: Place, cancelled: list[Cancelled])
         ids = ", ".join(each.run_id for each in waiting)
         note(f"asked, but not ended within {options.wait:g} s: {ids}", "yellow")
     if options.block and not options.json:
-        blocked = " and ".join(
-            f"{kind} {getattr(options, kind)}" for kind in ("user", "agent") if getattr(options, kind)
-        )
-        note(f"new runs of {blocked} are refused until someone unblocks them", "yellow")
+        blocked = f"--user {options.user}" if options.user else f"--agent {options.agent}"
+        note(f"new runs are refused; to take them again: andon unblock {blocked}", "yellow")
     well = cancelled and all(_is_well(each, options.wait) for each in cancelled)
     return Exit.ok if well or (options.block and not cancelled) else Exit.failed
 

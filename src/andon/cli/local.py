@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from andon.agent.orphans import end_orphan
 from andon.cli.mistake import Mistake
@@ -83,11 +83,9 @@ class Local:
 
     async def _cancel(self, which: Selection, request: CancelRequest, block: bool) -> list[Cancelled]:
         if block:  # first: so that none slips in between
-            user, agent = which.user_id, which.agent_id
-            for kind, id in (("user", user), ("agent", agent)):
-                if id is not None:
-                    at = request.requested_at
-                    await self.store.block(Block(kind, id, request.by, request.reason, at))  # type: ignore[arg-type]
+            kind: Literal["user", "agent"] = "user" if which.user_id else "agent"
+            id = which.user_id or which.agent_id or ""
+            await self.store.block(Block(kind, id, request.by, request.reason, request.requested_at))
         outcomes = await self._runtime.cancel(
             run_id=which.run_id,
             session_id=which.session_id,
@@ -115,6 +113,9 @@ class Local:
                 if found.status is None or found.status.final or left <= 0:
                     return found
                 wait(min(left, LOOK_AGAIN_SECONDS))
+
+    def unblock(self, kind: Literal["user", "agent"], id: str) -> bool:
+        return self._run(self.store.unblock(kind, id))
 
     def prune(self, before: float, *, dry_run: bool) -> dict[str, int]:
         return self._run(self.store.prune(before, dry_run=dry_run))

@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from andon.cli.mistake import Exit, Mistake
 from andon.cli.options import text
@@ -57,6 +57,10 @@ class Place(Protocol):
 
     def gone(self, run_id: str, request: CancelRequest, seconds: float) -> Cancelled:
         """Wait until a run that was asked to stop has ended and all of it is gone, for so long at the most."""
+        ...
+
+    def unblock(self, kind: Literal["user", "agent"], id: str) -> bool:
+        """Take new runs of that user or agent again. False if they were not refused."""
         ...
 
     def close(self) -> None: ...

@@ -11,7 +11,7 @@ import http.client
 import json
 import time
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -116,13 +116,15 @@ class Remote:
         return self._follow(run, 0, None)
 
     def cancel(self, which: Selection, request: CancelRequest, *, block: bool) -> list[Cancelled]:
-        fields = _fields(request)
+        fields = self._fields(request)
         if which.run_id is not None:
             assert which.agent_id is not None
             return [self._cancel_one(which.agent_id, which.run_id, fields)]
         asked = {"session_id": which.session_id, "user_id": which.user_id, "agent_id": which.agent_id}
         given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None} or {"all": True}
         answer = self._ask("POST", "/runs/cancel", {**fields, **given, **({"block": True} if block else {})})
+        if block and not answer.get("blocked"):
+            raise Mistake(f"{self.name} has cancelled them, but it can't refuse new ones: it is too old", Exit.failed)
         outcomes = self._convert(answer.get("cancelled"), dict[str, CancelOutcome])
         return [Cancelled(run_id, outcome) for run_id, outcome in outcomes.items()]
 
@@ -130,7 +132,13 @@ class Remote:
         run = self.look(run_id)
         if run is None:
             return Cancelled(run_id, CancelOutcome.unknown)
-        return self._cancel_one(run.agent_id, run_id, {**_fields(request), "wait": seconds}, seconds)
+        return self._cancel_one(run.agent_id, run_id, {**self._fields(request), "wait": seconds}, seconds)
+
+    def _fields(self, request: CancelRequest) -> dict[str, Any]:
+        # Whoever has a token is known by it.
+        by = None if "authorization" in self._headers else request.by
+        fields = {"reason": request.reason, "by": by, "mode": request.mode.value, "grace": request.grace}
+        return {name: value for name, value in fields.items() if value is not None}
 
     def _cancel_one(self, agent_id: str, run_id: str, fields: dict[str, Any], wait: float = 0) -> Cancelled:
         try:
@@ -140,6 +148,9 @@ class Remote:
                 raise
             answer = refused.body  # it had ended in another way, and the body says how
         return self._convert(answer, Cancelled)
+
+    def unblock(self, kind: Literal["user", "agent"], id: str) -> bool:
+        return bool(self._ask("POST", "/unblock", {f"{kind}_id": id}).get("unblocked"))
 
     def go_on(self, run: Report, answers: dict[str, Any]) -> Iterator[Event]:
         """Go on with a run, and follow it. Whoever leaves this stream cancels it."""
@@ -280,11 +291,6 @@ class Remote:
 
 def _path(agent_id: str, run_id: str) -> str:
     return f"/agents/{quote(agent_id, safe='')}/runs/{quote(run_id, safe='')}"
-
-
-def _fields(request: CancelRequest) -> dict[str, Any]:
-    fields = {"reason": request.reason, "by": request.by, "mode": request.mode.value, "grace": request.grace}
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _why(error: Exception) -> str:

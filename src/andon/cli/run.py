@@ -58,8 +58,8 @@ def add_telling(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    prompt = _prompt(options.prompt)
     agent = find_agent(options.agent, options.db)
+    prompt = _prompt(options.prompt)
     wanted: RunOptions = {"timeout": options.timeout, "user_id": options.user, "session_id": options.session}
     handle = agent.start(prompt, **wanted)
 

@@ -51,17 +51,17 @@ def parse(text: str) -> Address:
 
 
 def _sqlite(url: URL) -> Address:
-    if url.database in (None, "", ":memory:"):
+    if not url.host and url.database in (None, "", ":memory:"):
         raise ConfigurationError("SQLite needs a file, as in sqlite:///andon.db; to keep nothing, use memory://")
-    assert url.database is not None
     query = dict(url.query)
     synchronous = str(query.pop("synchronous", "normal")).lower()
-    if query or url.host or url.database.startswith("file:") or synchronous not in SYNCHRONOUS:
+    name = url.database or ""
+    if query or url.host or name.startswith("file:") or synchronous not in SYNCHRONOUS:
         raise ConfigurationError(
             f"{url.render_as_string()} is not understood: three slashes and a path (sqlite:///andon.db; four, if it "
             f"begins at the root), and at most ?synchronous=full"
         )
-    path = Path(url.database).expanduser().absolute()
+    path = Path(name).expanduser().absolute()
     shown = f"sqlite:///{path}"
     if path.is_dir():
         raise ConfigurationError(f"{path} is a folder; name a file in it, as in sqlite:///{path}/andon.db")

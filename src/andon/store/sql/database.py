@@ -172,7 +172,7 @@ class Database:
         while True:
             try:
                 return work()
-            except SQLAlchemyError as error:
+            except (SQLAlchemyError, sqlite3.Error) as error:
                 if not is_transient(error) or time.monotonic() > deadline:
                     raise translate(error, self.address) from None
             time.sleep(RETRY_PAUSE)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError
 
 from andon.errors import StoreError
 from andon.store.sql.address import Address
@@ -25,7 +25,7 @@ _ADVICE = {
 }
 
 
-def is_transient(error: SQLAlchemyError) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether the transaction was undone only because another one was in its way."""
     cause = _cause(error)
     if isinstance(cause, sqlite3.OperationalError):

@@ -13,6 +13,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, delete, insert, inspect, select, text
@@ -44,13 +45,14 @@ def open(engine: Engine, address: Address) -> None:
 def _open_file(engine: Engine, address: Address, path: Path) -> None:
     if path.exists() and path.stat().st_size:
         _look_first(path, address)
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        driver = connection.connection.driver_connection
-        assert driver is not None
-        if driver.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-            mode = driver.execute("PRAGMA journal_mode=WAL").fetchone()
-            if mode != ("wal",):
-                log.warning("%s can't be used in WAL mode: readers and writers will wait for each other", path)
+    borrowed = engine.raw_connection()  # outside of any transaction
+    try:
+        driver = cast(sqlite3.Connection, borrowed.driver_connection)
+        modes = ("PRAGMA journal_mode", "PRAGMA journal_mode=WAL")  # the second one needs the file for itself
+        if not any(driver.execute(mode).fetchone() == ("wal",) for mode in modes):
+            log.warning("%s can't be used in WAL mode: readers and writers will wait for each other", path)
+    finally:
+        borrowed.close()
     with engine.connect().execution_options(andon_writes=True) as connection, connection.begin():
         _settle(connection, address, lambda version: _copy_file(path, version))
 

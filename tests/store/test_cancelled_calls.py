@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whoever waits for a store may be cancelled, and may lose its loop: a call does all of its work or none."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import warnings
+import weakref
+
+import pytest
+
+from andon import RunStatus
+from andon.core.shared import Selection
+from andon.store.sql import SQLStore, database
+from andon.store.sql.lanes import Lane
+from tests.store.making import KEY, LONG, asking, opened, record, said
+from tests.support import Flag, play, until
+
+
+class Gate:
+    """Blocking work that says when it has begun, and goes on when it may."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_go_on, self.ended = Flag(), Flag(), Flag()
+
+    def __call__(self) -> str:
+        self.begun.set()
+        self.may_go_on.wait()
+        self.ended.set()
+        return "done"
+
+
+def test_work_that_has_begun_is_done_and_what_has_not_is_taken_back() -> None:
+    async def main() -> None:
+        lane, first, second = Lane("test", 1), Gate(), Gate()
+        waiting, queued = asyncio.create_task(lane.run(first)), asyncio.create_task(lane.run(second))
+        await first.begun.arrived()
+        for task in (waiting, queued):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert not first.ended.is_set()
+        first.may_go_on.set()
+        await first.ended.arrived()
+        assert await lane.run(lambda: "next") == "next"
+        assert not second.begun.is_set()
+        lane.close()
+
+    play(main)
+
+
+def test_a_loop_that_is_closed_takes_nothing_with_it() -> None:
+    lane, gate = Lane("test", 1), Gate()
+
+    async def leave() -> None:
+        task = asyncio.create_task(lane.run(gate))
+        await gate.begun.arrived()
+        task.cancel()
+
+    asyncio.run(leave())
+    gate.may_go_on.set()
+    gate.ended.wait()
+
+    async def main() -> None:
+        assert await lane.run(lambda: "next") == "next"
+
+    asyncio.run(main())
+    lane.close()
+
+
+def test_a_lane_starts_no_more_threads_than_it_needs() -> None:
+    async def main() -> None:
+        lane = Lane("test-lane", 3)
+        for _ in range(5):
+            await lane.run(lambda: None)
+        gates = [Gate() for _ in range(5)]
+        tasks = [asyncio.create_task(lane.run(gate)) for gate in gates]
+        await asyncio.gather(*(gate.begun.arrived() for gate in gates[:3]))
+        names = [thread.name for thread in threading.enumerate()]
+        assert names.count("test-lane") == 3
+        for gate in gates:
+            gate.may_go_on.set()
+        assert await asyncio.gather(*tasks) == ["done"] * 5
+        lane.close()
+
+    play(main)
+
+
+def test_a_cancelled_call_has_done_all_of_its_work_or_none(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            lease = await store.enter(record("r1"), "me", LONG, "reject")
+            for turn in range(30):
+                task = asyncio.create_task(store.request_cancel(Selection(run_id="r1"), asking(reason=f"{turn}")))
+                for _ in range(turn):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task])
+            # In the same lane as those, or, with Postgres, behind their locks.
+            await store.request_cancel(Selection(run_id="r1"), asking(reason="last"))
+            log = await store.cancel_log(Selection(), 100)
+            assert len(log) == 1
+            assert (await store.renew([lease], None)).cancels == {"r1": log[0].request}
+
+    play(main)
+
+
+def test_an_error_in_a_transaction_undoes_it(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+
+            def half(tx: database.Tx) -> None:
+                from andon.store.sql import sessions
+
+                sessions.save(tx, record("r1", RunStatus.completed), said("One"))
+                raise KeyError("half way")
+
+            with pytest.raises(KeyError, match="half way"):
+                await store._db.change(half)
+            assert await store.find("r1") is None
+            assert await store.find_session(KEY) is None
+
+    play(main)
+
+
+def test_a_store_that_is_forgotten_leaves_no_thread_and_no_connection(url: str) -> None:
+    async def main() -> None:
+        store = SQLStore(url)
+        woken = Flag()
+        store.listen(woken.set)
+        await store.ping()
+        await woken.arrived()
+        gone = weakref.ref(store)
+        del store
+        gc.collect()
+        assert gone() is None
+        await until(lambda: not [each for each in threading.enumerate() if each.name.startswith("andon-store")])
+
+    play(main)
+
+
+def test_a_forked_child_has_connections_and_threads_of_its_own(url: str) -> None:
+    store = SQLStore(url)
+
+    async def enter() -> None:
+        await store.enter(record("r1"), "me", LONG, "reject")
+
+    async def look() -> None:
+        assert await store.find("r1") == record("r1")
+        await store.close()
+
+    asyncio.run(enter())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of threads at a fork, and that is what this is about
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            asyncio.run(look())
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    asyncio.run(look())

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Postgres goes away, and comes back: nothing that was answered is lost, and the same store goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from andon import RunStatus
+from andon.core.shared import Progress, Selection
+from andon.errors import StoreError
+from tests.store.making import KEY, LONG, asking, events, opened, record, said
+from tests.store.server import Server
+from tests.store.test_processes import Bell
+from tests.support import play
+
+
+@pytest.fixture
+def own_server(server: Server) -> Iterator[Server]:
+    """One that may be killed: nobody else uses it. (The first one has made what both need.)"""
+    folder = Path(tempfile.mkdtemp(prefix="andon-pg-"))
+    own = Server(folder, folder)
+    yield own
+    own.stop()
+    shutil.rmtree(folder)
+
+
+def test_after_a_kill_of_the_server_everything_that_was_answered_is_there(own_server: Server) -> None:
+    async def main() -> None:
+        async with opened(own_server.url("postgres")) as store:
+            bell = Bell()
+            store.listen(bell)
+            lease = await store.enter(record("r1"), "me", LONG, "reject")
+            await store.write([Progress(lease, said("One"), events("r1", (1, 2)))])
+            request = asking()
+            await store.request_cancel(Selection(run_id="r1"), request)
+            await asyncio.to_thread(own_server.kill)
+            for call in (store.ping, lambda: store.renew([lease], LONG), lambda: store.load(KEY)):
+                with pytest.raises(StoreError, match="could not be asked"):
+                    await call()
+            woken = asyncio.ensure_future(bell.next())
+            await asyncio.to_thread(own_server.start)
+            await woken  # whoever listens looks again after an outage
+            assert await store.renew([lease], LONG) == ([], {"r1": request})
+            assert await store.read_events("r1", 0, 10) == events("r1", (1, 2))
+            end = record("r1", RunStatus.cancelled)
+            assert await store.finish(lease, end, said("One"), events("r1", (2, 3))) is None
+            assert await store.load(KEY) == said("One")
+            woken = asyncio.ensure_future(bell.next())
+            await asyncio.sleep(0)
+            await store.save(record("r2", RunStatus.completed), said("Two"))
+            await woken
+
+    play(main)
+
+
+def test_a_connection_that_the_server_has_closed_is_not_noticed(postgres_url: str) -> None:
+    async def main() -> None:
+        async with opened(postgres_url) as store:
+            await store.ping()
+            await store.save(record("r1", RunStatus.completed), said("One"))
+            with psycopg.connect(postgres_url, autocommit=True) as admin:
+                admin.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+                    "AND pid <> pg_backend_pid()"
+                )
+            await store.save(record("r2", RunStatus.completed), said("Two"))
+            assert len(await store.load(KEY)) == 4
+
+    play(main)

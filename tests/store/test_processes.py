@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two processes on one database: what one commits the other is told of, and what it may not write it can't."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from andon import CancelOutcome, RunStatus
+from andon.core.shared import Lease, Selection
+from andon.store.sql import SQLStore
+from tests.store.elsewhere import Elsewhere
+from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said
+from tests.support import Flag, play
+
+
+class Bell:
+    """Counts wake-ups, and wakes whoever waits for one."""
+
+    def __init__(self) -> None:
+        self.rings, self._flag = 0, Flag()
+
+    def __call__(self) -> None:
+        self.rings += 1
+        flag, self._flag = self._flag, Flag()
+        flag.set()
+
+    def next(self) -> Coroutine[Any, Any, None]:
+        """The next one from now on, not from when it is awaited."""
+        return self._flag.arrived()
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[Elsewhere]:
+    """One for all tests: it takes a while to start."""
+    other = Elsewhere()
+    yield other
+    other.leave()
+
+
+@pytest.fixture
+def elsewhere(process: Elsewhere, url: str) -> Iterator[Elsewhere]:
+    process.ensure_running()
+    process.ask("open", url)
+    yield process
+    if process.is_running:
+        process.ask("close")
+
+
+async def found_cancelled(store: SQLStore, bell: Bell, lease: Lease) -> str | None:
+    """Look whenever the bell rings, as a worker does."""
+    while True:
+        waiting = asyncio.ensure_future(bell.next())
+        if (request := (await store.renew([lease], None)).cancels.get(lease.run_id)) is not None:
+            waiting.cancel()
+            return request.by
+        await waiting
+
+
+def test_a_cancel_in_another_process_wakes_whoever_holds_the_run(url: str, elsewhere: Elsewhere) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            bell = Bell()
+            listening = store.listen(bell)
+            for number in range(5):
+                lease = await store.enter(record(f"r{number}"), "me", LONG, "queue")
+                looking = asyncio.create_task(found_cancelled(store, bell, lease))
+                elsewhere.tell("cancel", f"r{number}")
+                assert await looking == "elsewhere"
+                assert elsewhere.answer() == {f"r{number}": CancelOutcome.requested}
+            listening.close()
+
+    play(main)
+
+
+def test_progress_and_ends_wake_too(url: str, elsewhere: Elsewhere) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            bell = Bell()
+            store.listen(bell)
+            assert elsewhere.ask("enter", "r1", LONG) == ["r1", 1]
+            seen = 0
+            elsewhere.tell("write", "r1", 1, 7)
+            while seen < 7:
+                waiting = asyncio.ensure_future(bell.next())
+                fresh = await store.read_events("r1", seen, 100)
+                seen += len(fresh)
+                if seen < 7:
+                    await waiting
+                waiting.cancel()
+            assert elsewhere.answer() == []
+            elsewhere.tell("finish", "r1", 1, "COMPLETED")
+            while True:
+                waiting = asyncio.ensure_future(bell.next())
+                found = await store.find("r1")
+                if found is not None and found.status is RunStatus.completed:
+                    waiting.cancel()
+                    break
+                await waiting
+            assert elsewhere.answer() is None
+
+    play(main)
+
+
+def test_who_has_closed_is_not_woken_and_a_callback_that_fails_breaks_nothing(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            quiet, loud = Bell(), Bell()
+
+            def broken() -> None:
+                raise RuntimeError("a callback of someone's")
+
+            store.listen(broken)
+            closing = store.listen(quiet)
+            store.listen(loud)
+            first = loud.next()
+            closing.close()
+            closing.close()
+            before = quiet.rings
+            await first
+            for number in range(3):
+                waiting = asyncio.ensure_future(loud.next())
+                await asyncio.sleep(0)
+                await store.save(record(f"r{number}", RunStatus.completed), said("x"))
+                await waiting
+            assert quiet.rings <= before + 1
+            store.listen(quiet).close()
+
+    with caplog.at_level(logging.ERROR, "andon"):
+        play(main)
+    assert "a callback that listens to the store failed" in caplog.text
+
+
+def test_one_can_listen_again_after_all_have_left(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            for number in range(3):
+                bell = Bell()
+                first = asyncio.ensure_future(bell.next())
+                await asyncio.sleep(0)
+                listening = store.listen(bell)
+                await first  # it is connected
+                waiting = asyncio.ensure_future(bell.next())
+                await asyncio.sleep(0)
+                await store.save(record(f"r{number}", RunStatus.completed), said("x"))
+                await waiting
+                listening.close()
+
+    play(main)
+
+
+def test_what_a_killed_process_was_told_is_kept(url: str, elsewhere: Elsewhere) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            elsewhere.ask("enter", "r1", LONG)
+            assert elsewhere.ask("write", "r1", 1, 3) == []
+            assert elsewhere.ask("cancel", "r1") == {"r1": CancelOutcome.requested}
+            elsewhere.signal(signal.SIGKILL)
+            elsewhere.leave()
+            assert await store.load(KEY) == said("r1")
+            assert await store.read_events("r1", 0, 10) == events("r1", (1, 2, 3))
+            assert (await store.renew([Lease("r1", 1)], None)).cancels["r1"].by == "elsewhere"
+
+    play(main)
+
+
+def test_a_worker_that_was_stopped_past_its_lease_can_not_write(url: str, elsewhere: Elsewhere) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            elsewhere.ask("enter", "r1", PAST)
+            elsewhere.signal(signal.SIGSTOP)
+            elsewhere.tell("write", "r1", 1, 3)
+            elsewhere.tell("finish", "r1", 1, "COMPLETED")
+            [taken] = await store.take_orphans("me", LONG, 10)
+            end = record("r1", RunStatus.cancelled)
+            assert await store.finish(taken.lease, end, said("here"), []) is None
+            elsewhere.signal(signal.SIGCONT)
+            assert elsewhere.answer() == ["r1"]
+            assert elsewhere.answer() == "CANCELLED"
+            assert await store.load(KEY) == said("here")
+            assert await store.read_events("r1", 0, 10) == []
+            assert await store.find("r1") == end
+
+    play(main)
+
+
+def test_a_cancel_and_an_end_in_two_processes_have_one_winner(url: str, elsewhere: Elsewhere) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            for number in range(10):
+                run_id = f"r{number}"
+                elsewhere.ask("enter", run_id, LONG)
+                elsewhere.tell("finish", run_id, 1, "COMPLETED")
+                outcome = (await store.request_cancel(Selection(run_id=run_id), asking()))[run_id]
+                answer = elsewhere.answer()
+                requested = outcome is CancelOutcome.requested
+                assert requested == (answer == "asked to stop")
+                assert requested or (outcome, answer) == (CancelOutcome.already_finished, None)
+                if requested:
+                    assert elsewhere.ask("finish", run_id, 1, "CANCELLED") is None
+
+    play(main)

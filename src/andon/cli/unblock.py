@@ -22,8 +22,8 @@ EXAMPLES = """
 def add(commands: Any) -> None:
     parser = add_parser(commands, "unblock", "take runs again after a block", __doc__, examples=EXAMPLES)
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--user", type=text, metavar="ID")
-    which.add_argument("--agent", type=text, metavar="ID")
+    which.add_argument("--user", type=text, metavar="ID", help="the user")
+    which.add_argument("--agent", type=text, metavar="ID", help="the agent")
     parser.add_argument("--json", action="store_true", help="an object, on one line")
     add_where(parser)
     parser.set_defaults(run=run)

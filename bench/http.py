@@ -98,7 +98,7 @@ async def _post(port: int, path: str, body: str = "") -> None:
 
 
 @contextlib.asynccontextmanager
-async def _server() -> AsyncIterator[tuple[int, int]]:
+async def serving() -> AsyncIterator[tuple[int, int]]:
     """The port and the process id."""
     command = [sys.executable, "-m", "andon", "serve", "bench.http:agent", "--port", "0", "--drain", "0"]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
@@ -148,7 +148,7 @@ async def _measure(count: int, share: float, progress: Progress) -> Figure:
     total, done = sum(max(1, int(rounds * share)) for _, _, rounds in KINDS.values()), 0
     gc.collect()
     gc.freeze()  # what other figures have left here is not the clients' to look after
-    async with _server() as (port, pid):
+    async with serving() as (port, pid):
         await cancel_round(port, -1, count, "wait", singly=False)
         for name, (message, singly, rounds) in KINDS.items():
             taken: list[float] = []

@@ -241,6 +241,6 @@ class ToolInterrupted(BaseException):
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line: its kind, and what it says."""
-    text = str(error)
+    """An error in one line: its kind, and what it says, as far as it can be written down."""
+    text = str(error).encode("utf-8", "replace").decode()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -9,6 +9,7 @@ Roles: `user` (a prompt), `assistant` (text, reasoning, tool calls) and `tool` (
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
@@ -108,6 +109,16 @@ class Usage(Struct, frozen=True, gc=False):
 def sendable(text: str) -> str:
     """The text as it can be written down: half a character (a lone surrogate) can be in a str, but not in UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+_ESCAPES = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+
+
+def sendable_json(text: bytes) -> bytes:
+    """The same for JSON, where half a character is an escape: careless writers write it, and decoders refuse it."""
+    return _ESCAPES.sub(lambda found: rb"\ufffd" if found[1] else found[0], text)
 
 
 UNKNOWN_USAGE = Usage(None, None, None, None)

@@ -114,6 +114,14 @@ def test_a_signal_ends_an_idle_server(here: Path, number: signal.Signals) -> Non
         assert served.end(number) == 0
 
 
+def test_all_agents_are_on_one_runtime(here: Path) -> None:
+    with serving(here, "program:agent", "program:deaf", "--drain", "0") as served:
+        fields = {"message": "Hi", "run_id": "r1", "background": "true", "stream": "false"}
+        answers = [served.client.post(f"/agents/{name}/runs", data=fields) for name in ("helper", "deaf")]
+        assert [answer.status_code for answer in answers] == [202, 409], "a run's id means one run"
+        assert served.end(signal.SIGTERM) == 0
+
+
 def test_runs_may_finish_and_nothing_new_is_taken(here: Path) -> None:
     with serving(here, "program:brief", "--drain", "30") as served:
         path = "/agents/brief/runs"

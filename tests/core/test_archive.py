@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from andon import Agent, MemoryStore, RunStatus, Runtime
-from andon.models.scripted import Burst, ScriptedModel
+from andon import Agent, MemoryStore, RunStatus, Runtime, tool
+from andon.models.scripted import Burst, Call, ScriptedModel
 from tests.support import play, until
 
 
@@ -75,6 +75,23 @@ def test_the_oldest_leave_when_it_is_too_much() -> None:
         agent.model = ScriptedModel(Burst("x" * 100_000, 5))
         await agent.invoke_async("Hi")  # one that is too large by itself
         await until(lambda: agent.runtime.ended == [])
+
+    play(main)
+
+
+def test_what_was_asked_weighs_too() -> None:
+    @tool
+    async def keep(text: str) -> None: ...
+
+    async def main() -> None:
+        runtime = Runtime()
+        runtime.keep_ended(max_bytes=100_000)
+        large = "x" * 100_000
+        agent = Agent("Helper", ScriptedModel(Call("keep", {"text": large}), "OK."), tools=[keep], runtime=runtime)
+        await agent.invoke_async("Hi")
+        await until(lambda: runtime.ended == [])
+        await agent.invoke_async(large)
+        await until(lambda: runtime.ended == [])
 
     play(main)
 

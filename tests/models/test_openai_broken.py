@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from andon import Agent, RunResult, RunStatus
+from andon import Agent, Retry, RunResult, RunStatus
 from andon.errors import ConfigurationError, ModelConnectionError, ModelError, ModelStreamError, RateLimitError
 from andon.messages import Text
-from andon.testing.providers import Answer, call, cut, end, fail, finish, raw, reasoning, stall, text
+from andon.testing.providers import Answer, FakeChat, call, cut, end, fail, finish, raw, reasoning, stall, text
 from tests.support import play
-from tests.support.openai import Api, each_api
+from tests.support.openai import APIS, Api, each_api
 
 HALF = text("Half an ")
+QUICK = Retry(base_seconds=0)
 NO_UTF8 = (
     b'data: {"type": "response.output_text.delta", "delta": "\xff", "choices": [{"delta": {"content": "\xff"}}]}\n\n'
 )
@@ -59,6 +60,53 @@ def check_failed(result: RunResult, kind: type[ModelError], *words: str) -> None
 def test_broken_json(api: Api, data: bytes, words: list[str]) -> None:
     async def main() -> None:
         check_failed(await broken(api, [HALF, raw(data), stall()]), ModelStreamError, *words)
+
+    play(main)
+
+
+def half(text: bytes) -> Any:
+    """A piece of text, as either interface sends it; in the bytes, an escape is one of JSON's."""
+    said = b'"delta": "%b", "choices": [{"delta": {"content": "%b"}}]' % (text, text)
+    return raw(b'data: {"type": "response.output_text.delta", %b}\n\n' % said)
+
+
+@each_api
+def test_half_a_character_is_no_reason_to_fail(api: Api) -> None:
+    r"""A lone surrogate can be written in JSON, as in "\ud83d", but not in UTF-8."""
+
+    async def main() -> None:
+        pieces = [rb"a\ud83d", rb"\ude00b", rb" \ud83d\ude00 \\ud83d \uD800\u0041"]
+        with api.fake([[*map(half, pieces), text(".")], [text("Fine.")]]) as fake:
+            agent = Agent("Tester", api.model(fake))
+            result = await agent.invoke_async("go")
+            assert result.content == "a\ufffd\ufffdb 😀 \\ud83d \ufffdA.", result.error
+            assert (await agent.invoke_async("and now?")).content == "Fine."
+
+    play(main)
+
+
+@each_api
+def test_half_a_character_in_the_arguments_of_a_call(api: Api) -> None:
+    """No tool is called with what the model did not say; the model is told."""
+
+    async def main() -> None:
+        with api.fake([[call("search", r'{"query": "a\ud83d"}', id="call_1")], [text("Fine.")]]) as fake:
+            result = await Agent("Tester", api.model(fake)).invoke_async("go")
+        assert (result.status, result.content) == (RunStatus.completed, "Fine."), result.error
+        assert "JSON" in result.messages[-2].tool_results[0].content
+
+    play(main)
+
+
+@each_api
+def test_half_a_character_in_an_error(api: Api) -> None:
+    async def main() -> None:
+        body = rb'{"error": {"message": "not \ud83d this"}}'
+        with api.fake([[raw(body, content_type="application/json", status=400)]]) as fake:
+            async with Agent("Tester", api.model(fake)).start("go") as run:
+                *_, last = [event async for event in run]
+        assert last.error is not None
+        assert "not ? this" in last.error
 
     play(main)
 
@@ -110,8 +158,6 @@ def test_an_error_in_mid_stream(api: Api) -> None:
 
 
 def test_a_response_that_failed() -> None:
-    from tests.support.openai import APIS
-
     async def main() -> None:
         answer: Any = [HALF, fail(429, "Too fast.", code="rate_limit_exceeded", event="response.failed")]
         check_failed(await broken(APIS[1], answer), RateLimitError, "Too fast.")
@@ -206,6 +252,89 @@ def test_an_answer_that_was_cut_short_says_so(api: Api, reason: str, words: str)
         assert result.content == "Half an "
         (warning,) = result.warnings
         assert words in warning
+
+    play(main)
+
+
+def last_words(*lines: bytes) -> Any:
+    """How a server of another make ends an answer of Chat Completions."""
+    return raw(b"".join(b"data: %b\n\n" % line for line in (*lines, b"[DONE]")))
+
+
+FINISHED = b'{"choices": [{"delta": {}, "finish_reason": "%b"}]}'
+
+
+@pytest.mark.parametrize("reason", [b"error", b"abort", b"network_error", b"insufficient_system_resource"])
+def test_an_answer_that_the_provider_gave_up_is_none(reason: bytes) -> None:
+    async def main() -> None:
+        result = await broken(APIS[0], [HALF, last_words(FINISHED % reason)])
+        check_failed(result, ModelError, "gave up", reason.decode())
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"error": {"message": "Upstream died."}, "choices": [{"delta": {}, "finish_reason": "error"}]}',
+        b'{"choices": [{"delta": {}, "finish_reason": "error", "error": {"message": "Upstream died."}}]}',
+    ],
+    ids=["beside", "inside"],
+)
+def test_why_it_gave_up_is_told(line: bytes) -> None:
+    async def main() -> None:
+        check_failed(await broken(APIS[0], [HALF, last_words(line)]), ModelError, "Upstream died.")
+
+    play(main)
+
+
+def test_an_answer_that_the_provider_gave_up_before_it_began_is_asked_for_again() -> None:
+    async def main() -> None:
+        with FakeChat([[last_words(FINISHED % b"error")], [text("Fine.")]]) as fake:
+            result = await Agent("Tester", APIS[0].model(fake), retry=QUICK).invoke_async("go")
+        assert result.content == "Fine.", result.error
+
+    play(main)
+
+
+def test_an_answer_without_a_reason_to_end_is_one_and_says_so() -> None:
+    """Servers that give none are many: vllm-mlx, gateways to other models, vLLM and llama-cpp-python at times."""
+
+    async def main() -> None:
+        result = await broken(APIS[0], [text("All of it."), last_words()])
+        assert (result.status, result.content) == (RunStatus.completed, "All of it.")
+        (warning,) = result.warnings
+        assert "without a finish reason" in warning
+
+    play(main)
+
+
+def test_a_call_without_a_reason_to_end_is_made() -> None:
+    async def main() -> None:
+        piece = b'{"choices": [{"delta": {"tool_calls": [{"id": "c1", "function": {"name": "%b"}}]}}]}' % b"search"
+        with FakeChat([[last_words(piece)], [text("Fine.")]]) as fake:
+            result = await Agent("Tester", APIS[0].model(fake)).invoke_async("go")
+        assert result.content == "Fine.", result.error
+        assert [each.name for message in result.messages for each in message.tool_calls] == ["search"]
+
+    play(main)
+
+
+def test_nothing_and_no_reason_is_an_early_end() -> None:
+    async def main() -> None:
+        with FakeChat([[last_words()], [text("Fine.")]]) as fake:
+            result = await Agent("Tester", APIS[0].model(fake), retry=QUICK).invoke_async("go")
+            assert result.content == "Fine.", result.error
+            assert len(fake.served) == 2
+
+    play(main)
+
+
+def test_an_empty_reason_is_none() -> None:
+    """Older Ollama and SGLang send one with every piece."""
+
+    async def main() -> None:
+        check_failed(await broken(APIS[0], [HALF, raw(b"data: %b\n\n" % FINISHED % b""), end()]), ModelStreamError)
 
     play(main)
 

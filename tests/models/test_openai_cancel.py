@@ -311,16 +311,16 @@ def random_answer(dice: random.Random) -> Answer:
 @pytest.mark.parametrize("seed", range(10))
 @each_api
 def test_at_random(api: Api, seed: int) -> None:
-    """Ten prompts in one conversation, each cancelled after a random number of turns of the event loop."""
+    """Twenty prompts in one conversation, each cancelled after a random number of turns of the event loop."""
 
     async def main() -> None:
         dice = random.Random(f"{api.name} {seed}")
         with api.fake(lambda _: random_answer(dice), split=dice.choice([None, 7, 100])) as fake:
             agent = Agent("Tester", api.model(fake), tools=[search])
             await agent.invoke_async("warm up", max_turns=1)
-            for _ in range(10):
+            for _ in range(20):
                 async with agent.start("go", max_turns=3) as run:
-                    for _ in range(dice.choice([5, 50, 500])):
+                    for _ in range(dice.randrange(dice.choice([5, 50, 500]))):
                         await asyncio.sleep(0)
                     run.cancel()
                     result = await run.result()

@@ -74,8 +74,8 @@ class Client:
 
 
 @contextlib.contextmanager
-def served(agent: Agent, *others: Agent) -> Iterator[Client]:
-    with serving(agent, *others) as live:
+def served(agent: Agent, *others: Agent, **settings: Any) -> Iterator[Client]:
+    with serving(agent, *others, **settings) as live:
         yield Client(live, agent)
 
 

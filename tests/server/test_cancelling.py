@@ -200,11 +200,59 @@ def test_many_are_cancelled_by_what_they_have_in_common(asked: dict[str, Any], h
         crowd(live)
         answer = live.client.post("/runs/cancel", json=asked | {"reason": "closing time"})
         assert answer.status_code == 200
-        assert answer.json() == {"cancelled": dict.fromkeys(hit, "requested")}
+        found = {each["run_id"]: each for each in answer.json()["cancelled"]}
+        assert {run_id: each["outcome"] for run_id, each in found.items()} == dict.fromkeys(hit, "requested")
+        assert {each["status"] for each in found.values()} <= {"CANCELLING", "CANCELLED"}
+        assert not any("receipt" in each for each in found.values())
         left = {"r1", "r2", "r3", "r4"} - hit
         eventually(lambda: {run.run_id for agent in agents for run in agent.runtime.runs} == left)
         receipts = [run.make_result().receipt for agent in agents for run in agent.runtime.ended]
         assert [each.reason for each in receipts if each] == ["closing time"] * len(hit)
+
+
+def test_who_waits_for_many_gets_all_their_receipts() -> None:
+    reached, go = Flag(), Flag()
+
+    @tool
+    async def stubborn() -> str:
+        """Take the cancel, and stay a while."""
+        reached.set()
+        try:
+            await forever()
+        finally:
+            await go.arrived()
+
+    silence = Silence()
+    agents = helper(Call("stubborn"), tools=[stubborn]), Agent("Other", ScriptedModel(silence))
+    with serving(*agents) as live:
+        begin(live, "r1", session_id="s1")
+        begin(live, "r2", "/agents/other/runs", session_id="s1")
+        reached.wait()
+        silence.reached.wait()
+        asked = live.client.post("/runs/cancel?wait=0.01", json={"session_id": "s1", "reason": "enough"}).json()
+        first, _ = asked["cancelled"]
+        assert (first["agent_id"], first["run_id"], first["status"]) == ("helper", "r1", "CANCELLING")
+        assert "stubborn" in str(first["receipt"]["leftovers"])
+        go.set()
+        again = live.client.post("/runs/cancel", data={"all": "true", "wait": "30"}).json()["cancelled"]
+        assert all((each["status"], each["receipt"]["leftovers"]) == ("CANCELLED", []) for each in again)
+        assert live.client.get(f"{RUNS}/r1").json()["receipt"]["reason"] == "enough"
+        assert live.client.post("/runs/cancel?wait=-1&all=true").status_code == 422
+
+
+def test_two_agents_may_have_runs_of_one_id_where_each_has_a_runtime_of_its_own() -> None:
+    agents = helper(), Agent("Other", ScriptedModel(then=Stall()))
+    with serving(*agents) as live:
+        begin(live, "r1")
+        begin(live, "r1", "/agents/other/runs")
+
+        def both(listed: list[dict[str, Any]]) -> set[tuple[str, str]]:
+            return {(each["agent_id"], each["run_id"]) for each in listed}
+
+        assert both(live.client.get("/runs").json()) == {("helper", "r1"), ("other", "r1")}
+        cancelled = live.client.post("/runs/cancel?wait=30", json={"all": True}).json()["cancelled"]
+        assert both(cancelled) == {("helper", "r1"), ("other", "r1")}
+        assert [each["status"] for each in cancelled] == ["CANCELLED", "CANCELLED"]
 
 
 @pytest.mark.parametrize("asked", [{}, {"session_id": ""}, {"all": "false"}, {"reason": "all of them"}])

@@ -57,6 +57,8 @@ def test_a_paused_run_says_what_it_asks_in_both_shapes() -> None:
         state = live.client.get(f"{RUNS}/r").json()
         assert (state["status"], state["stop_reason"]) == ("PAUSED", "interrupt")
         assert state["interrupts"] == paused["interrupts"]
+        calls = [(each["tool_call_id"], each["tool_name"], each["requires_confirmation"]) for each in state["tools"]]
+        assert sorted(calls) == [("c1", "delete", True), ("c2", "colour", True)], "each call is there once"
         busy = live.post(RUNS, message="Hello?", session_id="s")
         assert busy.status_code == 409
         assert "continue_run" in busy.json()["detail"]
@@ -93,6 +95,44 @@ def test_the_familys_form() -> None:
         assert results["c2"] == "painted it red"
 
 
+def test_the_family_sends_back_every_call_that_it_knows() -> None:
+    """Finished ones with their results, and those that it has nothing to say about as they were."""
+
+    @tool
+    async def look() -> str:
+        return "seen"
+
+    turn = [Call("look", id="c0"), *BOTH]
+    agent = Agent("Helper", ScriptedModel(turn, BOTH[1], then="OK."), tools=[delete, paint, look])
+    with serving(agent) as live:
+        pause(live)
+        tools = live.client.get(f"{RUNS}/r").json()["tools"]
+        by_id = {each["tool_call_id"]: each for each in tools}
+        assert set(by_id) == {"c0", "c1", "c2"}
+        assert by_id["c0"]["result"] == "seen"
+        by_id["c1"]["confirmed"] = True
+        refused = live.post(f"{RUNS}/r/continue", tools=json.dumps(tools))
+        assert (refused.status_code, [each["call_id"] for each in refused.json()["interrupts"]]) == (400, ["c1", "c2"])
+        by_id["c2"]["result"] = "red"
+        again = live.post(f"{RUNS}/r/continue", tools=json.dumps(tools), stream="false").json()
+        # It asks once more, and what was answered before is sent along.
+        assert again["status"] == "PAUSED"
+        (asked,) = again["interrupts"]
+        tools += [{"tool_call_id": asked["call_id"], "result": "blue"}]
+        done = live.post(f"{RUNS}/r/continue", tools=json.dumps(tools), stream="false").json()
+        assert done["status"] == "COMPLETED"
+        results = [each["content"] for each in done["messages"] if each["role"] == "tool"]
+        assert results == ["seen", "deleted x", "painted it red", "painted it blue"]
+
+
+def test_an_answer_that_comes_after_the_cancel_starts_nothing() -> None:
+    with serving(helper(BOTH[0])) as live:
+        pause(live)
+        live.client.post(f"{RUNS}/r/cancel?wait=30")
+        late = live.post(f"{RUNS}/r/continue", tools=json.dumps([{"tool_call_id": "c1", "confirmed": True}]))
+        assert (late.status_code, "waits for an answer" in late.json()["detail"]) == (400, True)
+
+
 def test_a_refusal_with_a_reason() -> None:
     with serving(helper(BOTH[0])) as live:
         (asked,) = pause(live)
@@ -109,8 +149,10 @@ def test_a_refusal_with_a_reason() -> None:
         ({"answers": "{"}, 400, "no JSON"),
         ({"answers": "[]"}, 400, "an object"),
         ({"tools": "{}"}, 400, "a list"),
-        ({"tools": [{"tool_call_id": "c9", "confirmed": True}]}, 400, "no call 'c9'"),
-        ({"tools": [{"tool_call_id": "c1"}]}, 400, "neither"),
+        ({"tools": ["c1"]}, 400, "an object"),
+        ({"tools": [{"tool_call_id": "c9", "confirmed": True}]}, 400, "no answer to"),
+        ({"tools": [{"tool_call_id": "c1"}]}, 400, "no answer to"),
+        ({"tools": [{"tool_call_id": "c1", "confirmed": None, "result": None}]}, 400, "no answer to"),
     ],
 )
 def test_answers_that_are_none_change_nothing(fields: dict[str, Any], code: int, says: str) -> None:

@@ -6,26 +6,45 @@ from __future__ import annotations
 import asyncio
 import gc
 
+import httpx
 import pytest
 
 from andon import Agent, Run
 from andon.server.sse import EventResponse
 from bench import http
 from tests.server.live import serving
-from tests.support import eventually
+from tests.support import HANG, eventually, play
+
+STREAMS = 500
+
+
+@pytest.mark.parametrize("message", ["wait", "talk"])
+def test_five_hundred_streams_on_one_process(message: str) -> None:
+    async def main() -> None:
+        async with http.serving() as (port, _):
+            for number in range(2):
+                ends = await http.cancel_round(port, number, STREAMS, message, singly=False)
+                assert len(ends) == STREAMS
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=HANG, verify=False) as client:
+                metrics = (await client.get("/metrics")).text.splitlines()
+        assert f'andon_runs_ended_total{{status="cancelled"}} {2 * STREAMS}' in metrics
+        assert [line for line in metrics if line.startswith("andon_runs{") and not line.endswith(" 0")] == []
+
+    play(main)
 
 
 @pytest.mark.parametrize("singly", [False, True], ids=["with one request", "with one request each"])
-@pytest.mark.parametrize("message", ["wait", "talk"])
-def test_a_crowd_is_cancelled_at_once(message: str, singly: bool) -> None:
+@pytest.mark.parametrize(("message", "rounds"), [("wait", 20), ("talk", 2)])
+def test_nothing_is_left_of_a_crowd(message: str, rounds: int, singly: bool) -> None:
+    count = 120 // rounds + 20
     agent = Agent("Bench", http.agent.model)
     agent.runtime.keep_ended(seconds=0)
     with serving(agent) as live:
-        for number in range(2):
-            ends = asyncio.run(http.cancel_round(live.port, number, 60, message, singly=singly))
-            assert len(ends) == 60
+        for number in range(rounds):
+            ends = asyncio.run(http.cancel_round(live.port, number, count, message, singly=singly))
+            assert len(ends) == count
             eventually(lambda: live.connections == 0)
-            assert agent.runtime.ended_counts == {"CANCELLED": 60 * (number + 1)}
+            assert agent.runtime.ended_counts == {"CANCELLED": count * (number + 1)}
         eventually(lambda: _left(agent) == [])  # the last of its requests may still be on their way out
 
 

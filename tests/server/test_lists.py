@@ -92,9 +92,9 @@ def test_of_a_run_that_has_left_memory_the_record_is_left() -> None:
         assert gone.status_code == 410
         assert "state" in gone.json()["detail"]
         assert live.client.post(f"{RUNS}/r1/cancel").status_code == 409
-        again = {"message": "Hi", "stream": "false"}
-        assert live.client.post(RUNS, data=again, headers=headers).json() == state
-        assert live.client.post(RUNS, data={"message": "Hi"}, headers=headers).status_code == 410
+        again = {"message": "Hi", "run_id": "r1"}
+        assert live.client.post(RUNS, data=again | {"stream": "false"}, headers=headers).json() == state
+        assert live.client.post(RUNS, data=again, headers=headers).status_code == 410
         assert live.client.get("/agents/helper/runs").json() == []
 
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from fastapi import FastAPI, Request, Response
@@ -12,8 +14,9 @@ from fastapi import FastAPI, Request, Response
 from andon import Agent, RunStatus
 from andon.models.scripted import ScriptedModel, Stall
 from andon.server import create_app
+from andon.server.sse import EventResponse
 from tests.server.live import NEVER, read_until, serving_app
-from tests.support import Silence, eventually
+from tests.support import Silence, eventually, play
 
 RUNS = "/inner/agents/helper/runs"
 
@@ -40,10 +43,17 @@ def test_mounted_it_works_as_it_is() -> None:
 @pytest.mark.parametrize("stream", ["true", "false"])
 def test_a_leaving_client_is_noticed_through_middleware_of_the_usual_kind(stream: str) -> None:
     outer = FastAPI()
+    answered: list[int | str] = []
 
     @outer.middleware("http")
     async def pass_on(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        return await call_next(request)
+        try:
+            response = await call_next(request)
+        except RuntimeError as error:  # it had waited for an answer
+            answered.append(str(error))
+            raise
+        answered.append(response.status_code)
+        return response
 
     silence = Silence()
     agent = Agent("Helper", ScriptedModel(silence))
@@ -58,6 +68,31 @@ def test_a_leaving_client_is_noticed_through_middleware_of_the_usual_kind(stream
         receipt = run.make_result().receipt
         assert receipt is not None
         assert receipt.cause == "disconnect"
+        eventually(lambda: answered != [])
+    assert answered == [200 if stream == "true" else 499]
+
+
+def test_a_response_begins_even_if_the_client_had_left_before() -> None:
+    """Whoever is in between has to be told something; what it does with it is seen above."""
+
+    async def main() -> None:
+        sent: list[str] = []
+
+        async def receive() -> dict[str, str]:
+            return {"type": "http.disconnect"}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            await asyncio.sleep(0)  # as a middleware's does, which hands it on to another task
+            sent.append(message["type"])
+
+        agent = Agent("Helper", ScriptedModel(then=Stall()))
+        async with agent.start("Hi") as run:
+            response = EventResponse(run.events(), lambda events: b"", heartbeat=NEVER, leave=run.cancel_for)
+            await response({"type": "http"}, receive, send)
+            assert (await run.result()).status is RunStatus.cancelled
+        assert sent[0] == "http.response.start"
+
+    play(main)
 
 
 def test_with_its_lifespan_it_ends_in_order() -> None:

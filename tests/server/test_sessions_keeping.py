@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import pytest
 
-from andon import Agent, MemoryStore, Runtime, tool
+from andon import Agent, MemoryStore, RunStatus, Runtime, tool
+from andon.core.store import SessionKey, SessionRecord
 from andon.models.scripted import Call, ScriptedModel, Stall
 from andon.server import sessions
 from tests.server.by_session import ABORTED, Client, served, texts
-from tests.support import Silence, eventually
+from tests.support import Flag, Silence, Worker, eventually, forever
 
 SESSION = {"id", "appName", "userId", "state", "events", "lastUpdateTime"}
 
@@ -60,19 +63,27 @@ def test_two_users_and_two_agents_never_meet() -> None:
             assert client.http.get(path).json()["events"] == []
 
 
-@pytest.mark.parametrize("session", ["s1:cancel", "a/b", "x" * 257])
+@pytest.mark.parametrize("session", ["s1:cancel", "a/b", "a\x00b", "a\nb", "..", "x" * 257])
 def test_an_id_that_could_not_be_addressed_is_refused(session: str) -> None:
     with served(Agent("Helper", ScriptedModel())) as client:
-        refused = client.http.post("/apps/helper/users/ada/sessions", json={"sessionId": session})
-        assert refused.status_code == 422
-        assert "can't be the id of a session" in refused.json()["detail"]
+        for refused in (
+            client.http.post("/apps/helper/users/ada/sessions", json={"sessionId": session}),
+            client.http.post("/agents/helper/runs", data={"message": "Hello", "session_id": session}),
+        ):
+            assert refused.status_code == 422
+            assert "can't be the id of a session" in refused.json()["detail"]
+        assert client.agent.runtime.runs == client.agent.runtime.ended == []
 
 
-def test_no_run_makes_a_session_that_could_not_be_addressed() -> None:
+@pytest.mark.parametrize("user", ["a\x00b", "a\x1bb", "x" * 257])
+def test_a_user_that_could_not_be_one_is_refused(user: str) -> None:
     with served(Agent("Helper", ScriptedModel())) as client:
-        refused = client.http.post("/agents/helper/runs", data={"message": "Hello", "session_id": "s1:cancel"})
-        assert refused.status_code == 422
-        assert "':cancel'" in refused.json()["detail"]
+        for refused in (
+            client.http.post(f"/apps/helper/users/{quote(user)}/sessions"),
+            client.http.post("/agents/helper/runs", data={"message": "Hello", "user_id": user}),
+        ):
+            assert refused.status_code == 422
+            assert "can't be the id of a user" in refused.json()["detail"]
 
 
 def test_a_session_is_not_made_of_events() -> None:
@@ -84,7 +95,8 @@ def test_a_session_is_not_made_of_events() -> None:
 
 def test_the_state_is_patched() -> None:
     with served(Agent("Helper", ScriptedModel())) as client:
-        made = client.create(a=1, b=1)
+        made = client.create(a=1, b=1, c=None)
+        assert made["state"] == {"a": 1, "b": 1, "c": None}, "nothing is a state too"
         for name, delta in (("stateDelta", {"b": 2}), ("state_delta", {"c": [3]})):
             patched = client.http.patch(client.path(), json={name: delta})
             assert patched.status_code == 200
@@ -92,6 +104,7 @@ def test_the_state_is_patched() -> None:
         assert patched.json()["lastUpdateTime"] > made["lastUpdateTime"]
         assert client.http.patch(client.path(), json={}).status_code == 422
         assert client.http.patch(client.path("s9"), json={"stateDelta": {}}).status_code == 404
+        assert client.http.patch(client.path(), json={"stateDelta": None}).status_code == 422
 
 
 def test_what_is_read_twice_is_the_same() -> None:
@@ -210,6 +223,20 @@ def test_a_cancel_takes_those_that_wait_too_and_no_others() -> None:
         client.settled()
 
 
+def test_who_waits_for_a_session_gets_the_receipts() -> None:
+    silence = Silence()
+    with served(Agent("Helper", ScriptedModel(silence))) as client:
+        client.create()
+        with client.connect("/run_sse"):
+            silence.reached.wait()
+            answer = client.http.post(f"{client.path()}:cancel?wait=30", json={"reason": "enough"}).json()
+        (run,) = answer["runs"]
+        assert answer == {"session_id": "s1", "cancelled": [run["run_id"]], "runs": [run]}
+        assert (run["agent_id"], run["outcome"], run["status"]) == ("helper", "requested", "CANCELLED")
+        assert (run["receipt"]["reason"], run["receipt"]["leftovers"]) == ("enough", [])
+        assert client.http.post(f"{client.path()}:cancel", json={"wait": "long"}).status_code == 422
+
+
 def test_a_cancel_may_say_why_and_how() -> None:
     silence = Silence()
     agent = Agent("Helper", ScriptedModel(silence))
@@ -252,6 +279,51 @@ def test_deleting_a_session_cancels_what_runs_in_it_first() -> None:
             assert client.http.delete(client.path()).status_code == 200
             assert texts(list(stream)) == [ABORTED]
         assert client.http.get(client.path()).status_code == 404  # and nothing was written into it afterwards
+
+
+def test_a_change_does_not_bring_a_deleted_session_back() -> None:
+    class Fleeting(MemoryStore):
+        """It is deleted when someone has just found it."""
+
+        async def find_session(self, session: SessionKey) -> SessionRecord | None:
+            found = await super().find_session(session)
+            await self.delete_session(session)
+            return found
+
+    with served(Agent("Helper", ScriptedModel(), runtime=Runtime(Fleeting()))) as client:
+        client.create()
+        assert client.http.patch(client.path(), json={"stateDelta": {"a": 1}}).status_code == 404
+        assert client.http.get(client.path()).status_code == 404
+
+
+def test_a_run_that_begins_while_its_session_is_deleted_is_cancelled_too() -> None:
+    reached, go, cancelled = Flag(), Flag(), Flag()
+
+    @tool
+    async def slow() -> None:
+        reached.set()
+        try:
+            await forever()
+        finally:
+            cancelled.set()
+            await go.arrived()
+
+    agent = Agent("Helper", ScriptedModel(Call("slow"), then=Stall()), tools=[slow])
+    with served(agent) as client:
+        client.create()
+        with client.connect("/run_sse"):
+            reached.wait()
+            with client.live.another_client() as other:
+                deleted: list[int] = []
+                deleting = Worker(lambda: deleted.append(other.delete(client.path()).status_code))
+                cancelled.wait()
+                fields = {"message": "Me too", "session_id": "s1", "user_id": "ada", "run_id": "late"}
+                client.live.post("/agents/helper/runs", **fields, background="true", stream="false")
+                go.set()
+                deleting.done()
+        assert deleted == [200]
+        assert client.live.run_of(agent, "late").status is RunStatus.cancelled
+        assert client.http.get(client.path()).status_code == 404
 
 
 def test_a_session_whose_run_does_not_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

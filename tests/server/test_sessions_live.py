@@ -190,6 +190,33 @@ def test_a_turn_may_come_in_pieces() -> None:
         assert session["state"] == {"a": 1}
 
 
+@pytest.mark.parametrize("message", [{"state_delta": {"a": 1}}, {"content": {"parts": [{"text": "Go on"}]}}])
+def test_a_talk_does_not_bring_a_deleted_session_back(message: dict[str, Any], client: Client) -> None:
+    with talking(client) as talk:
+        assert client.http.delete(client.path()).status_code == 200
+        talk.send(**message)
+        code, reason = talk.closed()
+    assert (code, "has no session 's1'" in reason) == (1002, True)
+    client.settled()
+    assert client.http.get(client.path()).status_code == 404
+
+
+def test_pieces_may_not_be_too_large_together() -> None:
+    with served(Agent("Helper", ScriptedModel()), max_body=1000) as client:
+        client.create()
+        with talking(client) as talk:
+            for _ in range(2):  # a turn's pieces don't count for the next one
+                for _ in range(9):
+                    talk.say("x" * 100, partial=True)
+                talk.say("That's it.")
+                assert texts(talk.turn()) == ["OK."]
+            for _ in range(10):
+                talk.say("x" * 100, partial=True)
+            code, reason = talk.closed()
+    assert (code, "larger than 1,000" in reason) == (1009, True)
+    assert len(client.agent.runtime.ended) == 2
+
+
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [

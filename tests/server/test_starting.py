@@ -10,6 +10,7 @@ import pytest
 from andon import Agent, ModelError, RunStatus, tool
 from andon.models.scripted import Call, Fail, Say, ScriptedModel, Spend, Think
 from andon.server import host
+from andon.store import memory
 from tests.server.live import Frame, frames, serving
 from tests.support import Do, Flag, Hold, Silence, Worker
 
@@ -287,6 +288,34 @@ def test_the_same_key_is_the_same_run() -> None:
             assert {frame.data["run_id"] for frame in frames(response.iter_lines())} == {first["run_id"]}
     assert again == first
     assert [each["content"] for each in (first, other, ada)] == ["One.", "Two.", "Three."]
+
+
+def test_the_same_key_is_not_another_request() -> None:
+    with serving(helper("One.")) as live:
+
+        def ask(message: str, **more: str) -> Any:
+            fields = {"message": message, "stream": "false", **more}
+            return live.client.post(RUNS, data=fields, headers={"idempotency-key": "k1"})
+
+        first = ask("Hi", session_id="s1").json()
+        for other in (ask("Bye", session_id="s1"), ask("Hi", session_id="s2"), ask("Hi", session_id="s1", timeout="5")):
+            assert other.status_code == 422
+            assert "'k1' was used for another request" in other.json()["detail"]
+        assert ask("Hi", session_id="s1").json()["run_id"] == first["run_id"]
+
+
+def test_a_key_whose_run_nobody_knows_any_more_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "RECORDS_KEPT", 0)
+    agent = helper("One.", "Two.")
+    agent.runtime.keep_ended(seconds=0)
+    with serving(agent) as live:
+
+        def ask() -> Any:
+            fields = {"message": "Hi", "stream": "false"}
+            return live.client.post(RUNS, data=fields, headers={"idempotency-key": "k1"}).json()
+
+        first, second = ask(), ask()
+        assert (first["content"], second["content"]) == ("One.", "Two.")
 
 
 def test_keys_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

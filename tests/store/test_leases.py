@@ -198,7 +198,7 @@ def test_a_paused_run_is_nobodys_until_it_is_taken_up(url: str) -> None:
             assert await store.take_orphans("you", LONG, 10) == []
             taken = await store.take_up("r1", "you", LONG)
             assert taken is not None
-            assert taken == (Lease("r1", 2), waiting, said("Asked"))
+            assert tuple(taken) == (Lease("r1", 2), waiting, said("Asked"), None, 1)
             assert await store.take_up("r1", "him", LONG) is None
             assert (await store.renew([lease], LONG)).lost == ["r1"]
             assert await store.take_turn(taken.lease)

@@ -224,7 +224,7 @@ class Agent(Resuming):
             before = self._own_session()
             if self.runtime.keeper is not None:  # each run has a session object of its own
                 self._session = None
-                self._own_session().open(before.messages, [])
+                self._own_session().show(before.messages)
             return self._own_session()
         return self.runtime.session(SessionKey(self.id, user_id, session_id or self.session_id))
 

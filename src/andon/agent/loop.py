@@ -100,11 +100,11 @@ class Loop(Calling):
                 return StopReason.end_turn
 
     async def _open_session(self) -> None:
-        session, store = self._run.session, self._plan.store
+        session = self._run.session
         self._run.phase = Phase.loading
         base = session.base
         if not session.ahead:
-            base = await self._run.step(lambda: store.load(session.key), name="the store", cut_by=CancelMode.after_turn)
+            base = await self._run.step(self._load, name="the store", cut_by=CancelMode.after_turn)
         if self._earlier is not None:
             base = self._earlier.lift(base)
             self.open_calls = reopen(self._earlier, self.messages, self._run, self._plan.tools)
@@ -113,6 +113,10 @@ class Loop(Calling):
         session.open(base, self.messages)
         self._opened = True
         await self._announce()
+
+    def _load(self) -> Awaitable[list[Message]]:
+        tenure = self._run.tenure
+        return self._plan.store.load(self._run.session.key) if tenure is None else tenure.base()
 
     async def _model_turn(self) -> None:
         """Ask the model, and take what it answers."""

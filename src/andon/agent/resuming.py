@@ -15,7 +15,7 @@ from andon.agent.options import ContinueOptions, RunOptions
 from andon.agent.orphans import read_all
 from andon.core.budget import Budget
 from andon.core.pause import check_answers
-from andon.core.receipt import RunResult
+from andon.core.receipt import Interrupt, RunResult
 from andon.core.run import Run
 from andon.core.runtime import Runtime
 from andon.core.session import Session
@@ -89,6 +89,13 @@ class Resuming:
         run = self._make(take_up(left), {**options, **whose}, earlier)
         await run.open()
         return run
+
+    async def open_questions(self, run_id: str) -> list[Interrupt]:
+        """What a run waits for, if it is paused."""
+        if (run := self.runtime.run(run_id)) is not None:
+            return run.interrupts
+        record = None if self.runtime.keeper is None else await self.runtime.keeper.store.find(run_id)
+        return record.interrupts if record is not None and record.status is RunStatus.paused else []
 
     async def _restore(self, record: RunRecord, answers: Mapping[str, Any], output_type: type[BaseModel] | None) -> Run:
         """Go on with a run that was paused in another process, or in an earlier one."""

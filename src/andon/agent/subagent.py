@@ -11,6 +11,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from andon.core.events import RunEvent
 from andon.core.run import Run
 from andon.core.states import RunStatus
 from andon.core.stream import EventStream
@@ -49,26 +50,23 @@ class AgentTool:
     async def invoke(self, bound: dict[str, Any], ctx: ToolContext) -> str:
         # The id is made of the call's, so that a tool that is entered again finds the run that waits for the answer.
         run_id = f"{ctx.run_id}.{ctx.call_id}"
-        run = self._agent.runtime.run(run_id)
-        if run is not None and run.is_paused:
-            answers = {each.id: ctx.pass_on(each) for each in run.interrupts}
-            await self._follow(run, ctx, after=len(run.journal.events), answers=answers)
+        questions = await self._agent.open_questions(run_id)
+        if questions:
+            answers = {each.id: ctx.pass_on(each) for each in questions}
+            run = await self._agent.resume_run(run_id, answers)
         else:
             run = self._agent.start(
                 bound["prompt"], run_id=run_id, user_id=ctx.user_id, session_id=os.urandom(16).hex()
             )
-            await self._follow(run, ctx)
+            await run.open()
+        await self._follow(run, ctx)
         return await self._answer(run, ctx)
 
-    async def _follow(self, run: Run, ctx: ToolContext, after: int = 0, answers: dict[str, Any] | None = None) -> None:
-        """Run it to its end or its next question. If this is cut, the run is ended first."""
-        if answers is None:
-            await run.open()
-        else:
-            run.resume(answers)
+    async def _follow(self, run: Run, ctx: ToolContext) -> None:
+        """Wait for its end or its next question. If this is cut, the run is ended first."""
         if self._events:
-            stream = EventStream.of_begun(run, after)
-            async for event in stream:
+            shown = max((event.seq for event in run.journal.events if event.event is RunEvent.run_paused), default=0)
+            async for event in EventStream.of_begun(run, shown):
                 ctx.relay(event)
         await run.attend()
 

@@ -46,7 +46,8 @@ def run(options: argparse.Namespace) -> int:
         raise Mistake("there is no agent to serve: name one, as in main:agent, or try --demo")
     agents = [agent for name in names for agent in find_agents(name)]
     try:
-        app = create_app(agents, drain=options.drain)
+        # On one runtime, so that a run's id means one run, whichever agent it is of.
+        app = create_app(agents, agents[0].runtime if agents else None, drain=options.drain)
     except ConfigurationError as error:
         raise Mistake(str(error)) from None
     with bound(options.host, options.port) as listener:

@@ -60,7 +60,8 @@ class Archive:
             self._arm(now)
 
     def _weigh(self, run: Life) -> None:
-        size = sum(map(_weight, run.journal.events.copy()))
+        prompts = [message.text for message in run.own_messages if message.role == "user"]  # the rest is in the events
+        size = sum(map(_weight, run.journal.events.copy())) + sum(map(len, prompts))
         with self._lock:
             if run.run_id in self._runs:
                 self._sizes[run.run_id] = size
@@ -89,4 +90,6 @@ class Archive:
 
 def _weight(event: Event) -> int:
     tool = event.tool
-    return EVENT_BYTES + len(event.content) + (0 if tool is None or tool.result is None else len(tool.result))
+    return (
+        EVENT_BYTES + len(event.content) + (0 if tool is None else len(repr(tool.arguments)) + len(tool.result or ""))
+    )

@@ -95,7 +95,9 @@ class Estate(Stepper):
         if not session.loaded:  # it ended before it had read what came before
             base = await by.bounded(lambda: store.load(session.key), "the store", self.bounds.settle_seconds)
             if base is not None:
-                session.open(base, [])
+                own = self.settlement.messages
+                # Behind others that have not ended, it is not part of the conversation yet.
+                session.open(base if not own or base[-len(own) :] == own else own, [])
 
     async def _keep(self, by: Estate, record: RunRecord, messages: list[Message]) -> bool:
         """Have the store keep it, bounded. False if it could not."""

@@ -51,10 +51,11 @@ class Holding(Kin):
 
     async def _take_in(self, tenure: Tenure) -> None:
         """Be entered, and wait for the turn."""
-        self.phase = Phase.queued
         record = self._make_record(RunStatus.pending, Settlement([], "", Usage(), [], []))
         await self.step(lambda: tenure.enter(record, self._on_busy), name="the store", cut_by=CancelMode.after_turn)
-        await self.step(tenure.turn, name="queue", cut_by=CancelMode.after_turn)
+        if not await self.step(tenure.take_turn, name="the store", cut_by=CancelMode.after_turn):
+            self.phase = Phase.queued
+            await self.step(tenure.turn, name="queue", cut_by=CancelMode.after_turn)
 
     async def saved(self) -> None:
         """Wait until what was done so far is stored: before anything is done that can't be taken back."""

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, TypeVar
 from andon.core.journal import Waiters
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest
-from andon.core.states import CancelCause, Phase
+from andon.core.shared import Selection
+from andon.core.states import CancelCause
 from andon.core.tenure import Tenure, pause_before_retry
 from andon.errors import StoreError, describe
 
@@ -149,7 +150,7 @@ class Keeper:
             leases = self._leases()
             try:
                 if leases:
-                    self._act_on(await self.store.renew(leases, self.seconds))
+                    self._act_on(await self.store.renew(leases, self.seconds), leases)
                     for lease in leases:
                         tenure = self._held.get(lease.run_id)
                         if tenure is not None and tenure.lease == lease and not tenure.run.at_rest:
@@ -180,13 +181,12 @@ class Keeper:
                 for tenure in list(self._held.copy().values())
                 if not tenure.run.at_rest and (progress := tenure.progress()) is not None
             ]
-            if not news:
-                if self._urgent:  # whoever waits is waiting for a run that is over: let it look
-                    self._waiters.wake()
-                    await asyncio.sleep(FLUSH_SECONDS)
-                continue
+            if not news and self._urgent:  # whoever waits is waiting for a run that is over: let it look
+                self._waiters.wake()
+                await asyncio.sleep(FLUSH_SECONDS)
             try:
-                lost = await self.store.write([progress for _, progress in news])
+                lost = await self.store.write([progress for _, progress in news]) if news else []
+                await self._tell_cancels()
             except StoreError as error:
                 log.warning("the store can't be reached, what runs do is not written yet: %s", error)
                 await asyncio.sleep(0.5)
@@ -198,13 +198,21 @@ class Keeper:
                     tenure.note(progress)
             self._waiters.wake()
 
+    async def _tell_cancels(self) -> None:
+        """A run that was cancelled here, and takes its time to end, is known to be cancelled elsewhere too."""
+        for tenure in list(self._held.copy().values()):
+            request = tenure.run.signal.request
+            if request is not None and not tenure.told and not tenure.closing:
+                await self.store.request_cancel(Selection(tenure.run.run_id), request)
+                tenure.told = True
+
     async def _hear_cancels(self) -> None:
         while True:
             seen = self.changes
             leases = self._leases()
             try:
                 if leases:
-                    self._act_on(await self.store.renew(leases, None))
+                    self._act_on(await self.store.renew(leases, None), leases)
             except StoreError as error:
                 log.warning("cancels can't be heard: %s", error)
             await self.changed(seen)
@@ -212,16 +220,18 @@ class Keeper:
     def _leases(self) -> list[Lease]:
         return [tenure.lease for tenure in list(self._held.copy().values()) if tenure.lease is not None]
 
-    def _act_on(self, renewal: Renewal) -> None:
+    def _act_on(self, renewal: Renewal, leases: list[Lease]) -> None:
         for run_id, request in renewal.cancels.items():
             if (tenure := self._held.get(run_id)) is not None:
+                tenure.told = True
                 tenure.run.ask(request)
-        for run_id in renewal.lost:
-            if (tenure := self._held.get(run_id)) is not None:
-                self._lose(tenure, tenure.lease)
+        for lease in leases:
+            if lease.run_id in renewal.lost and (tenure := self._held.get(lease.run_id)) is not None:
+                self._lose(tenure, lease)
 
-    def _lose(self, tenure: Tenure, lease: Lease | None) -> None:
-        if tenure.lease == lease and tenure.run.phase is not Phase.ending:
+    def _lose(self, tenure: Tenure, lease: Lease) -> None:
+        """The store does not know this lease any more. While the run is being ended, that is no news."""
+        if tenure.lease == lease and not tenure.closing:
             tenure.run.cancel_for(CancelCause.lost, "another worker has taken it over")
 
     # -- what others left ---------------------------------------------------------------------------------------------

@@ -318,6 +318,12 @@ class Life(Holding):
     def _continues(self) -> str | None:
         return self._work.continues
 
+    @property
+    def goes_on_with(self) -> str | None:
+        """The run whose messages are part of this one's, so far."""
+        work = getattr(self, "_work", None)  # let go of at the end
+        return self.continues if work is None else work.continues
+
     def _sketch(self, request: CancelRequest) -> Settlement | None:
         if asyncio._get_running_loop() is not self.loop or not hasattr(self, "_work"):
             return None
@@ -340,6 +346,8 @@ class Life(Holding):
 
     def _settle(self) -> None:
         self._settled = True
+        if self.tenure is not None:
+            self.tenure.let_go()
         self.signal.unbind()
         self._leave_family()
         self._waiters.wake()

@@ -77,6 +77,8 @@ class Pausing(Life):
         if tenure is None:
             await self._keep(self, record, progress.messages)
             return
+        if self.signal.fate is not None:  # there is nobody to be asked any more
+            return
         answer = await self._offer(tenure, record, progress.messages)
         if isinstance(answer, CancelRequest):
             self.ask(answer)

@@ -149,6 +149,11 @@ class Run(Pausing):
         if not self._ended and not self.is_paused:
             self.cancel_for(CancelCause.caller)
 
+    async def ended(self) -> None:
+        """Wait until the run has ended, and nothing else: whoever waits has no part in it."""
+        self.end_if_lost()
+        await self._waiters.wait(lambda: self._settled)
+
     async def attend(self) -> None:
         """Wait until the run is settled or paused. The host's cancellation ends it first, and then goes its own way."""
         cancelled: asyncio.CancelledError | None = None

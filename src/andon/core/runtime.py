@@ -181,6 +181,7 @@ class Runtime:
         if self.keeper is not None:  # truth first: what is acknowledged here is not lost, whatever happens next
             which = Selection(run_id, session_id, user_id, agent_id)
             stored = await self.keeper.store.request_cancel(which, request)
+            stored = {key: outcome for key, outcome in stored.items() if outcome is not CancelOutcome.unknown}
         batch: Batch = {}
         fitting = [
             run

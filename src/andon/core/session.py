@@ -147,6 +147,10 @@ class Session:
             place.bequest = write
             return True
 
+    def show(self, messages: list[Message]) -> None:
+        """Until a run reads what the store has, this is the conversation as it was seen last."""
+        self._parts = (messages, [])
+
     def open(self, base: list[Message], tail: list[Message]) -> None:
         """The holder begins: the conversation as the store has it, and the list to which the holder adds."""
         self._parts, self.loaded = (base, tail), True

@@ -48,6 +48,8 @@ class Progress(NamedTuple):
     """All that it has added to its session so far, or None if that is as it was."""
     events: Sequence[Event]
     """What comes after the events that were written before."""
+    continues: str | None = None
+    """The run whose messages are part of these, if it goes on with one."""
 
 
 class Taken(NamedTuple):

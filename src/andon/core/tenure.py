@@ -17,7 +17,7 @@ import msgspec
 
 from andon.core.shared import Lease, Progress
 from andon.core.states import RunStatus
-from andon.errors import AndonError, NotContinuableError, StoreError
+from andon.errors import AndonError, NotContinuableError, SessionBusyError, StoreError
 
 if TYPE_CHECKING:
     from andon.core.events import Event
@@ -38,7 +38,19 @@ EVENTS_AT_ONCE = 5_000
 class Tenure:
     """The hold that this process has on a run."""
 
-    __slots__ = ("_keeper", "_noted", "_run", "_wanted", "lease", "refusal", "restoring", "valid_until", "written")
+    __slots__ = (
+        "_keeper",
+        "_noted",
+        "_run",
+        "_wanted",
+        "closing",
+        "lease",
+        "refusal",
+        "restoring",
+        "told",
+        "valid_until",
+        "written",
+    )
 
     def __init__(self, keeper: Keeper, run: Run) -> None:
         self._keeper, self._run = keeper, run
@@ -49,6 +61,10 @@ class Tenure:
         """What kept the run from starting; then nothing of it is recorded."""
         self.written = 0
         """How many of its events the store is known to have."""
+        self.closing = False
+        """The store is being asked to take the run's end, or its pause."""
+        self.told = False
+        """The store knows of the cancel that was asked for here."""
         self.restoring = False
         """It was paused, and not here: it is not entered, but taken up."""
         self._noted: tuple[int, int] | None = None
@@ -62,33 +78,55 @@ class Tenure:
 
     async def enter(self, record: RunRecord, on_busy: OnBusy) -> None:
         """Take a place in the session's line, or be refused."""
-        began = time.monotonic()
         try:
-            if self.restoring:
-                if not await self.take_up():
-                    raise NotContinuableError(f"run {record.run_id!r} is not paused any more: someone else was quicker")
-                return
-            lease = await self._keeper.store.enter(record, self._keeper.owner, self._keeper.seconds, on_busy)
+            if not self.restoring:
+                await self._enter(record, on_busy)
+            elif not await self.take_up():
+                raise NotContinuableError(f"run {record.run_id!r} is not paused any more: someone else was quicker")
         except AndonError as error:
             self.refusal = error
             raise
-        self.hold(lease, began)
 
-    async def turn(self) -> None:
-        """Wait until all that are ahead in the line have ended. A run that was paused has kept its place."""
-        if self.restoring:
-            return
+    async def _enter(self, record: RunRecord, on_busy: OnBusy) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                lease = await self._keeper.store.enter(record, self._keeper.owner, self._keeper.seconds, on_busy)
+            except SessionBusyError as error:
+                holder = self._run.runtime.run(error.run_id)
+                if holder is None or not holder.is_cancelling:
+                    raise
+                await holder.ended()  # it was cancelled here, a moment ago: that does not count as busy
+            else:
+                self.hold(lease, began)
+                return
+
+    async def take_turn(self) -> bool:
+        """Look whether nobody is ahead in the line. A run that was paused has kept its place."""
         lease = self.lease
         assert lease is not None
+        return self.restoring or await self._keeper.ask(lambda: self._keeper.store.take_turn(lease))
+
+    async def turn(self) -> None:
+        """Wait until all that are ahead in the line have ended."""
         while True:
             seen = self._keeper.changes
-            if await self._keeper.ask(lambda: self._keeper.store.take_turn(lease)):
+            if await self.take_turn():
                 return
             await self._keeper.changed(seen)
 
+    async def base(self) -> list[Message]:
+        """The conversation before this run: what it has added itself may be there already."""
+        said: list[Message] = []
+        for record, messages in await self._keeper.ask(lambda: self._keeper.store.history(self._run.session.key)):
+            if record.run_id == self._run.run_id:
+                break
+            said += messages
+        return said
+
     def hold(self, lease: Lease, began: float) -> None:
         """From now on the run is this process's own: it was given the lease when it asked, at `began`."""
-        self.lease, self.valid_until = lease, self._keeper.validity(began)
+        self.lease, self.valid_until, self.closing = lease, self._keeper.validity(began), False
         self._keeper.hold(self)
 
     # -- what it does -------------------------------------------------------------------------------------------------
@@ -101,7 +139,7 @@ class Tenure:
         noted = _size(messages)
         if not events and noted == self._noted and not self._wanted:
             return None
-        return Progress(self.lease, None if noted == self._noted else messages, events)
+        return Progress(self.lease, None if noted == self._noted else messages, events, self._run.goes_on_with)
 
     def note(self, progress: Progress) -> None:
         """That much is written."""
@@ -136,6 +174,7 @@ class Tenure:
             fresh = msgspec.structs.replace(record, status=RunStatus.pending, stop_reason=None, receipt=None)
             lease = await self._keeper.store.enter(fresh, self._keeper.owner, self._keeper.seconds, "queue")
             self.hold(lease, began)
+        self.closing = True
         events = [*self._run.journal.events[self.written :], last]
         answer = await self._keeper.store.finish(lease, record, messages, events)
         if answer is not None and lease != self.lease:  # it was taken up again here, a moment ago
@@ -166,6 +205,11 @@ class Tenure:
     def release(self) -> None:
         self.valid_until = math.inf
         self._keeper.release(self)
+
+    def let_go(self) -> None:
+        """The run is over: let it be freed without the garbage collector."""
+        self.release()
+        del self._run
 
 
 def _size(messages: list[Message]) -> tuple[int, int]:

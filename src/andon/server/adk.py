@@ -248,11 +248,15 @@ class Said(Struct):
     state_delta: dict[str, Any] = {}
 
 
+def too_large(limit: int) -> Problem:
+    return Problem(413, f"the message is larger than {limit:,} characters")
+
+
 def understood(text: str | None, limit: int) -> Said:
     if text is None:
         raise Problem(415, "only text is taken here: send JSON in text frames")
     if len(text) > limit:
-        raise Problem(413, f"the message is larger than {limit:,} characters")
+        raise too_large(limit)
     try:
         fields = msgspec.json.decode(text)
     except msgspec.DecodeError as error:

@@ -8,6 +8,7 @@ the clients of the AgentOS family send many; an empty form field is the same as 
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -22,6 +23,12 @@ from starlette.requests import ClientDisconnect
 from andon.server.problems import Problem
 
 T = TypeVar("T")
+
+CANCEL = ":cancel"
+"""What follows a session's id where it is to be cancelled, and so may not be its end."""
+
+ID_LENGTH = 256
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 async def read_body(request: Request, kind: type[T], limit: int) -> T:
@@ -50,11 +57,33 @@ def read_query(request: Request, kind: type[T]) -> T:
 
 
 def fill(fields: Mapping[str, Any], kind: type[T]) -> T:
-    """Fields as a struct. Text is taken for a number or a truth value where one is wanted."""
+    """Fields as a struct. Text is taken for a number or a truth value where one is wanted; null is the same as none."""
+    given = {name: value for name, value in fields.items() if value is not None}
     try:
-        return msgspec.convert(fields, kind, strict=False)
+        return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         raise Problem(422, str(error).replace("`$.", "`").replace("Object missing required", "there is no")) from None
+
+
+def check_session_id(given: str | None) -> None:
+    """Refuse an id that no route could address."""
+    if given is not None and (
+        given.endswith(CANCEL)
+        or "/" in given
+        or given in (".", "..")
+        or _CONTROL.search(given)
+        or len(given) > ID_LENGTH
+    ):
+        rule = f"end in {CANCEL!r}, have a slash or a control character, be dots alone, or be longer than {ID_LENGTH}"
+        raise Problem(
+            422, f"session_id {given[:ID_LENGTH]!r} can't be the id of a session: it may not {rule} characters"
+        )
+
+
+def check_user_id(given: str | None) -> None:
+    if given is not None and (_CONTROL.search(given) or len(given) > ID_LENGTH):
+        rule = f"have a control character, or be longer than {ID_LENGTH} characters"
+        raise Problem(422, f"user_id {given[:ID_LENGTH]!r} can't be the id of a user: it may not {rule}")
 
 
 def described(kind: type[Struct]) -> dict[str, Any]:
@@ -89,7 +118,7 @@ def _of_json(body: bytes) -> dict[str, Any]:
         raise Problem(400, f"the body is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise Problem(422, "the body must be a JSON object")
-    return {name: value for name, value in fields.items() if value is not None}
+    return fields
 
 
 def _of_form(body: bytes) -> dict[str, Any]:

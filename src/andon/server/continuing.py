@@ -74,25 +74,25 @@ def _answers(wanted: Continue, interrupts: Sequence[Interrupt]) -> dict[str, Any
     answers = _json(wanted.answers, "answers", dict) or {}
     given = {key: _deny(value) for key, value in answers.items()}
     by_call = {each.call_id: each.id for each in interrupts}
-    for tool in _json(wanted.tools, "tools", list) or []:
-        call_id = tool.get("tool_call_id") if isinstance(tool, dict) else None
-        if call_id not in by_call:
-            waiting = ", ".join(map(str, by_call)) or "none"
-            raise Problem(400, f"tools: no call {call_id!r} waits for an answer; there are: {waiting}")
-        given[by_call[call_id]] = _answer_of(tool)
+    tools = _json(wanted.tools, "tools", list) or []
+    if tools and not by_call:
+        raise Problem(400, "tools: no call of this run waits for an answer; to go on after a cut, leave them out")
+    for tool in tools:
+        if not isinstance(tool, dict):
+            raise Problem(400, "tools: each is an object with `tool_call_id`, and `confirmed` or a `result`")
+        # The family's clients send back every call that the run has made: only those that wait are meant. If one of
+        # these is not answered, whoever goes on with the run says so.
+        question, answered = by_call.get(tool.get("tool_call_id")), _answer_of(tool)
+        if question is not None and answered is not None:
+            given[question] = answered
     return given
 
 
 def _answer_of(tool: dict[str, Any]) -> Any:
-    """A tool execution of the AgentOS family: confirmed, refused, or answered with a result."""
-    confirmed, result = tool.get("confirmed"), tool.get("result")
-    if confirmed is False:
+    """A tool execution of the AgentOS family: confirmed, refused, answered with a result, or None of these."""
+    if tool.get("confirmed") is False:
         return Deny(str(tool.get("confirmation_note") or ""))
-    if result is not None:
-        return result
-    if confirmed is not True:
-        raise Problem(400, f"tools: call {tool['tool_call_id']!r} has neither `confirmed` nor a `result`")
-    return True
+    return tool.get("result") if tool.get("result") is not None else tool.get("confirmed")
 
 
 def _deny(value: Any) -> Any:

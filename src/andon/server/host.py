@@ -63,7 +63,7 @@ class Host:
         for each in self.runtimes:
             each.keep_ended()
         self.started = 0
-        self._keys: OrderedDict[tuple[str, str | None, str], str] = OrderedDict()
+        self._keys: OrderedDict[tuple[str, str | None, str], tuple[bytes, str]] = OrderedDict()
 
     def _admit(self, agent: Agent, runtime: Runtime | None) -> None:
         if not isinstance(agent, Agent):
@@ -145,12 +145,24 @@ class Host:
             detail = f"{self.settings.max_runs} runs are going on, as many as this server takes: try again later"
             raise Problem(429, detail, {"retry-after": "1"})
 
-    def known_by(self, agent: Agent, user_id: str | None, key: str) -> str | None:
-        """The id of the run that was started with this idempotency key."""
-        return self._keys.get((agent.id, user_id, key))
+    async def known_by(self, agent: Agent, user_id: str | None, key: str, said: bytes) -> Run | RunRecord | None:
+        """The run that was started with this idempotency key, if there is one and anything is known of it."""
+        while (kept := self._keys.get((agent.id, user_id, key))) is not None:
+            if kept[0] != said:
+                detail = (
+                    f"the idempotency key {key!r} was used for another request, which was not the same: use a new one"
+                )
+                raise Problem(422, detail)
+            try:
+                return await self.find(agent, kept[1])
+            except Problem:  # nobody knows that run any more, so nobody would be told twice
+                if self._keys.get((agent.id, user_id, key)) == kept:
+                    del self._keys[agent.id, user_id, key]
+        return None
 
-    def remember(self, agent: Agent, user_id: str | None, key: str, run_id: str) -> None:
-        self._keys[agent.id, user_id, key] = run_id
+    def remember(self, agent: Agent, user_id: str | None, key: str, said: bytes, run_id: str) -> None:
+        """Know the run from here on by this key, as long as the same is said with it."""
+        self._keys[agent.id, user_id, key] = said, run_id
         if len(self._keys) > KEYS_KEPT:
             self._keys.popitem(last=False)
 

@@ -117,7 +117,8 @@ def _fitting(request: Request) -> list[Run]:
     if wanted.status is not None and wanted.status.upper() not in set(RunStatus):
         raise Problem(422, f"status is {wanted.status!r}; use one of {', '.join(RunStatus)}")
     host = host_of(request)
-    runs = {run.run_id: run for run in [*host.ended, *host.live]}
+    # A run that ends is for a moment in both. Two agents that have runtimes of their own may use the same id.
+    runs = {(run.agent_id, run.run_id): run for run in [*host.ended, *host.live]}
     return [
         run
         for run in sorted(runs.values(), key=lambda run: -run.created_at)

@@ -6,8 +6,11 @@ The request that starts a run decides what its leaving means (`on_disconnect`). 
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import math
 import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 from fastapi import APIRouter, Request
@@ -19,7 +22,7 @@ from andon.core.receipt import CancelRequest, Receipt
 from andon.core.run import Run
 from andon.core.states import CancelCause, CancelOutcome, RunStatus
 from andon.core.store import RunRecord
-from andon.server.body import described, fill, read_body, read_fields, read_query
+from andon.server.body import check_session_id, check_user_id, described, fill, read_body, read_fields, read_query
 from andon.server.host import Host
 from andon.server.lists import answer, host_of
 from andon.server.problems import Problem
@@ -29,7 +32,6 @@ from andon.server.wire import EventWriter, record_output, run_output
 router = APIRouter()
 
 MAX_WAIT = 3600.0
-ID_LENGTH = 256
 _RUN_ID = re.compile(r"[A-Za-z0-9._~:@-]{1,256}")
 
 
@@ -48,15 +50,17 @@ class Start(Struct):
     events: Literal["all", "agentos"] | None = None
 
     def check(self) -> None:
-        for name, value in (("session_id", self.session_id), ("user_id", self.user_id)):
-            if value is not None and len(value) > ID_LENGTH:
-                raise Problem(422, f"{name} is longer than {ID_LENGTH} characters")
-        if self.session_id is not None and self.session_id.endswith(":cancel"):
-            raise Problem(422, "session_id ends in ':cancel', which means something else where sessions are addressed")
+        check_session_id(self.session_id)
+        check_user_id(self.user_id)
         if self.run_id is not None and not _RUN_ID.fullmatch(self.run_id):
             raise Problem(422, "run_id may have letters, digits and . _ ~ : @ -, and 256 of them at the most")
         if self.timeout is not None and not 0 < self.timeout < math.inf:
             raise Problem(422, f"timeout is {self.timeout}; it is a number of seconds, more than 0")
+
+    def digest(self) -> bytes:
+        """The same for whoever asks for the same run, however they want to hear of it."""
+        run = (self.message, self.session_id, self.user_id, self.run_id, self.on_busy, self.timeout)
+        return hashlib.sha256(repr(run).encode()).digest()
 
 
 class Cancel(Struct):
@@ -105,10 +109,10 @@ async def start_run(request: Request, agent_id: str) -> Response:
     agent = host.agent(agent_id)
     wanted = await read_body(request, Start, host.settings.max_body)
     wanted.check()
-    key = request.headers.get("idempotency-key")
-    # From here to the run's beginning nothing is awaited, so two requests with one key can't both start a run.
-    if key and (run_id := host.known_by(agent, wanted.user_id, key)) is not None:
-        return await _again(host, agent, wanted, run_id)
+    key, said = request.headers.get("idempotency-key"), wanted.digest()
+    if key and (found := await host.known_by(agent, wanted.user_id, key, said)) is not None:
+        return _again(host, agent, wanted, found)
+    # From where the key was not known to the run's beginning nothing waits: two requests can't both start a run.
     options: RunOptions = {
         "session_id": wanted.session_id,
         "user_id": wanted.user_id,
@@ -118,7 +122,7 @@ async def start_run(request: Request, agent_id: str) -> Response:
     }
     run = host.start(agent, wanted.message, options)
     if key:
-        host.remember(agent, wanted.user_id, key, run.run_id)
+        host.remember(agent, wanted.user_id, key, said, run.run_id)
     return respond(host, agent, wanted, run)
 
 
@@ -147,9 +151,8 @@ def respond(host: Host, agent: Agent, wanted: Wanted, run: Run, after: int = 0, 
     return AnswerResponse(result, leave)
 
 
-async def _again(host: Host, agent: Agent, wanted: Start, run_id: str) -> Response:
+def _again(host: Host, agent: Agent, wanted: Start, found: Run | RunRecord) -> Response:
     """The same request once more: the run that it started, to be watched."""
-    found = await host.find(agent, run_id)
     if isinstance(found, Run):
         return respond(host, agent, wanted, found, owned=False)
     if wanted.stream:
@@ -226,7 +229,7 @@ def _events(
 async def cancel_run(request: Request, agent_id: str, run_id: str) -> Response:
     host = host_of(request)
     agent = host.agent(agent_id)
-    wanted = await _read_cancel(request, Cancel, host)
+    wanted = await read_cancel(request, Cancel, host)
     asked = wanted.request()
     found = await host.find(agent, run_id)
     if isinstance(found, RunRecord):
@@ -258,26 +261,67 @@ def _cancelled(
 @router.post("/runs/cancel", openapi_extra=described(CancelMany))
 async def cancel_many(request: Request) -> Response:
     host = host_of(request)
-    wanted = await _read_cancel(request, CancelMany, host)
+    wanted = await read_cancel(request, CancelMany, host)
     if not (wanted.session_id or wanted.user_id or wanted.agent_id or wanted.all):
         raise Problem(400, "say which runs: session_id, user_id, agent_id (all that are given must fit), or all=true")
     agents = [host.agent(wanted.agent_id)] if wanted.agent_id else host.agents.values()
-    asked = wanted.request()
-    outcomes: dict[str, CancelOutcome] = {}
+    found = await cancel_all(agents, wanted, wanted.session_id, wanted.user_id)
+    return once_gone(found, wanted, lambda: {"cancelled": [each.view(wanted) for each in found]})
+
+
+class Asked(Struct):
+    """One of several runs that were asked to go no further."""
+
+    agent_id: str
+    run_id: str
+    outcome: CancelOutcome
+    run: Run | None
+    receipt: Receipt | None = None
+
+    def view(self, wanted: Cancel) -> dict[str, Any]:
+        status = None if self.run is None else self.run.status
+        view = {"agent_id": self.agent_id, "run_id": self.run_id, "outcome": self.outcome, "status": status}
+        return view if wanted.wait is None else {**view, "receipt": self.receipt}
+
+
+async def cancel_all(
+    agents: Iterable[Agent], wanted: Cancel, session_id: str | None, user_id: str | None
+) -> list[Asked]:
+    """Cancel all runs of these agents that fit."""
+    asked, found = wanted.request(), []
     for agent in agents:
-        outcomes |= await agent.runtime.cancel(
+        runs = {run.run_id: run for run in agent.runtime.runs}
+        outcomes = await agent.runtime.cancel(
             agent_id=agent.id,
-            session_id=wanted.session_id,
-            user_id=wanted.user_id,
+            session_id=session_id,
+            user_id=user_id,
             reason=asked.reason,
             by=asked.by,
             mode=asked.mode,
             grace=asked.grace,
         )
-    return answer({"cancelled": outcomes})
+        found += [Asked(agent.id, run_id, outcome, runs.get(run_id)) for run_id, outcome in outcomes.items()]
+    return found
 
 
-async def _read_cancel(request: Request, kind: type[C], host: Host) -> C:
+def once_gone(found: Sequence[Asked], wanted: Cancel, view: Callable[[], Any]) -> Response:
+    """Answer at once; or, to one who waits, when all of the runs are gone or what is left of them can be named."""
+    if (wait := wanted.wait) is None:
+        return answer(view())
+
+    async def attend(asked: Asked) -> None:
+        if asked.run is not None:
+            asked.receipt = await asked.run.gone(wait)
+
+    async def gone() -> Response:
+        await asyncio.gather(*map(attend, found))
+        return answer(view())
+
+    return AnswerResponse(gone)
+
+
+async def read_cancel(request: Request, kind: type[C], host: Host) -> C:
     """From the query, the body, or both; most clients send neither."""
     body = await read_fields(request, host.settings.max_body)
-    return fill({**{name: value for name, value in request.query_params.items() if value != ""}, **body}, kind)
+    given = {name: value for name, value in body.items() if value is not None}
+    return fill({**{name: value for name, value in request.query_params.items() if value != ""}, **given}, kind)

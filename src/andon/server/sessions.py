@@ -37,13 +37,14 @@ from andon.server.adk import (
     in_snake_case,
     session_shape,
     text_of,
+    too_large,
     understood,
 )
-from andon.server.body import fill, read_body, read_fields
+from andon.server.body import CANCEL, check_session_id, check_user_id, fill, read_fields
 from andon.server.host import Host
 from andon.server.lists import answer, host_of
 from andon.server.problems import Problem
-from andon.server.runs import ID_LENGTH, Cancel
+from andon.server.runs import Cancel, cancel_all, once_gone, read_cancel
 from andon.server.sse import AnswerResponse, EventResponse
 from andon.server.wire import to_json
 
@@ -140,6 +141,8 @@ class _Talk:
         self._host = host
         self._run: Run | None = None
         self._pieces: list[str] = []
+        self._held = 0
+        """How many characters the pieces have."""
         self._to_tell: asyncio.Queue[Run | Shape] = asyncio.Queue()
 
     async def go(self, socket: WebSocket) -> None:
@@ -173,9 +176,13 @@ class _Talk:
             if said.content is None:
                 continue
             self._pieces.append(text_of(said.content))
+            self._held += len(self._pieces[-1]) + 1
+            if self._held > self._host.settings.max_body:
+                raise too_large(self._host.settings.max_body)
             if not said.partial:
+                await _find(agent, key.user_id, key.session_id)  # it may have been deleted meanwhile
                 self._answer("\n".join(self._pieces), agent, key)
-                self._pieces = []
+                self._pieces, self._held = [], 0
 
     def _answer(self, prompt: str, agent: Agent, key: SessionKey) -> None:
         """Start the next run, in place of this connection's own one if that is still going; others' are left alone."""
@@ -221,7 +228,6 @@ def _is_foreign(socket: WebSocket) -> bool:
 
 SESSIONS = "/apps/{app}/users/{user}/sessions"
 SESSION = SESSIONS + "/{session}"
-CANCEL = ":cancel"
 DELETE_SECONDS = 5.0
 """How long a deletion waits for the runs that it cancelled."""
 
@@ -230,18 +236,15 @@ DELETE_SECONDS = 5.0
 async def cancel_session(request: Request, app: str, user: str, session: str) -> Response:
     host = host_of(request)
     agent = host.agent(app)
-    asked = (await read_body(request, Cancel, host.settings.max_body)).request()
+    wanted = await read_cancel(request, Cancel, host)
     await _find(agent, user, session)
-    outcomes = await agent.runtime.cancel(
-        agent_id=agent.id,
-        user_id=user,
-        session_id=session,
-        reason=asked.reason,
-        by=asked.by,
-        mode=asked.mode,
-        grace=asked.grace,
-    )
-    return answer({"session_id": session, "cancelled": [run_id for run_id, found in outcomes.items() if found]})
+    found = [asked for asked in await cancel_all([agent], wanted, session, user) if asked.outcome]
+
+    def view() -> dict[str, Any]:
+        cancelled = {"session_id": session, "cancelled": [asked.run_id for asked in found]}
+        return cancelled if wanted.wait is None else {**cancelled, "runs": [asked.view(wanted) for asked in found]}
+
+    return once_gone(found, wanted, view)
 
 
 @router.post(SESSION)
@@ -260,9 +263,8 @@ async def create_session(request: Request, app: str, user: str) -> Response:
 
 
 async def _create(agent: Agent, user: str, session_id: str, state: dict[str, Any]) -> Response:
-    if session_id.endswith(CANCEL) or "/" in session_id or len(session_id) > ID_LENGTH:
-        rule = f"it may not end in {CANCEL!r}, have a slash, or be longer than {ID_LENGTH} characters"
-        raise Problem(422, f"{session_id[:ID_LENGTH]!r} can't be the id of a session: {rule}")
+    check_user_id(user)
+    check_session_id(session_id)
     key = SessionKey(agent.id, user, session_id)
     record = None if _runs_in(agent, key) else await _store(agent).create_session(key, state)
     if record is None:
@@ -301,20 +303,20 @@ async def delete_session(request: Request, app: str, user: str, session: str) ->
     """What runs in the session is cancelled first, so that nothing is written into it after its end."""
     agent = host_of(request).agent(app)
     key = (await _find(agent, user, session)).key
-    runs = _runs_in(agent, key)
-    for run in runs:
-        run.cancel(reason="its session was deleted")
     try:
         async with asyncio.timeout(DELETE_SECONDS):
-            for run in runs:
-                await run.result()
+            while runs := _runs_in(agent, key):  # others may begin meanwhile
+                for run in runs:
+                    run.cancel(reason="its session was deleted")
+                for run in runs:
+                    await run.result()
     except TimeoutError:
         raise Problem(409, f"a run in session {session!r} was cancelled and has not ended yet: try again") from None
     await _store(agent).delete_session(key)
     return answer(None)
 
 
-async def _find(agent: Agent, user: str, session_id: str) -> SessionRecord:
+async def _find(agent: Agent, user: str | None, session_id: str) -> SessionRecord:
     """A session is there once it was created, and as soon as a run is in it."""
     key = SessionKey(agent.id, user, session_id)
     running = _runs_in(agent, key)
@@ -326,9 +328,11 @@ async def _find(agent: Agent, user: str, session_id: str) -> SessionRecord:
 
 async def _set(agent: Agent, key: SessionKey, delta: dict[str, Any]) -> SessionRecord:
     store = _store(agent)
-    await store.create_session(key, {})  # its first run may not have left anything yet
     record = await store.update_session(key, delta)
-    if record is None:  # deleted at this very moment
+    if record is None and _runs_in(agent, key):  # its first run has not left anything yet
+        await store.create_session(key, {})
+        record = await store.update_session(key, delta)
+    if record is None:  # deleted meanwhile
         raise _missing(key)
     return record
 

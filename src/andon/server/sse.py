@@ -8,11 +8,12 @@ one that leaves is noticed at once, also while the run is silent, because `recei
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from andon.core.events import Event
 from andon.core.journal import Reader
@@ -28,6 +29,10 @@ HEADERS = [
 ]
 
 HEARTBEAT = b": still here\n\n"
+
+CLIENT_LEFT = 499
+"""What nginx calls it when a client leaves. The client does not read it, but whoever is in between, a middleware of the
+host's say, waits for an answer all the same."""
 
 Leave = Callable[[CancelCause], object]
 """What to do when the client leaves (`disconnect`), or when its server gives up (`shutdown`)."""
@@ -84,10 +89,17 @@ class EventResponse(Response):
         self.raw_headers = HEADERS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_gone(receive, self._write(send), self._leave)
+        begun = asyncio.Event()
 
-    async def _write(self, send: Send) -> None:
+        async def listen() -> Message:
+            await begun.wait()  # a response that has not begun would be none
+            return await receive()
+
+        await unless_gone(listen, self._write(send, begun), self._leave)
+
+    async def _write(self, send: Send, begun: asyncio.Event) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        begun.set()
         while True:
             try:
                 async with asyncio.timeout(self._heartbeat):
@@ -116,5 +128,6 @@ class AnswerResponse(Response):
             answers.append(await self._make())
 
         await unless_gone(receive, work(), self._leave)
-        if answers:
-            await answers[0](scope, receive, send)
+        response = answers[0] if answers else Response(status_code=CLIENT_LEFT)
+        with contextlib.suppress(OSError):  # it has gone
+            await response(scope, receive, send)

@@ -219,7 +219,9 @@ def run_output(agent: Agent, run: Run) -> dict[str, Any]:
         output |= _result(run.make_result())
     elif interrupts := run.interrupts:
         output |= {"stop_reason": StopReason.interrupt, "interrupts": interrupts, "messages": []}
-        output["tools"] = [*output["tools"], *waiting_tools(interrupts, run.created_at)]
+        # A call that has begun and asks is one call: what it asks stands in the place of what it began with.
+        calls = [*output["tools"], *waiting_tools(interrupts, run.created_at)]
+        output["tools"] = list({call.tool_call_id: call for call in calls}.values())
     else:
         output |= {"phase": run.phase, "messages": [], "stop_reason": None, "receipt": None, "error": None}
     return output

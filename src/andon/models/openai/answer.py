@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from andon.messages import Usage
+from andon.messages import Usage, sendable_json
 from andon.models.base import Sink
 from andon.models.openai import faults
 
@@ -156,7 +156,9 @@ class ResponsesAnswer:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 if payload == b"[DONE]":  # this interface has no such line, but gateways add it
                     continue
-                raise faults.broken(payload, error) from None
+                if (whole := sendable_json(payload)) == payload:
+                    raise faults.broken(payload, error) from None
+                self.take([whole])
             if self.finished:
                 return
 

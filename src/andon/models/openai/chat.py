@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from andon.messages import Message, Text, ToolCall, Usage
+from andon.messages import Message, Text, ToolCall, Usage, sendable_json
 from andon.models.base import ModelRequest, OutputSpec, Sink, ToolSpec
 from andon.models.openai import faults
 from andon.models.openai.clients import ApiKey, HttpClient, Settings
@@ -169,6 +169,7 @@ class _Delta(Struct, gc=False):
 class _Choice(Struct, gc=False):
     delta: _Delta | None = None
     finish_reason: str | None = None
+    error: Any = None
 
 
 class _PromptDetails(Struct, gc=False):
@@ -194,9 +195,12 @@ class _Chunk(Struct, gc=False):
 
 _decode = msgspec.json.Decoder(_Chunk).decode
 _CUT_SHORT = {
+    None: "the provider ended the answer without a finish reason: it may have been cut",
     "length": "the answer was cut at the limit of output tokens",
     "content_filter": "the answer was cut by the provider's content filter",
 }
+_FAILED = frozenset({"abort", "error", "insufficient_system_resource", "network_error"})
+"""How servers end an answer that they could not finish: vLLM, gateways, DeepSeek, z.AI."""
 
 
 class _Answer:
@@ -207,18 +211,22 @@ class _Answer:
         self._calls: dict[int, str] = {}  # the current call of each index, by its id
         self._last: int | None = None
         self._reason: str | None = None
+        self._said = False
         self.finished = False
 
     def take(self, payloads: list[bytes]) -> None:
-        text = self._sink.text
+        text, said = self._sink.text, False
         for payload in payloads:
             if payload == b"[DONE]":
                 self.finished = True
-                return
+                break
             try:
                 chunk = _decode(payload)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise faults.broken(payload, error) from None
+                if (whole := sendable_json(payload)) == payload:
+                    raise faults.broken(payload, error) from None
+                self.take([whole])
+                continue
             # Only what is there costs something: this is once per token.
             for choice in chunk.choices or ():
                 delta = choice.delta
@@ -226,23 +234,35 @@ class _Answer:
                     if thought := delta.reasoning_content or delta.reasoning:
                         self._sink.reasoning(thought)
                     if delta.content or delta.refusal:
+                        said = True
                         text(delta.content or delta.refusal or "")
                     if delta.tool_calls:
                         for piece in delta.tool_calls:
                             self._take_call(piece)
-                if choice.finish_reason is not None:
+                if choice.finish_reason:  # some servers send an empty one all along
                     self._reason = choice.finish_reason
+                    if choice.error:
+                        raise faults.reported(choice.error)
             if chunk.usage is not None:
                 self._take_usage(chunk.usage)
             if chunk.error:
                 raise faults.reported(chunk.error)
+        self._said = self._said or said
 
     def end(self) -> None:
-        """Some servers leave out the last line; a reason to finish is an end as well."""
-        self.finished = self.finished or self._reason is not None
-        if self.finished:
-            for call_id in self._calls.values():
-                self._sink.tool_call(call_id, done=True)
+        """The reason to finish is the end, and so is the last line: some servers leave out the one, some the other.
+
+        Servers that give no reason are too many to refuse their answers (vllm-mlx, gateways to other models, vLLM and
+        llama-cpp-python at times). So an answer that ends with the last line is one, with a warning; nothing at all
+        and the last line is none.
+        """
+        if self._reason in _FAILED:
+            raise faults.given_up(self._reason)
+        self.finished = self._reason is not None or (self.finished and (self._said or bool(self._calls)))
+        if not self.finished:
+            return
+        for call_id in self._calls.values():
+            self._sink.tool_call(call_id, done=True)
         if self._reason in _CUT_SHORT:
             self._sink.warn(_CUT_SHORT[self._reason])
 

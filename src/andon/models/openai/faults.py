@@ -119,6 +119,12 @@ def ended_early() -> ModelStreamError:
     return ModelStreamError("the provider's stream ended early, before the answer was complete", retryable=True)
 
 
+def given_up(reason: str) -> ModelError:
+    """The stream ended in order, and says that the answer did not."""
+    text = f"the provider gave up in the middle of the answer: its finish reason is {reason!r}"
+    return ModelError(text, retryable=True, code=reason)
+
+
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """How many seconds the provider asks to wait, in any of the three ways to say so."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 from sqlalchemy import Row, and_, or_, select, update
 
 from andon.core.events import Event
@@ -22,10 +23,7 @@ from andon.messages import Message
 from andon.store.sql import asking, sessions
 from andon.store.sql.codec import dump, read_block, read_messages, read_record, read_request
 from andon.store.sql.database import Tx, chunks
-from andon.store.sql.tables import LIVE, blocks, events, records, runs
-
-HELD = (RunStatus.pending.value, RunStatus.running.value)
-PAUSED = RunStatus.paused.value
+from andon.store.sql.tables import HELD, LIVE, blocks, events, records, runs
 
 
 def _expired(tx: Tx) -> Any:
@@ -62,7 +60,8 @@ def _entered(tx: Tx, record: RunRecord, owner: str) -> Lease | None:
     row = tx.execute(select(runs).where(runs.c.run_id == record.run_id)).first()
     if row is None:
         return None
-    if row.owner != owner or row.status not in HELD:
+    key = sessions.key_of(row)
+    if (row.owner, row.created, key) != (owner, record.created_at, record.session) or row.status not in HELD:
         raise _taken(record)
     return Lease(record.run_id, row.epoch)
 
@@ -142,13 +141,15 @@ def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
     rows = _locked(tx, (each.lease.run_id for each in batch))
     refused: dict[str, None] = {}
     new: list[tuple[int, Sequence[Event]]] = []
-    for lease, messages, what in batch:
+    for lease, messages, what, continues in batch:
         row = rows.get(lease.run_id)
         if row is None or row.epoch != lease.epoch or row.status not in HELD:
             refused[lease.run_id] = None
             continue
         if messages is not None and row.session in there:
             tx.execute(update(records).where(records.c.number == row.number).values(messages=dump(messages)))
+            if continues != row.continues:
+                tx.execute(update(runs).where(runs.c.number == row.number).values(continues=continues))
         new.append((row.number, what))
     if there:
         sessions.touch(tx, sorted(there))
@@ -179,8 +180,9 @@ def finish(
         raise lost(lease)
     there = sessions.lock_session(tx, session)
     row = _locked(tx, [lease.run_id])[lease.run_id]
-    # A paused run is nobody's, but whoever paused it may still end it.
-    if row.epoch != lease.epoch or row.status not in ((*HELD, PAUSED) if record.status.final else HELD):
+    # A paused run is nobody's, but it may be cancelled, and whoever paused it may still say so.
+    may_end = (*HELD, RunStatus.paused.value) if record.status is RunStatus.cancelled else HELD
+    if row.epoch != lease.epoch or row.status not in may_end:
         kept = tx.execute(
             select(runs, records.c.record)
             .join(records, records.c.number == runs.c.number)
@@ -220,6 +222,7 @@ def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[
         kept = tx.execute(select(records).where(records.c.number == row.number)).one()
         messages = [] if kept.messages is None else read_messages(kept.messages)
         record = sessions.with_status(kept.record, RunStatus(row.status))
+        record = msgspec.structs.replace(record, continues=row.continues)
         cancel = None if row.cancel is None else read_request(row.cancel)
         taken.append(Taken(Lease(row.run_id, row.epoch + 1), record, messages, cancel, row.last_seq))
     return taken

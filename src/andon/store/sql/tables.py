@@ -22,6 +22,8 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from andon.core.states import RunStatus
+
 metadata = MetaData()
 
 _Number = BigInteger().with_variant(Integer, "sqlite")  # only an INTEGER counts up by itself there
@@ -68,6 +70,8 @@ runs = Table(
 )
 
 LIVE = runs.c.ended.is_(None)
+HELD = (RunStatus.pending.value, RunStatus.running.value)
+"""The states of a run that someone holds a lease of."""
 
 # Not on the leases themselves: those change all the time, and the runs that have one are few.
 Index("andon_runs_live", runs.c.number, sqlite_where=LIVE, postgresql_where=LIVE)

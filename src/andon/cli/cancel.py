@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from contextlib import closing
 from typing import Any
 
@@ -73,20 +72,8 @@ def run(options: argparse.Namespace) -> int:
         if options.id:
             found = find(place, options.id)
             which = Selection(found.run_id, agent_id=found.agent_id)
-        cancelled = place.cancel(which, request, block=options.block)
-        if options.wait is not None:
-            cancelled = _wait(place, cancelled, request, options.wait)
+        cancelled = place.cancel(which, request, wait=options.wait, block=options.block)
     return _tell(options, place, cancelled)
-
-
-def _wait(place: Place, cancelled: list[Cancelled], request: CancelRequest, seconds: float) -> list[Cancelled]:
-    """All of them, within one time."""
-    until = time.monotonic() + seconds
-    waited = []
-    for each in cancelled:
-        found = place.gone(each.run_id, request, max(0.0, until - time.monotonic())) if each.outcome else each
-        waited.append(Cancelled(each.run_id, each.outcome, found.status, found.receipt))
-    return waited
 
 
 def _tell(options: argparse.Namespace, place: Place, cancelled: list[Cancelled]) -> Exit:

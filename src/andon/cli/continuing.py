@@ -111,7 +111,7 @@ def _follow(place: Place, found: Report, events: Iterator[Event], teller: Teller
         os.write(2, b"\nandon: asking the server to cancel it; another Ctrl-C leaves at once\n")
         reason = CTRL_C if number is signal.SIGINT else number.name
         request = CancelRequest.make(CancelCause.user, reason, who())
-        place.cancel(Selection(run_id, agent_id=found.agent_id), request, block=False)
+        place.cancel(Selection(run_id, agent_id=found.agent_id), request)
 
     with Hands() as hands:
         try:

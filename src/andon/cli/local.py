@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Literal, TypeVar
 
@@ -78,8 +79,14 @@ class Local:
         record = self._run(self.store.find(run_id))
         return None if record is None else record.status
 
-    def cancel(self, which: Selection, request: CancelRequest, *, block: bool) -> list[Cancelled]:
-        return self._run(self._cancel(which, request, block))
+    def cancel(
+        self, which: Selection, request: CancelRequest, *, wait: float | None = None, block: bool = False
+    ) -> list[Cancelled]:
+        cancelled = self._run(self._cancel(which, request, block))
+        if wait is None:
+            return cancelled
+        until = time.monotonic() + wait
+        return [self._ended(each, until) for each in cancelled]
 
     async def _cancel(self, which: Selection, request: CancelRequest, block: bool) -> list[Cancelled]:
         if block:  # first: so that none slips in between
@@ -103,13 +110,11 @@ class Local:
         record = await self.store.find(run_id)
         return Cancelled(run_id, outcome, *(() if record is None else (record.status, record.receipt)))
 
-    def gone(self, run_id: str, request: CancelRequest, seconds: float) -> Cancelled:
-        loop_time = self._runner.get_loop().time
-        until = loop_time() + seconds
+    def _ended(self, asked: Cancelled, until: float) -> Cancelled:
         with self._woken() as wait:
             while True:
-                found = self._run(self._cancelled(run_id, CancelOutcome.already_requested))
-                left = until - loop_time()
+                found = self._run(self._cancelled(asked.run_id, asked.outcome))
+                left = until - time.monotonic()
                 if found.status is None or found.status.final or left <= 0:
                     return found
                 wait(min(left, LOOK_AGAIN_SECONDS))

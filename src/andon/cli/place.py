@@ -51,12 +51,13 @@ class Place(Protocol):
         """A run's events from the first one on, as far as they are kept, up to its end, or to where it is paused."""
         ...
 
-    def cancel(self, which: Selection, request: CancelRequest, *, block: bool) -> list[Cancelled]:
-        """Ask runs to stop. With `block`, refuse new ones of that user or agent from now on."""
-        ...
+    def cancel(
+        self, which: Selection, request: CancelRequest, *, wait: float | None = None, block: bool = False
+    ) -> list[Cancelled]:
+        """Ask runs to stop, and wait for so long at the most until they have ended and all of them is gone.
 
-    def gone(self, run_id: str, request: CancelRequest, seconds: float) -> Cancelled:
-        """Wait until a run that was asked to stop has ended and all of it is gone, for so long at the most."""
+        With `block`, refuse new ones of that user or agent from now on.
+        """
         ...
 
     def unblock(self, kind: Literal["user", "agent"], id: str) -> bool:

@@ -22,7 +22,6 @@ from andon.cli.report import Cancelled, Line, Report, event_of
 from andon.core.events import Event, RunEvent
 from andon.core.receipt import CancelRequest
 from andon.core.shared import Selection
-from andon.core.states import CancelOutcome
 
 T = TypeVar("T")
 
@@ -115,32 +114,28 @@ class Remote:
     def events(self, run: Report) -> Iterator[Event]:
         return self._follow(run, 0, None)
 
-    def cancel(self, which: Selection, request: CancelRequest, *, block: bool) -> list[Cancelled]:
-        fields = self._fields(request)
+    def cancel(
+        self, which: Selection, request: CancelRequest, *, wait: float | None = None, block: bool = False
+    ) -> list[Cancelled]:
+        fields = self._fields(request, wait)
         if which.run_id is not None:
             assert which.agent_id is not None
-            return [self._cancel_one(which.agent_id, which.run_id, fields)]
+            return [self._cancel_one(which.agent_id, which.run_id, fields, wait or 0)]
         asked = {"session_id": which.session_id, "user_id": which.user_id, "agent_id": which.agent_id}
         given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None} or {"all": True}
-        answer = self._ask("POST", "/runs/cancel", {**fields, **given, **({"block": True} if block else {})})
+        asked_for = {**fields, **given, **({"block": True} if block else {})}
+        answer = self._ask("POST", "/runs/cancel", asked_for, wait or 0)
         if block and not answer.get("blocked"):
             raise Mistake(f"{self.name} has cancelled them, but it can't refuse new ones: it is too old", Exit.failed)
-        outcomes = self._convert(answer.get("cancelled"), dict[str, CancelOutcome])
-        return [Cancelled(run_id, outcome) for run_id, outcome in outcomes.items()]
+        return self._convert(answer.get("cancelled"), list[Cancelled])
 
-    def gone(self, run_id: str, request: CancelRequest, seconds: float) -> Cancelled:
-        run = self.look(run_id)
-        if run is None:
-            return Cancelled(run_id, CancelOutcome.unknown)
-        return self._cancel_one(run.agent_id, run_id, {**self._fields(request), "wait": seconds}, seconds)
-
-    def _fields(self, request: CancelRequest) -> dict[str, Any]:
+    def _fields(self, request: CancelRequest, wait: float | None) -> dict[str, Any]:
         # Whoever has a token is known by it.
         by = None if "authorization" in self._headers else request.by
-        fields = {"reason": request.reason, "by": by, "mode": request.mode.value, "grace": request.grace}
+        fields = {"reason": request.reason, "by": by, "mode": request.mode.value, "grace": request.grace, "wait": wait}
         return {name: value for name, value in fields.items() if value is not None}
 
-    def _cancel_one(self, agent_id: str, run_id: str, fields: dict[str, Any], wait: float = 0) -> Cancelled:
+    def _cancel_one(self, agent_id: str, run_id: str, fields: dict[str, Any], wait: float) -> Cancelled:
         try:
             answer = self._ask("POST", f"{_path(agent_id, run_id)}/cancel", fields, wait)
         except Refused as refused:

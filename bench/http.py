@@ -83,7 +83,7 @@ class Client:
 
 def _request(path: str, body: str) -> bytes:
     return (
-        f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/x-www-form-urlencoded\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-www-form-urlencoded\r\n"
         f"content-length: {len(body)}\r\n\r\n{body}"
     ).encode()
 

@@ -159,7 +159,7 @@ def test_a_plain_request_is_told_too(here: Path) -> None:
         with bare:
             body = "message=Hi&stream=false&run_id=r1"
             bare.sendall(
-                f"POST {RUNS} HTTP/1.1\r\nhost: h\r\ncontent-type: application/x-www-form-urlencoded\r\n"
+                f"POST {RUNS} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-www-form-urlencoded\r\n"
                 f"content-length: {len(body)}\r\n\r\n{body}".encode()
             )
             while served.client.get(f"{RUNS}/r1").status_code != 200:
@@ -195,7 +195,9 @@ def test_a_reader_that_has_stalled_does_not_keep_the_server(here: Path) -> None:
     with serving(here, "flood:agent", "--drain", "0") as served, socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", int(served.url.rpartition(":")[2])))
-        slow.sendall(f"POST {RUNS} HTTP/1.1\r\nhost: h\r\ncontent-length: 15\r\n\r\n".encode() + b'{"message":"a"}')
+        slow.sendall(
+            f"POST {RUNS} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 15\r\n\r\n".encode() + b'{"message":"a"}'
+        )
         while not served.client.get("/runs").json():
             pass
         assert served.end(signal.SIGTERM) == 0

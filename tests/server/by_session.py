@@ -63,7 +63,9 @@ class Client:
     def connect(self, route: str) -> Iterator[None]:
         """Ask for a run on a bare connection, and leave that at the end of the block without having read anything."""
         body = json.dumps(self.body("Hello")).encode()
-        head = f"POST {route} HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        head = (
+            f"POST {route} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        )
         with self.live.connect() as bare:
             bare.sendall(head.encode() + b"\r\n\r\n" + body)
             yield

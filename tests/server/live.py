@@ -101,7 +101,7 @@ class Live:
     def send(self, bare: socket.socket, path: str, **fields: Any) -> None:
         body = urlencode(fields)
         bare.sendall(
-            f"POST {path} HTTP/1.1\r\nhost: here\r\ncontent-type: application/x-www-form-urlencoded\r\n"
+            f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-www-form-urlencoded\r\n"
             f"content-length: {len(body)}\r\n\r\n{body}".encode()
         )
 

@@ -91,13 +91,13 @@ def test_what_can_not_be_read_is_refused(
 def test_a_large_body_is_refused_before_it_is_read(live: Live) -> None:
     refused(live.client.post(RUNS, json={"message": "x" * 3000}), 413, "2,000")
     with live.connect() as bare:  # announces much, and sends nothing
-        bare.sendall(b"POST /agents/helper/runs HTTP/1.1\r\nhost: h\r\ncontent-length: 999999999\r\n\r\n")
+        bare.sendall(b"POST /agents/helper/runs HTTP/1.1\r\nhost: localhost\r\ncontent-length: 999999999\r\n\r\n")
         assert b" 413 " in bare.recv(1000)
 
 
 def test_a_large_body_of_unknown_length_is_refused_while_it_is_read(live: Live) -> None:
     with live.connect() as bare:
-        bare.sendall(b"POST /agents/helper/runs HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n")
+        bare.sendall(b"POST /agents/helper/runs HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
         for _ in range(3):
             bare.sendall(b"3e8\r\n" + b"x" * 1000 + b"\r\n")
         assert b" 413 " in bare.recv(1000)  # though the body has not ended

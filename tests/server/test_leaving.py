@@ -248,7 +248,7 @@ def test_a_client_that_never_finishes_its_request_starts_nothing() -> None:
     agent = Agent("Helper", ScriptedModel())
     with serving(agent) as live:
         with live.connect() as bare:
-            bare.sendall(b"POST /agents/helper/runs HTTP/1.1\r\nhost: h\r\ncontent-length: 50\r\n\r\n{")
+            bare.sendall(b"POST /agents/helper/runs HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{")
             eventually(lambda: live.connections == 1)
         eventually(lambda: live.connections == 0)
         assert agent.runtime.runs == []

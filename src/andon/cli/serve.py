@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from andon.agent.agent import Agent
+from andon.cli import access
 from andon.cli.mistake import Mistake
 from andon.errors import ConfigurationError, describe
 
@@ -30,6 +31,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--drain", type=_seconds, default=10.0, metavar="SECONDS", help="what runs get to finish in (%(default)s)"
     )
+    access.add(parser)
     parser.set_defaults(run=run)
 
 
@@ -47,11 +49,13 @@ def run(options: argparse.Namespace) -> int:
     agents = [agent for name in names for agent in find_agents(name)]
     try:
         # On one runtime, so that a run's id means one run, whichever agent it is of.
-        app = create_app(agents, agents[0].runtime if agents else None, drain=options.drain)
+        runtime = agents[0].runtime if agents else None
+        app = create_app(agents, runtime, drain=options.drain, **access.settings(options))
     except ConfigurationError as error:
         raise Mistake(str(error)) from None
     with bound(options.host, options.port) as listener:
-        serve(app, listener, options.root_path)
+        access.check_closed(options, listener, guarded=app.state.andon.settings.guarded)
+        serve(app, listener, options.root_path, options.log_format)
     return 0
 
 

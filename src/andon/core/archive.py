@@ -8,18 +8,38 @@ bounded twice: by time, kept by one timer, and by bytes, where the oldest go fir
 from __future__ import annotations
 
 import asyncio
+import bisect
 import threading
 import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
+from andon.core.shared import CancelEntry
+
 if TYPE_CHECKING:
     from andon.core.events import Event
     from andon.core.life import Life
-    from andon.core.states import RunStatus
+    from andon.core.states import CancelCause, RunStatus
 
 EVENT_BYTES = 250
 """What an event weighs besides its text, roughly."""
+
+
+CANCELS_KEPT = 10_000
+
+
+class Latencies:
+    """How long cancels took, counted as Prometheus wants it: in each bucket those that took no longer than it says."""
+
+    BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(self.BOUNDS) + 1)
+        self.total = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect.bisect_left(self.BOUNDS, seconds)] += 1
+        self.total += seconds
 
 
 class Archive:
@@ -31,6 +51,10 @@ class Archive:
         """The bytes that are held, roughly."""
         self.counts: Counter[RunStatus] = Counter()
         """How many runs have ended so far, and how."""
+        self.cancels: deque[CancelEntry] = deque(maxlen=CANCELS_KEPT)
+        """Who cancelled the last of them, when and why; these outlive the runs."""
+        self.causes: Counter[CancelCause] = Counter()
+        self.latencies = Latencies()
         self._runs: dict[str, Life] = {}
         self._sizes: dict[str, int] = {}
         self._order: deque[tuple[float, str]] = deque()
@@ -50,6 +74,10 @@ class Archive:
         now = time.monotonic()
         with self._lock:
             self.counts[run.status] += 1
+            if (request := run.signal.request) is not None:
+                self.cancels.append(CancelEntry(run.run_id, request, run.session.key))
+                self.causes[request.cause] += 1
+                self.latencies.add(run.receipt.latency if run.receipt else 0.0)
             self._runs[run.run_id] = run
             self._order.append((now, run.run_id))
             self._drop(now)

@@ -149,6 +149,16 @@ class Estate(Stepper):
         return Receipt.of(request, mode, phase, tools, usage, self.leftovers)
 
     @property
+    def names(self) -> dict[str, str | None]:
+        key = self.session.key
+        return {
+            "run_id": self.run_id,
+            "session_id": key.session_id,
+            "agent_id": key.agent_id,
+            "user_id": key.user_id,
+        }
+
+    @property
     def receipt(self) -> Receipt | None:
         """What the cancel found, once the run has ended by one."""
         return self._receipt

@@ -86,18 +86,28 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+def _nothing() -> None:
+    """Nobody asked."""
+
+
 class Journal:
     """A run's events. Closed by its terminal event; what comes later is refused."""
 
-    __slots__ = ("_agent_id", "_run_id", "_session_id", "closed", "events", "resting", "waiters")
+    __slots__ = ("_agent_id", "_full", "_limit", "_run_id", "_session_id", "closed", "events", "resting", "waiters")
 
     def __init__(self, run_id: str, session_id: str, agent_id: str) -> None:
         self._run_id, self._session_id, self._agent_id = run_id, session_id, agent_id
+        self._limit = 0
+        self._full: Callable[[], object] = _nothing
         self.events: list[Event] = []
         self.waiters = Waiters()
         self.closed = False
         self.resting = False
         """The run is paused: readers end here, though it may go on."""
+
+    def limit(self, count: int, full: Callable[[], object]) -> None:
+        """Have `full` called with the event of this number: once, because no number comes twice."""
+        self._limit, self._full = count, full
 
     def pen(self, kind: RunEvent) -> Callable[[str], None]:
         """A function that appends one content event and wakes the readers.
@@ -113,7 +123,16 @@ class Journal:
             if wakes:
                 wake()
 
-        return write
+        limit, full = self._limit, self._full
+
+        def write_up_to_limit(content: str) -> None:
+            append(Event(kind, run_id, session_id, agent_id, (seq := len(events) + 1), now(), content))
+            if wakes:
+                wake()
+            if seq == limit:
+                full()
+
+        return write_up_to_limit if limit else write
 
     def add(self, kind: RunEvent, content: str = "", **facts: Any) -> None:
         """Append one event and wake the readers; after the terminal one, nothing."""
@@ -124,12 +143,12 @@ class Journal:
     def append(self, kind: RunEvent, content: str = "", **facts: Any) -> None:
         """The same without the wake-up."""
         if not self.closed:
-            self.events.append(self.draft(kind, content, **facts))
+            self._put(self.draft(kind, content, **facts))
 
     def relay(self, event: Event) -> None:
         """Show an event of another run here, in this journal's order."""
         if not self.closed:
-            self.events.append(_numbered(event, len(self.events) + 1))
+            self._put(_numbered(event, len(self.events) + 1))
             self.waiters.wake()
 
     def draft(self, kind: RunEvent, content: str = "", **facts: Any) -> Event:
@@ -140,12 +159,18 @@ class Journal:
     def publish(self, event: Event) -> None:
         """Append what was drafted. Whoever calls it wakes the readers."""
         if not self.closed:
-            self.events.append(event if event.seq == len(self.events) + 1 else _numbered(event, len(self.events) + 1))
+            self._put(event if event.seq == len(self.events) + 1 else _numbered(event, len(self.events) + 1))
+
+    def _put(self, event: Event) -> None:
+        self.events.append(event)
+        if event.seq == self._limit:
+            self._full()
 
     def close(self, event: Event) -> None:
         """Append the terminal event."""
         self.publish(event)
         self.closed = True
+        self._limit, self._full = 0, _nothing  # it knows the run: let go
         self.waiters.wake()
 
     def rest(self, event: Event) -> None:

@@ -129,18 +129,13 @@ class Keeper:
 
     async def _serve(self) -> None:
         self._task = asyncio.current_task()
-        parts = [
-            asyncio.create_task(part(), name=f"andon keeper{part.__name__}")
-            for part in (self._renew_leases, self._watch_clock, self._write_progress, self._hear_cancels)
-        ]
         listening = self.store.listen(self.wake)
         try:
-            await asyncio.wait(parts, return_when=asyncio.FIRST_EXCEPTION)
-            log.critical("the keeper of leases broke: its runs will be stopped", exc_info=_error_of(parts))
+            await asyncio.gather(
+                *map(_mended, (self._renew_leases, self._watch_clock, self._write_progress, self._hear_cancels))
+            )
         finally:
             listening.close()
-            for part in parts:
-                part.cancel()
 
     # -- its parts ----------------------------------------------------------------------------------------------------
 
@@ -248,5 +243,11 @@ class Keeper:
                     log.critical("run %s could not be ended: %s", each.record.run_id, describe(error), exc_info=error)
 
 
-def _error_of(tasks: list[asyncio.Task[None]]) -> BaseException | None:
-    return next((task.exception() for task in tasks if task.done() and not task.cancelled()), None)
+async def _mended(part: Callable[[], Awaitable[None]]) -> None:
+    """Do this for ever. Should it break, that is a defect of ours, and no reason to let go of every run."""
+    while True:
+        try:
+            await part()
+        except Exception as error:
+            log.critical("the keeper broke: %s", describe(error), exc_info=error)
+            await asyncio.sleep(FLUSH_SECONDS)

@@ -23,7 +23,7 @@ from andon.core.budget import Budget
 from andon.core.events import TERMINAL_EVENT, Event, RunEvent
 from andon.core.holding import Holding
 from andon.core.journal import Journal
-from andon.core.limits import Limits
+from andon.core.limits import Limits, limit_events
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest
 from andon.core.signal import Batch, Completed, Failed, Fate
@@ -79,6 +79,7 @@ class Life(Holding):
         super().__init__(runtime, session, run_id, metadata, budget, detached)
         self._cord, self._on_busy, self.limits = cord, on_busy, limits
         self.journal = Journal(run_id, session.key.session_id, session.key.agent_id)
+        limit_events(self)
         self.tenure = None if runtime.keeper is None else Tenure(runtime.keeper, cast("Run", self))
         self._last = None
         self._stage = RunStatus.pending
@@ -300,7 +301,7 @@ class Life(Holding):
             for call in settlement.cancelled:
                 self.journal.add(RunEvent.tool_call_cancelled, tool=call)
         elif isinstance(fate, Failed) and (self.tenure is None or self.tenure.refusal is None):
-            log.warning("run %s failed: %s", self.run_id, describe(fate.error))
+            log.warning("run %s failed: %s", self.run_id, describe(fate.error), extra={"facts": self.names})
 
     def _overrule(self, request: CancelRequest) -> None:
         self.signal.overrule(request)
@@ -335,7 +336,7 @@ class Life(Holding):
         if task is not self._task:  # it has paused the run, and another one may have gone on since
             return
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("%r: its task broke", self, exc_info=error)
+            log.critical("%r: its task broke", self, exc_info=error, extra={"facts": self.names})
         if self._ended:
             self._settle()
         else:  # cancelled before its first step, or stopped with its loop
@@ -347,7 +348,9 @@ class Life(Holding):
     def _settle(self) -> None:
         self._settled = True
         if self.tenure is not None:
-            self.tenure.let_go()
+            self.tenure.release()
+            if self.tenure.refusal is None:
+                self.tenure = None  # it knows the run: let go, so that both are freed without the garbage collector
         self.signal.unbind()
         self._leave_family()
         self._waiters.wake()
@@ -385,7 +388,7 @@ class Life(Holding):
 
     async def _collapse(self, error: Exception) -> None:
         """Settling itself failed: a defect of ours. Even then nobody waits for ever, and the session goes on."""
-        log.critical("%r: could not be ended properly", self, exc_info=error)
+        log.critical("%r: could not be ended properly", self, exc_info=error, extra={"facts": self.names})
         # Of what it has said, nothing is known to be valid; the prompt is.
         kept = [*self.session.tail[:1], assistant(Text("(lost)"))] if self._place and self._place.granted else []
         self._settlement = Settlement(kept, "", UNKNOWN_USAGE, [], [])

@@ -8,19 +8,20 @@ so that there is no moment at which it is unknown.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, cast
 from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
-from andon.core.archive import Archive
+from andon.core.archive import Archive, Latencies
 from andon.core.keeper import Keeper
 from andon.core.receipt import CancelRequest, is_seconds
 from andon.core.session import Session
-from andon.core.shared import Selection, SharedStore
+from andon.core.shared import Block, BlockKind, CancelEntry, Selection, SharedStore
 from andon.core.signal import Batch, wake_all
-from andon.core.states import CancelMode, CancelOutcome, RunStatus
+from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
 from andon.errors import ConfigurationError, RunIdTakenError
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Runtime:
     `child_seconds`: what a run waits for the runs that its tools started, before and after it cancels them.
     `lease_seconds`: on a store that several processes share, how long a run is held without a sign of life.
     `abandoned_threads`: with so many still running, sync tools get an error result.
+    `max_events`: a run that has written so many is cancelled, with cause `budget`; 0 sets no limit.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Runtime:
         child_seconds: float = 5.0,
         lease_seconds: float = 10.0,
         abandoned_threads: int = 64,
+        max_events: int = 0,
     ) -> None:
         self.bounds = Bounds(
             arm_seconds,
@@ -88,6 +91,9 @@ class Runtime:
         for name in Bounds.__struct_fields__:
             if (value := getattr(self.bounds, name)) is None or not is_seconds(value):
                 raise ConfigurationError(f"{name} is {value!r}; it must be a number, 0 or more")
+        if not (isinstance(max_events, int) and max_events >= 0):
+            raise ConfigurationError(f"max_events is {max_events!r}; it must be a whole number, 0 or more")
+        self.max_events = max_events
         self.store = store
         """Where sessions and runs are kept; the first agent puts a memory store here if there is none."""
         self.keeper: Keeper | None = None
@@ -98,6 +104,7 @@ class Runtime:
         self._ended: set[str] = set()
         self._ended_order: deque[str] = deque()
         self._archive: Archive | None = None
+        self._blocks: dict[tuple[str, str | None], Block] = {}
         self._sessions: WeakValueDictionary[SessionKey, Session] = WeakValueDictionary()
         self._lock = threading.Lock()
 
@@ -132,6 +139,16 @@ class Runtime:
     def ended_counts(self) -> dict[RunStatus, int]:
         """How many runs have ended since `keep_ended` was called, and how."""
         return {} if self._archive is None else dict(self._archive.counts)
+
+    @property
+    def cancel_counts(self) -> dict[CancelCause, int]:
+        """How many of those were cancelled, and why."""
+        return {} if self._archive is None else dict(self._archive.causes)
+
+    @property
+    def cancel_latencies(self) -> Latencies:
+        """How long their cancels took."""
+        return Latencies() if self._archive is None else self._archive.latencies
 
     def keep_ended(self, seconds: float = 60.0, max_bytes: int = 64 * 2**20) -> None:
         """Keep runs and their events readable for a while after their end, or for less where that takes more bytes.
@@ -202,6 +219,45 @@ class Runtime:
             outcomes[run_id] = CancelOutcome.already_finished
         return outcomes
 
+    # -- the kill switch ----------------------------------------------------------------------------------------------
+
+    async def block(self, kind: BlockKind, id: str, by: str | None = None, reason: str | None = None) -> Block:
+        """Refuse new runs of this user, or of this agent, until `unblock`. What runs already is for `cancel` to end.
+
+        >>> await runtime.block("user", "mallory", by="ops", reason="too many complaints")
+        >>> await runtime.cancel(user_id="mallory")
+        """
+        block = Block(kind, id, by, reason, time.time())
+        if self.keeper is not None:
+            await self.keeper.store.block(block)
+        else:
+            self._blocks[kind, id] = block
+        return block
+
+    async def unblock(self, kind: BlockKind, id: str) -> bool:
+        """Take new runs again. False if there was no such block."""
+        if self.keeper is not None:
+            return await self.keeper.store.unblock(kind, id)
+        return self._blocks.pop((kind, id), None) is not None
+
+    async def blocks(self) -> list[Block]:
+        """What is blocked, the oldest first."""
+        return list(self._blocks.copy().values()) if self.keeper is None else await self.keeper.store.blocks()
+
+    async def cancel_log(self, which: Selection, limit: int = 100) -> list[CancelEntry]:
+        """Who cancelled what, when and why, newest first; of ended runs, if `keep_ended` was called."""
+        if self.keeper is not None:
+            return await self.keeper.store.cancel_log(which, limit)
+        going = [
+            CancelEntry(run.run_id, run.signal.request, run.session.key)
+            for run in self.runs
+            if run.signal.request is not None
+        ]
+        ended = [] if self._archive is None else list(self._archive.cancels.copy())
+        entries = {entry.run_id: entry for entry in [*ended, *going]}.values()
+        fitting = [entry for entry in entries if entry.fits(which)]
+        return sorted(fitting, key=lambda entry: -entry.request.requested_at)[:limit]
+
     def session(self, key: SessionKey) -> Session:
         """The session of this key. It lives as long as someone holds it; the conversation lives in the store.
 
@@ -216,6 +272,10 @@ class Runtime:
             return session
 
     def register(self, run: Life) -> None:
+        if self._blocks:
+            for key in (("user", run.user_id), ("agent", run.agent_id)):
+                if (block := self._blocks.get(key)) is not None:
+                    raise block.refusal()
         if run.run_id in self._ended or self._runs.setdefault(run.run_id, run) is not run:
             raise RunIdTakenError(f"run id {run.run_id!r} is taken by another run; leave run_id out to get a fresh one")
 

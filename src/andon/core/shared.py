@@ -17,7 +17,8 @@ from msgspec import Struct
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
 from andon.core.states import CancelOutcome, RunStatus
-from andon.core.store import RunRecord, SessionStore
+from andon.core.store import RunRecord, SessionKey, SessionStore
+from andon.errors import BlockedError
 from andon.messages import Message
 
 if TYPE_CHECKING:
@@ -74,14 +75,22 @@ class Selection(Struct, frozen=True):
     statuses: Sequence[RunStatus] = ()
 
 
+BlockKind = Literal["user", "agent"]
+
+
 class Block(Struct, frozen=True):
     """New runs of this user, or of this agent, are refused."""
 
-    kind: Literal["user", "agent"]
+    kind: BlockKind
     id: str
     by: str | None = None
     reason: str | None = None
     at: float = 0.0
+
+    def refusal(self) -> BlockedError:
+        """What whoever wants to start one is told."""
+        why = f" ({self.reason})" if self.reason else ""
+        return BlockedError(f"new runs of {self.kind} {self.id!r} are blocked{why}, until someone unblocks them")
 
 
 class CancelEntry(Struct, frozen=True):
@@ -89,6 +98,15 @@ class CancelEntry(Struct, frozen=True):
 
     run_id: str
     request: CancelRequest
+    session: SessionKey | None = None
+    """Whose run it was, and of which agent."""
+
+    def fits(self, which: Selection) -> bool:
+        asked = (which.agent_id, which.user_id, which.session_id)
+        known = self.session or (None, None, None)
+        return which.run_id in (None, self.run_id) and all(
+            want is None or want == have for want, have in zip(asked, known, strict=True)
+        )
 
 
 class Listening(Protocol):
@@ -176,7 +194,7 @@ class SharedStore(SessionStore, Protocol):
 
     async def block(self, block: Block) -> None: ...
 
-    async def unblock(self, kind: Literal["user", "agent"], id: str) -> bool: ...
+    async def unblock(self, kind: BlockKind, id: str) -> bool: ...
 
     async def blocks(self) -> list[Block]: ...
 

@@ -177,13 +177,15 @@ class Step(Generic[T]):
 
     def _abandon(self) -> None:
         self.abandoned = True
-        log.warning("%s was cancelled and did not stop; abandoned", self.name)
+        log.warning("%s was cancelled and did not stop; abandoned", self.name, extra={"facts": self._run.names})
         self._run.leave_behind(self, self.name)
         self._finish()
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         if self.abandoned:
-            log.info("%s, abandoned earlier, has ended; its result is dropped", self.name)
+            log.info(
+                "%s, abandoned earlier, has ended; its result is dropped", self.name, extra={"facts": self._run.names}
+            )
             self._error = None
             self._run.picked_up(self)
         elif task.cancelled():  # before its first step
@@ -311,7 +313,12 @@ class Stepper:
         self._leftovers.pop(key, None)
         self._waiters.wake()
 
+    @property
+    def names(self) -> dict[str, str | None]:
+        """What it is, for the log."""
+        raise NotImplementedError
+
     def warn(self, message: str) -> None:
         """Report what went wrong beside the work: in the log, and in the result."""
-        log.warning("%r: %s", self, message)
+        log.warning("%r: %s", self, message, extra={"facts": self.names})
         self.warnings.append(message)

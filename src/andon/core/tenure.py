@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from andon.core.following import follow
 from andon.core.shared import Lease, Progress
 from andon.core.states import RunStatus
 from andon.errors import AndonError, NotContinuableError, SessionBusyError, StoreError
@@ -184,15 +185,7 @@ class Tenure:
     async def follow(self, record: RunRecord) -> RunRecord:
         """Wait until whoever has the run now has ended it."""
         self.release()
-        while not record.status.final:
-            seen = self._keeper.changes
-            found = await self._keeper.ask(lambda: self._keeper.store.find(self._run.run_id))
-            if found is None:
-                break
-            record = found
-            if not record.status.final:
-                await self._keeper.changed(seen)
-        return record
+        return await follow(self._keeper, record.run_id) or record
 
     async def left(self) -> list[Message]:
         """What whoever has ended the run has left of it in its session."""
@@ -205,11 +198,6 @@ class Tenure:
     def release(self) -> None:
         self.valid_until = math.inf
         self._keeper.release(self)
-
-    def let_go(self) -> None:
-        """The run is over: let it be freed without the garbage collector."""
-        self.release()
-        del self._run
 
 
 def _size(messages: list[Message]) -> tuple[int, int]:

@@ -5,7 +5,12 @@ app       puts the app together
 host      what all routes share: the agents, their runs, the limits, draining
 runs      the routes by run, in the shapes of the AgentOS family
 sessions  the routes by session, in the shapes of ADK
-lists     what there is: agents, runs, health, metrics
+lists     what there is: agents, runs, health
+control   what operators ask for: blocks, the record of cancels, metrics
+access    tokens, who they stand for, and which names and web pages are known
+guard     the door that every request passes
+visit     the host as one principal may use it: what routes get
+logs      a line per request, and the run with every line
 wire      our events and results as that family's JSON
 adk       our events and messages as ADK's JSON
 sse       a run's events as a response, and noticing that a client left
@@ -19,6 +24,7 @@ try:
 except ImportError as error:
     raise ImportError(f'the server needs packages that are not here ({error}): pip install "andon[server]"') from error
 
+from andon.server.access import Token
 from andon.server.app import create_app
 
-__all__ = ["create_app"]
+__all__ = ["Token", "create_app"]

@@ -20,7 +20,7 @@ from andon.core.run import Run
 from andon.core.states import CancelCause, RunStatus
 from andon.core.store import RunRecord, SessionRecord
 from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, Usage
-from andon.server.body import fill
+from andon.server.body import parse
 from andon.server.problems import Problem
 from andon.server.wire import one_line_each, to_json
 
@@ -261,7 +261,7 @@ def understood(text: str | None, limit: int) -> Said:
         fields = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         raise Problem(422, f"the message is not JSON: {error}") from None
-    said = fill(in_snake_case(fields), Said)
+    said = parse(in_snake_case(fields), Said)
     if said.blob is not None:
         raise Problem(415, "blobs are not taken: send content with text parts")
     return said

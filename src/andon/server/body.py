@@ -18,8 +18,9 @@ from fastapi import Request
 from msgspec import Struct
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 
+from andon.server.access import principal_of
 from andon.server.problems import Problem
 
 T = TypeVar("T")
@@ -33,7 +34,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 async def read_body(request: Request, kind: type[T], limit: int) -> T:
     """The body of a request as a struct; an empty body is one without fields."""
-    return fill(await read_fields(request, limit), kind)
+    return fill(request, await read_fields(request, limit), kind)
 
 
 async def read_fields(request: Request, limit: int) -> dict[str, Any]:
@@ -53,10 +54,17 @@ async def read_fields(request: Request, limit: int) -> dict[str, Any]:
 
 
 def read_query(request: Request, kind: type[T]) -> T:
-    return fill(_given(request.query_params), kind)
+    return fill(request, _given(request.query_params), kind)
 
 
-def fill(fields: Mapping[str, Any], kind: type[T]) -> T:
+def fill(connection: HTTPConnection, fields: Mapping[str, Any], kind: type[T]) -> T:
+    """Fields as a struct, in the name of whoever sent them: a user's token speaks for no other user."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    names: tuple[str, ...] = getattr(kind, "__struct_fields__", ())
+    return parse(principal_of(connection).signed(given, names), kind)
+
+
+def parse(fields: Mapping[str, Any], kind: type[T]) -> T:
     """Fields as a struct. Text is taken for a number or a truth value where one is wanted; null is the same as none."""
     given = {name: value for name, value in fields.items() if value is not None}
     try:

@@ -20,9 +20,10 @@ from andon.core.receipt import Deny, Interrupt
 from andon.core.run import Run
 from andon.core.states import CancelOutcome
 from andon.server.body import described, read_body
-from andon.server.lists import answer, host_of
+from andon.server.lists import answer
 from andon.server.problems import Problem
 from andon.server.runs import respond
+from andon.server.visit import host_of
 
 router = APIRouter()
 

@@ -35,9 +35,14 @@ class Settings(Struct, frozen=True, kw_only=True):
     """The bounds of a server. See `create_app` for what each means."""
 
     max_body: int
+    max_message: int
     max_runs: int
+    max_user_runs: int
+    max_events: int
     heartbeat: float
     drain: float
+    guarded: bool = False
+    """There are tokens."""
 
 
 class Host:
@@ -62,6 +67,7 @@ class Host:
         )
         for each in self.runtimes:
             each.keep_ended()
+            each.max_events = each.max_events or settings.max_events
         self.started = 0
         self._keys: OrderedDict[tuple[str, str | None, str], tuple[bytes, str]] = OrderedDict()
 
@@ -100,8 +106,11 @@ class Host:
         store = agent.runtime.store
         record = None if store is None else await store.find(run_id)
         if record is None or record.session.agent_id != agent.id:
-            raise Problem(404, f"agent {agent.id!r} has no run {run_id!r}")
+            raise self.unknown(agent, run_id)
         return self.run(agent, run_id) or record
+
+    def unknown(self, agent: Agent, run_id: str) -> Problem:
+        return Problem(404, f"agent {agent.id!r} has no run {run_id!r}")
 
     @property
     def live(self) -> list[Run]:
@@ -117,7 +126,9 @@ class Host:
 
     def start(self, agent: Agent, message: str, options: RunOptions) -> Run:
         """Begin a run on this loop, or say why not. Without a session it gets a fresh one, never the agent's own."""
-        self._check_room()
+        self._check_room(options.get("user_id"))
+        if len(message) > (limit := self.settings.max_message):
+            raise Problem(413, f"the message has {len(message):,} characters, and may have {limit:,}")
         if not options.get("session_id"):
             options = {**options, "session_id": uuid.uuid4().hex}
         try:
@@ -128,22 +139,25 @@ class Host:
         self.started += 1
         return run
 
-    async def go_on(self, agent: Agent, run_id: str, answers: Mapping[str, Any]) -> Run:
-        """Go on with a run, on this loop, or say why not."""
-        self._check_room()
+    async def go_on(self, agent: Agent, run_id: str, answers: Mapping[str, Any], user_id: str | None) -> Run:
+        """Go on with a run of this user, on this loop, or say why not."""
+        self._check_room(user_id)
         try:
             return await agent.resume_run(run_id, answers)
         except AndonError as error:
             raise problem_of(error) from None
 
-    def _check_room(self) -> None:
+    def _check_room(self, user_id: str | None) -> None:
         if self.draining:
             raise Problem(503, "the server is shutting down and takes no new runs", {"retry-after": "5"})
         # Paused runs hold nothing, and a sub-agent's run belongs to its parent's.
-        busy = sum(not run.is_paused and run.parent_run_id is None for run in self.live)
-        if busy >= self.settings.max_runs:
+        busy = [run.user_id for run in self.live if not run.is_paused and run.parent_run_id is None]
+        if len(busy) >= self.settings.max_runs:
             detail = f"{self.settings.max_runs} runs are going on, as many as this server takes: try again later"
             raise Problem(429, detail, {"retry-after": "1"})
+        if user_id is not None and busy.count(user_id) >= self.settings.max_user_runs:
+            detail = f"{self.settings.max_user_runs} runs of this user are going on, as many as one may have"
+            raise Problem(429, f"{detail}: cancel one, or try again later", {"retry-after": "1"})
 
     async def known_by(self, agent: Agent, user_id: str | None, key: str, said: bytes) -> Run | RunRecord | None:
         """The run that was started with this idempotency key, if there is one and anything is known of it."""

@@ -3,29 +3,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from fastapi import APIRouter, Request
 from msgspec import Struct
-from starlette.requests import HTTPConnection
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from andon.agent.agent import Agent
 from andon.core.run import Run
 from andon.core.states import RunStatus
 from andon.server.body import read_query
-from andon.server.host import Host
 from andon.server.problems import Problem
+from andon.server.visit import host_of
 from andon.server.wire import model_of, to_json
 
 router = APIRouter()
-
-
-def host_of(connection: HTTPConnection) -> Host:
-    host = connection.app.state.andon
-    assert isinstance(host, Host)
-    return host
 
 
 def answer(value: Any, status: int = 200) -> Response:
@@ -81,22 +73,6 @@ async def ready(request: Request) -> Response:
     if host_of(request).draining:
         raise Problem(503, "the server is shutting down")
     return answer({"status": "ready"})
-
-
-@router.get("/metrics")
-async def metrics(request: Request) -> Response:
-    """For Prometheus."""
-    host = host_of(request)
-    live = Counter(run.status for run in host.live)
-    ended: Counter[RunStatus] = Counter()
-    for runtime in host.runtimes:
-        ended.update(runtime.ended_counts)
-    lines = ["# TYPE andon_runs gauge", "# HELP andon_runs Runs that have not ended, by status."]
-    lines += [f'andon_runs{{status="{each.name}"}} {live[each]}' for each in RunStatus if not each.final]
-    lines += ["# TYPE andon_runs_ended_total counter", "# HELP andon_runs_ended_total Runs that have ended, by status."]
-    lines += [f'andon_runs_ended_total{{status="{each.name}"}} {ended[each]}' for each in RunStatus if each.final]
-    lines += ["# TYPE andon_draining gauge", f"andon_draining {int(host.draining)}"]
-    return PlainTextResponse("\n".join([*lines, ""]), media_type="text/plain; version=0.0.4")
 
 
 def _summary(agent: Agent) -> dict[str, Any]:

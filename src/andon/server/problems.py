@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from andon.errors import (
     AndonError,
     AnswersError,
+    BlockedError,
     ConfigurationError,
     EmptyPromptError,
     NotContinuableError,
@@ -36,6 +37,8 @@ def problem_of(error: AndonError) -> Problem:
         return Problem(409, str(error), run_id=error.run_id)
     if isinstance(error, RunIdTakenError | NotContinuableError):
         return Problem(409, str(error))
+    if isinstance(error, BlockedError):
+        return Problem(403, str(error))
     if isinstance(error, UnknownRunError):
         return Problem(404, str(error))
     if isinstance(error, AnswersError):

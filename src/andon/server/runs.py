@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 from fastapi import APIRouter, Request
 from msgspec import Struct
@@ -20,13 +20,14 @@ from starlette.responses import Response
 from andon.agent.agent import Agent, RunOptions
 from andon.core.receipt import CancelRequest, Receipt
 from andon.core.run import Run
+from andon.core.shared import BlockKind
 from andon.core.states import CancelCause, CancelOutcome, RunStatus
 from andon.core.store import RunRecord
 from andon.server.body import check_session_id, check_user_id, described, fill, read_body, read_fields, read_query
-from andon.server.host import Host
-from andon.server.lists import answer, host_of
+from andon.server.lists import answer
 from andon.server.problems import Problem
 from andon.server.sse import AnswerResponse, EventResponse, Leave
+from andon.server.visit import Visit, host_of
 from andon.server.wire import EventWriter, record_output, run_output
 
 router = APIRouter()
@@ -86,9 +87,8 @@ class CancelMany(Cancel):
     user_id: str | None = None
     agent_id: str | None = None
     all: bool = False
-
-
-C = TypeVar("C", bound=Cancel)
+    block: bool = False
+    """Refuse new runs of this user, or of this agent, until `/unblock`."""
 
 
 class From(Struct):
@@ -135,7 +135,7 @@ class Wanted(Protocol):
     events: Literal["all", "agentos"] | None
 
 
-def respond(host: Host, agent: Agent, wanted: Wanted, run: Run, after: int = 0, *, owned: bool = True) -> Response:
+def respond(host: Visit, agent: Agent, wanted: Wanted, run: Run, after: int = 0, *, owned: bool = True) -> Response:
     """Answer the request that has set the run going; or, not `owned`, one that only watches."""
     tied = (wanted.on_disconnect or ("continue" if wanted.background else "cancel")) == "cancel"
     leave = run.cancel_for if owned and tied else None
@@ -151,7 +151,7 @@ def respond(host: Host, agent: Agent, wanted: Wanted, run: Run, after: int = 0, 
     return AnswerResponse(result, leave)
 
 
-def _again(host: Host, agent: Agent, wanted: Start, found: Run | RunRecord) -> Response:
+def _again(host: Visit, agent: Agent, wanted: Start, found: Run | RunRecord) -> Response:
     """The same request once more: the run that it started, to be watched."""
     if isinstance(found, Run):
         return respond(host, agent, wanted, found, owned=False)
@@ -192,7 +192,7 @@ async def resume(request: Request, agent_id: str, run_id: str) -> Response:
     return await _reattach(host, agent, run_id, wanted.last_event_index + 1, everything=wanted.events == "all")
 
 
-async def _reattach(host: Host, agent: Agent, run_id: str, after: int, *, everything: bool) -> Response:
+async def _reattach(host: Visit, agent: Agent, run_id: str, after: int, *, everything: bool) -> Response:
     found = await host.find(agent, run_id)
     if isinstance(found, RunRecord):
         raise _events_gone(found)
@@ -212,7 +212,7 @@ def _events_gone(record: RunRecord) -> Problem:
 
 
 def _events(
-    host: Host, agent: Agent, run: Run, after: int = 0, *, everything: bool, leave: Leave | None = None
+    host: Visit, agent: Agent, run: Run, after: int = 0, *, everything: bool, leave: Leave | None = None
 ) -> Response:
     return EventResponse(
         run.events(after),
@@ -229,7 +229,7 @@ def _events(
 async def cancel_run(request: Request, agent_id: str, run_id: str) -> Response:
     host = host_of(request)
     agent = host.agent(agent_id)
-    wanted = await read_cancel(request, Cancel, host)
+    wanted = fill(request, await read_cancel(request, host), Cancel)
     asked = wanted.request()
     found = await host.find(agent, run_id)
     if isinstance(found, RunRecord):
@@ -261,12 +261,31 @@ def _cancelled(
 @router.post("/runs/cancel", openapi_extra=described(CancelMany))
 async def cancel_many(request: Request) -> Response:
     host = host_of(request)
-    wanted = await read_cancel(request, CancelMany, host)
-    if not (wanted.session_id or wanted.user_id or wanted.agent_id or wanted.all):
+    given = await read_cancel(request, host)
+    wanted = fill(request, given, CancelMany)
+    if not (wanted.all or any(given.get(name) for name in ("session_id", "user_id", "agent_id"))):
         raise Problem(400, "say which runs: session_id, user_id, agent_id (all that are given must fit), or all=true")
-    agents = [host.agent(wanted.agent_id)] if wanted.agent_id else host.agents.values()
-    found = await cancel_all(agents, wanted, wanted.session_id, wanted.user_id)
-    return once_gone(found, wanted, lambda: {"cancelled": [each.view(wanted) for each in found]})
+    agents = [host.agent(wanted.agent_id)] if wanted.agent_id else list(host.agents.values())
+    blocked = await _block(host, wanted) if wanted.block else {}  # first, so that none begins in between
+    found = await cancel_all(host, agents, wanted, wanted.session_id, wanted.user_id)
+    return once_gone(found, wanted, lambda: {"cancelled": [each.view(wanted) for each in found], **blocked})
+
+
+async def _block(host: Visit, wanted: CancelMany) -> dict[str, Any]:
+    host.principal.must_be_admin()
+    asked = wanted.request()
+    kind, id = one_of(wanted.user_id, wanted.agent_id)
+    if wanted.session_id:
+        raise Problem(422, "block is for a user or an agent as a whole: leave out session_id")
+    await host.block(kind, id, asked.by, asked.reason)
+    return {"blocked": {"kind": kind, "id": id}}
+
+
+def one_of(user_id: str | None, agent_id: str | None) -> tuple[BlockKind, str]:
+    """What is to be blocked, or unblocked."""
+    if (user_id is None) == (agent_id is None):
+        raise Problem(422, "say who is meant: user_id or agent_id, and one of them alone")
+    return ("user", user_id) if user_id is not None else ("agent", str(agent_id))
 
 
 class Asked(Struct):
@@ -285,21 +304,13 @@ class Asked(Struct):
 
 
 async def cancel_all(
-    agents: Iterable[Agent], wanted: Cancel, session_id: str | None, user_id: str | None
+    host: Visit, agents: Iterable[Agent], wanted: Cancel, session_id: str | None, user_id: str | None
 ) -> list[Asked]:
     """Cancel all runs of these agents that fit."""
     asked, found = wanted.request(), []
     for agent in agents:
         runs = {run.run_id: run for run in agent.runtime.runs}
-        outcomes = await agent.runtime.cancel(
-            agent_id=agent.id,
-            session_id=session_id,
-            user_id=user_id,
-            reason=asked.reason,
-            by=asked.by,
-            mode=asked.mode,
-            grace=asked.grace,
-        )
+        outcomes = await host.cancel(agent, asked, session_id=session_id, user_id=user_id)
         found += [Asked(agent.id, run_id, outcome, runs.get(run_id)) for run_id, outcome in outcomes.items()]
     return found
 
@@ -320,8 +331,8 @@ def once_gone(found: Sequence[Asked], wanted: Cancel, view: Callable[[], Any]) -
     return AnswerResponse(gone)
 
 
-async def read_cancel(request: Request, kind: type[C], host: Host) -> C:
+async def read_cancel(request: Request, host: Visit) -> dict[str, Any]:
     """From the query, the body, or both; most clients send neither."""
     body = await read_fields(request, host.settings.max_body)
     given = {name: value for name, value in body.items() if value is not None}
-    return fill({**{name: value for name, value in request.query_params.items() if value != ""}, **given}, kind)
+    return {**{name: value for name, value in request.query_params.items() if value != ""}, **given}

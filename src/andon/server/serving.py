@@ -21,6 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from andon.server.host import Host
+from andon.server.logs import LogFormat, configure
 
 CLOSE_SECONDS = 3
 """What readers get to take in the end, once every run has ended; one that has stalled is cut off then."""
@@ -31,12 +32,15 @@ END_SECONDS = 1
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def serve(app: FastAPI, listener: socket.socket, root_path: str = "") -> None:
+def serve(app: FastAPI, listener: socket.socket, root_path: str = "", log_format: LogFormat | None = None) -> None:
     """Serve until a signal; returns when every run has ended."""
+    if log_format is not None:
+        configure(log_format)
     config = uvicorn.Config(
         app,
         root_path=root_path,
         log_level="warning",
+        log_config=uvicorn.config.LOGGING_CONFIG if log_format is None else None,
         access_log=False,
         timeout_graceful_shutdown=CLOSE_SECONDS + 2,
         server_header=False,
@@ -113,4 +117,5 @@ def _announce(host: Host, listener: socket.socket, root_path: str) -> None:
     url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
     agents = list(host.agents)
     print(f"serving {', '.join(agents)} at {url}{root_path}", flush=True)
-    print(f"try: curl -N {url}/agents/{agents[0]}/runs -F message=Hello", flush=True)
+    token = ' -H "Authorization: Bearer $ANDON_TOKEN"' if host.settings.guarded else ""
+    print(f"try: curl -N {url}/agents/{agents[0]}/runs -F message=Hello{token}", flush=True)

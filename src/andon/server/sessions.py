@@ -13,7 +13,6 @@ import sys
 import time
 import uuid
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
 from starlette.responses import Response
@@ -24,6 +23,7 @@ from andon.core.run import Run
 from andon.core.session import OnBusy
 from andon.core.states import CancelCause
 from andon.core.store import SessionKey, SessionRecord, SessionStore
+from andon.server.access import subprotocol
 from andon.server.adk import (
     METADATA,
     REFUSED,
@@ -40,12 +40,13 @@ from andon.server.adk import (
     too_large,
     understood,
 )
-from andon.server.body import CANCEL, check_session_id, check_user_id, fill, read_fields
-from andon.server.host import Host
-from andon.server.lists import answer, host_of
+from andon.server.body import CANCEL, check_session_id, check_user_id, described, fill, read_fields
+from andon.server.guard import close_reason
+from andon.server.lists import answer
 from andon.server.problems import Problem
 from andon.server.runs import Cancel, cancel_all, once_gone, read_cancel
 from andon.server.sse import AnswerResponse, EventResponse
+from andon.server.visit import Visit, host_of, no_session
 from andon.server.wire import to_json
 
 router = APIRouter()
@@ -55,7 +56,7 @@ T = TypeVar("T")
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-@router.post("/run")
+@router.post("/run", openapi_extra=described(Invoke))
 async def run_whole(request: Request) -> Response:
     wanted = await _read(request, Invoke)
     run = await _start(host_of(request), wanted)
@@ -67,7 +68,7 @@ async def run_whole(request: Request) -> Response:
     return AnswerResponse(make, run.cancel_for)
 
 
-@router.post("/run_sse")
+@router.post("/run_sse", openapi_extra=described(Invoke))
 async def run_streaming(request: Request) -> Response:
     wanted = await _read(request, Invoke)
     host = host_of(request)
@@ -76,7 +77,7 @@ async def run_streaming(request: Request) -> Response:
     return EventResponse(run.events(), teller.frames, heartbeat=host.settings.heartbeat, leave=run.cancel_for)
 
 
-async def _start(host: Host, wanted: Invoke) -> Run:
+async def _start(host: Visit, wanted: Invoke) -> Run:
     if wanted.invocation_id is not None or wanted.function_call_event_id is not None:
         raise Problem(422, "an invocation can't be resumed here: leave out invocationId and functionCallEventId")
     agent = _agent(host, wanted.app_name)
@@ -93,7 +94,7 @@ async def _start(host: Host, wanted: Invoke) -> Run:
 
 
 def _begin(
-    host: Host,
+    host: Visit,
     agent: Agent,
     key: SessionKey,
     prompt: str,
@@ -115,13 +116,10 @@ _CLOSE_CODES = {404: 1002, 413: 1009, 415: 1003, 422: 1007}
 @router.websocket("/run_live")
 async def run_live(socket: WebSocket) -> None:
     """Talk in a session: each text is a prompt, and interrupts the answer to the one before it."""
-    await socket.accept()  # before anything is refused, so that the client is told why
+    await socket.accept(subprotocol(socket))  # before anything is refused, so that the client is told why
     code, reason = 1000, ""
     try:
-        if _is_foreign(socket):
-            code, reason = 1008, "this origin is not allowed"
-        else:
-            await _Talk(host_of(socket)).go(socket)
+        await _Talk(host_of(socket)).go(socket)
     except WebSocketDisconnect:  # it left while it was told something
         pass
     except Problem as problem:
@@ -131,13 +129,13 @@ async def run_live(socket: WebSocket) -> None:
         raise
     finally:
         with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # the client was quicker
-            await socket.close(code, reason.encode()[:120].decode(errors="ignore"))
+            await socket.close(code, close_reason(reason))
 
 
 class _Talk:
     """A live connection: what it hears becomes runs, and the runs are told one after the other."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Visit) -> None:
         self._host = host
         self._run: Run | None = None
         self._pieces: list[str] = []
@@ -147,7 +145,7 @@ class _Talk:
 
     async def go(self, socket: WebSocket) -> None:
         """Until the client leaves or says so, or something is wrong."""
-        wanted = fill({name: value for name, value in socket.query_params.items() if value}, Address)
+        wanted = fill(socket, {name: value for name, value in socket.query_params.items() if value}, Address)
         agent = _agent(self._host, wanted.app_name)
         session = await _find(agent, wanted.user_id, wanted.session_id)
         both = [
@@ -215,15 +213,6 @@ class _Talk:
                     await socket.send_text(to_json(shape).decode())
 
 
-def _is_foreign(socket: WebSocket) -> bool:
-    """Browsers let any page open a socket to anywhere, and say in a header which page it was."""
-    origin = socket.headers.get("origin")
-    try:
-        return origin is not None and urlsplit(origin).netloc != socket.headers.get("host")
-    except ValueError:
-        return True
-
-
 # -- sessions ---------------------------------------------------------------------------------------------------------
 
 SESSIONS = "/apps/{app}/users/{user}/sessions"
@@ -232,13 +221,15 @@ DELETE_SECONDS = 5.0
 """How long a deletion waits for the runs that it cancelled."""
 
 
-@router.post(SESSION + CANCEL)  # before the route that would take `s1:cancel` for the id of a new session
+@router.post(
+    SESSION + CANCEL, openapi_extra=described(Cancel)
+)  # before the route that would take `s1:cancel` for the id of a new session
 async def cancel_session(request: Request, app: str, user: str, session: str) -> Response:
     host = host_of(request)
     agent = host.agent(app)
-    wanted = await read_cancel(request, Cancel, host)
+    wanted = fill(request, await read_cancel(request, host), Cancel)
     await _find(agent, user, session)
-    found = [asked for asked in await cancel_all([agent], wanted, session, user) if asked.outcome]
+    found = [asked for asked in await cancel_all(host, [agent], wanted, session, user) if asked.outcome]
 
     def view() -> dict[str, Any]:
         cancelled = {"session_id": session, "cancelled": [asked.run_id for asked in found]}
@@ -254,7 +245,7 @@ async def create_session_with_id(request: Request, app: str, user: str, session:
     return await _create(host.agent(app), user, session, state)
 
 
-@router.post(SESSIONS)
+@router.post(SESSIONS, openapi_extra=described(Create))
 async def create_session(request: Request, app: str, user: str) -> Response:
     wanted = await _read(request, Create)
     if wanted.events:
@@ -289,7 +280,7 @@ async def get_session(request: Request, app: str, user: str, session: str) -> Re
     return answer(session_shape(record, await _events(agent, record.key)))
 
 
-@router.patch(SESSION)
+@router.patch(SESSION, openapi_extra=described(Update))
 async def update_session(request: Request, app: str, user: str, session: str) -> Response:
     wanted = await _read(request, Update)
     agent = host_of(request).agent(app)
@@ -301,13 +292,14 @@ async def update_session(request: Request, app: str, user: str, session: str) ->
 @router.delete(SESSION)
 async def delete_session(request: Request, app: str, user: str, session: str) -> Response:
     """What runs in the session is cancelled first, so that nothing is written into it after its end."""
-    agent = host_of(request).agent(app)
+    host = host_of(request)
+    agent = host.agent(app)
     key = (await _find(agent, user, session)).key
     try:
         async with asyncio.timeout(DELETE_SECONDS):
             while runs := _runs_in(agent, key):  # others may begin meanwhile
                 for run in runs:
-                    run.cancel(reason="its session was deleted")
+                    run.cancel(reason="its session was deleted", by=host.principal.by)
                 for run in runs:
                     await run.result()
     except TimeoutError:
@@ -322,7 +314,7 @@ async def _find(agent: Agent, user: str | None, session_id: str) -> SessionRecor
     running = _runs_in(agent, key)
     record = await _store(agent).find_session(key)
     if record is None and not running:
-        raise _missing(key)
+        raise no_session(key)
     return record or _begun_by(running[0])
 
 
@@ -333,7 +325,7 @@ async def _set(agent: Agent, key: SessionKey, delta: dict[str, Any]) -> SessionR
         await store.create_session(key, {})
         record = await store.update_session(key, delta)
     if record is None:  # deleted meanwhile
-        raise _missing(key)
+        raise no_session(key)
     return record
 
 
@@ -357,11 +349,6 @@ def _begun_by(run: Run) -> SessionRecord:
     return SessionRecord(run.session.key, {}, run.created_at, run.created_at)
 
 
-def _missing(key: SessionKey) -> Problem:
-    detail = f"user {key.user_id!r} has no session {key.session_id!r} with {key.agent_id!r}: create it first"
-    return Problem(404, detail)
-
-
 # -- the rest ---------------------------------------------------------------------------------------------------------
 
 
@@ -376,7 +363,7 @@ async def version() -> Response:
     return answer({"version": __version__, "language": "python", "language_version": python})
 
 
-def _agent(host: Host, app: str | None) -> Agent:
+def _agent(host: Visit, app: str | None) -> Agent:
     if app is None and len(host.agents) > 1:
         raise Problem(422, f"there is no app name, and several to choose from: {', '.join(host.agents)}")
     return host.agent(next(iter(host.agents)) if app is None else app)
@@ -392,4 +379,4 @@ def _store(agent: Agent) -> SessionStore:
 
 async def _read(request: Request, kind: type[T]) -> T:
     """The body, whose keys may be in camelCase or in snake_case."""
-    return fill(in_snake_case(await read_fields(request, host_of(request).settings.max_body)), kind)
+    return fill(request, in_snake_case(await read_fields(request, host_of(request).settings.max_body)), kind)

@@ -17,7 +17,7 @@ from andon.core.events import Event
 from andon.core.receipt import CancelRequest, Receipt
 from andon.core.shared import CancelEntry, Selection
 from andon.core.states import CancelMode, CancelOutcome, RunStatus
-from andon.core.store import RunRecord
+from andon.core.store import RunRecord, SessionKey
 from andon.store.sql import sessions
 from andon.store.sql.codec import dump, read_events, read_request
 from andon.store.sql.database import Tx, chunks
@@ -110,11 +110,16 @@ def request_of(receipt: Receipt) -> CancelRequest:
 
 
 def cancel_log(tx: Tx, which: Selection, limit: int) -> list[CancelEntry]:
-    wanted = select(cancels.c.run_id, cancels.c.request).where(*_fits(which, cancels))
+    wanted = select(cancels).where(*_fits(which, cancels))
     if which.statuses:
         wanted = wanted.where(cancels.c.run_id.in_(select(runs.c.run_id).where(*_has_status(which))))
     found = tx.execute(wanted.order_by(cancels.c.id.desc()).limit(limit))
-    return [CancelEntry(row.run_id, read_request(row.request)) for row in found]
+    return [
+        CancelEntry(
+            row.run_id, read_request(row.request), SessionKey(row.agent_id, row.user_id or None, row.session_id)
+        )
+        for row in found
+    ]
 
 
 def list_runs(tx: Tx, which: Selection, limit: int) -> list[RunRecord]:

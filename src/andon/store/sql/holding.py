@@ -18,7 +18,7 @@ from andon.core.session import OnBusy, refusal
 from andon.core.shared import Lease, Progress, Renewal, Taken
 from andon.core.states import CancelCause, RunStatus
 from andon.core.store import RunRecord
-from andon.errors import BlockedError, LeaseLostError, RunIdTakenError
+from andon.errors import LeaseLostError, RunIdTakenError
 from andon.messages import Message
 from andon.store.sql import asking, sessions
 from andon.store.sql.codec import dump, read_block, read_messages, read_record, read_request
@@ -74,9 +74,7 @@ def _check_blocks(tx: Tx, record: RunRecord) -> None:
     agent = and_(blocks.c.kind == "agent", blocks.c.id == record.session.agent_id)
     user = and_(blocks.c.kind == "user", blocks.c.id == (record.session.user_id or ""))
     if (data := tx.execute(select(blocks.c.data).where(or_(agent, user))).scalar()) is not None:
-        block = read_block(data)
-        by, why = f" by {block.by}" if block.by else "", f": {block.reason}" if block.reason else ""
-        raise BlockedError(f"new runs of {block.kind} {block.id!r} are refused; this was blocked{by}{why}. Unblock it.")
+        raise read_block(data).refusal()
 
 
 # -- holding ----------------------------------------------------------------------------------------------------------

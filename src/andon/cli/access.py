@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users may say to `andon serve` of who may ask, and how much. No message quotes a token."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from andon.cli.mistake import Mistake
+
+if TYPE_CHECKING:
+    from andon.server.access import Token
+
+VARIABLE = "ANDON_TOKEN"
+
+LIMITS = {
+    "max_runs": "runs at once, of all agents",
+    "max_user_runs": "runs at once of one user",
+    "max_body": "bytes of a request",
+    "max_message": "characters of a prompt",
+    "max_events": "events of a run, which is cancelled then; 0 for no limit",
+}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    access = parser.add_argument_group("access")
+    access.add_argument(
+        "--token",
+        action="append",
+        default=[],
+        help=f"an admin's token; may be repeated, and others on this machine can read it: {VARIABLE} is safer",
+    )
+    access.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="a token a line: `TOKEN user=NAME`, `TOKEN admin`, or both; # begins a comment",
+    )
+    access.add_argument("--allow-open", action="store_true", help="serve other machines though there is no token")
+    access.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help="a name the server goes by; may be repeated"
+    )
+    access.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="an origin whose pages may ask; may be repeated",
+    )
+    limits = parser.add_argument_group("limits")
+    for name, about in LIMITS.items():
+        limits.add_argument(f"--{name.replace('_', '-')}", type=_count, metavar="N", help=f"the most {about}")
+    parser.add_argument(
+        "--log-format", choices=["text", "json"], help="log every request, in this form (without it: warnings alone)"
+    )
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What `create_app` is to be told."""
+    tokens = [*options.token, *_of_environment(), *_of_file(options.token_file)]
+    limits = {name: value for name in LIMITS if (value := getattr(options, name)) is not None}
+    return {
+        "tokens": tokens or None,
+        "hosts": [options.host, *options.allow_host],
+        "cors_origins": options.cors_origin,
+        **limits,
+    }
+
+
+def check_closed(options: argparse.Namespace, listener: socket.socket, *, guarded: bool) -> None:
+    """Other machines are served only to whoever has a token, or if someone said so."""
+    address = listener.getsockname()[0]
+    if not (guarded or options.allow_open or ipaddress.ip_address(address.partition("%")[0]).is_loopback):
+        raise Mistake(
+            f"{options.host} can be reached from other machines, and there is no token: anybody could run and cancel "
+            f"your agents. Set {VARIABLE} or give --token-file; or say --allow-open if something else keeps them out"
+        )
+
+
+def _of_environment() -> list[str]:
+    token = os.environ.get(VARIABLE)
+    if token is not None and not token.strip():
+        raise Mistake(f"{VARIABLE} is set, and empty: give it a token, or unset it")
+    return [] if token is None else [token.strip()]
+
+
+def _of_file(name: str | None) -> list[Token]:
+    if name is None:
+        return []
+    from andon.server.access import Token
+
+    try:
+        lines = Path(name).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise Mistake(f"--token-file {name} can't be read: {why}") from None
+    tokens = []
+    for number, line in enumerate(lines, 1):
+        secret, *words = line.partition("#")[0].split() or [""]
+        if not secret:
+            continue
+        users = [word.removeprefix("user=") for word in words if word.startswith("user=")]
+        # Whoever forgets a word must not have made an admin by it.
+        if not words or len(users) > 1 or "" in users or set(words) - {"admin"} - {f"user={user}" for user in users}:
+            raise Mistake(f"--token-file {name}, line {number}: write `TOKEN user=NAME`, `TOKEN admin`, or both")
+        tokens.append(Token(secret, users[0] if users else None, "admin" in words))
+    if not tokens:
+        raise Mistake(f"--token-file {name} has no token")
+    return tokens
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 0:
+        raise argparse.ArgumentTypeError("it is a number, 0 or more")
+    return count

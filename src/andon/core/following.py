@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading the events of a run that another process holds, or that has ended: from the store, as they are written.
+
+It reads like `core.journal.Reader`: from any sequence number on, to the terminal event or to a pause.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from andon.core.events import Event, RunEvent
+from andon.core.states import RunStatus
+
+if TYPE_CHECKING:
+    from andon.core.keeper import Keeper
+    from andon.core.store import RunRecord
+
+
+class EventSource(Protocol):
+    """What can be read in batches."""
+
+    async def batch(self, limit: int) -> list[Event]:
+        """All that is there, up to a limit, and at least one; empty after the last one."""
+        ...
+
+    @property
+    def at_end(self) -> bool:
+        """Has it read the last event that there will be, or that there will be before a person answers?"""
+        ...
+
+
+class StoredReader:
+    """Reads a run's events from a shared store."""
+
+    def __init__(self, keeper: Keeper, run_id: str, after: int = 0) -> None:
+        self._keeper, self._run_id, self._taken = keeper, run_id, after
+        self.at_end = False
+
+    async def batch(self, limit: int) -> list[Event]:
+        keeper = self._keeper
+        keeper.start()  # it listens for all of us
+        while not self.at_end:
+            seen = keeper.changes
+            # The record first: what it says is true of all events that are read after it.
+            record = await keeper.ask(lambda: keeper.store.find(self._run_id))
+            events = await keeper.ask(lambda: keeper.store.read_events(self._run_id, self._taken, limit))
+            if events:
+                self._taken = events[-1].seq
+            self.at_end = self._is_over(record, events, limit)
+            if events:
+                return events
+            if not self.at_end:
+                await keeper.changed(seen)
+        return []
+
+    def _is_over(self, record: RunRecord | None, events: list[Event], limit: int) -> bool:
+        if events and events[-1].event.terminal:
+            return True
+        if len(events) == limit:
+            return False
+        if record is None or record.status.final:  # what is not there is not kept any more
+            return not events
+        paused = record.status is RunStatus.paused
+        return paused and (not events or events[-1].event is RunEvent.run_paused)
+
+
+async def follow(keeper: Keeper, run_id: str) -> RunRecord | None:
+    """Wait until a run has ended, wherever that is."""
+    keeper.start()
+    while True:
+        seen = keeper.changes
+        record = await keeper.ask(lambda: keeper.store.find(run_id))
+        if record is None or record.status.final:
+            return record
+        await keeper.changed(seen)

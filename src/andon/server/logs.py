@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server writes to its log: a line per request, and with every line the run that it is about.
+
+A path is written without its query, and no header is written at all: both may carry secrets.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import UTC, datetime
+from typing import Any, Literal
+from urllib.parse import quote
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from andon.core.family import current
+from andon.server.visit import RUN
+from andon.server.wire import to_json
+
+log = logging.getLogger("andon.access")
+
+LogFormat = Literal["json", "text"]
+
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
+"""One line each, whatever a client or a model put into it."""
+
+_NAMES = ("run_id", "session_id", "agent_id", "user_id")
+
+
+class AccessLog:
+    """An ASGI app that tells of every request when it is over."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or not log.isEnabledFor(logging.INFO):
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+        method = scope.get("method", "WS")
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif message["type"] == "websocket.close":
+                status = message.get("code", 1000)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            took = round((time.perf_counter() - began) * 1000, 1)
+            path = quote(scope["path"], errors="replace")
+            facts = {"method": method, "path": path, "status": status, "ms": took}
+            about = scope.get("state", {}).get(RUN, {})
+            log.info("%s %s %s %s ms", method, path, status, took, extra={"facts": {**facts, **about}})
+
+
+def facts_of(record: logging.LogRecord) -> dict[str, Any]:
+    """What a line is about: what its writer said, or the run whose tool wrote it."""
+    run = current.get()
+    return {**({} if run is None else run.names), **getattr(record, "facts", {})}
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        told |= {name: value for name, value in facts_of(record).items() if value is not None}
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return to_json(told).decode()
+
+
+class TextFormatter(logging.Formatter):
+    """The same for people: who it is about comes last."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
+        facts = facts_of(record)
+        about = " ".join(f"{name}={facts[name]}" for name in _NAMES if facts.get(name) is not None)
+        line = super().formatMessage(record).translate(_CONTROLS)
+        return f"{line} [{about}]" if about else line
+
+
+def configure(style: LogFormat) -> None:
+    """Write this process's log to stderr in that form: ours, and of others only warnings, because some tell secrets."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("andon").setLevel(logging.INFO)
+    logging.captureWarnings(True)

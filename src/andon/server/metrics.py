@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's figures in the text format of Prometheus. All labels are words of ours, so none has to be escaped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+from andon.core.archive import Latencies
+from andon.core.shared import BlockKind
+from andon.core.states import CancelCause, RunStatus
+from andon.server.visit import Visit
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+async def collect(host: Visit) -> str:
+    runtimes = host.runtimes
+    live = Counter(run.status for run in host.live)
+    ended: Counter[RunStatus] = Counter()
+    causes: Counter[CancelCause] = Counter()
+    for runtime in runtimes:
+        ended.update(runtime.ended_counts)
+        causes.update(runtime.cancel_counts)
+    blocked = Counter(block.kind for block in await host.blocks())
+    abandoned = sum(len(runtime.abandoned) for runtime in runtimes)
+    lines = [
+        *_head("runs", "gauge", "Runs that have not ended, by status."),
+        *(f'andon_runs{{status="{each.name}"}} {live[each]}' for each in RunStatus if not each.final),
+        *_head("runs_ended_total", "counter", "Runs that have ended, by status."),
+        *(f'andon_runs_ended_total{{status="{each.name}"}} {ended[each]}' for each in RunStatus if each.final),
+        *_head("cancels_total", "counter", "Runs that have ended as cancelled, by cause."),
+        *(f'andon_cancels_total{{cause="{each.name}"}} {causes[each]}' for each in CancelCause),
+        *_head("cancel_seconds", "histogram", "How long it took from a cancel to the run's end."),
+        *_latency([runtime.cancel_latencies for runtime in runtimes]),
+        *_head("blocked", "gauge", "Users and agents whose new runs are refused."),
+        *(f'andon_blocked{{kind="{each}"}} {blocked[each]}' for each in get_args(BlockKind)),
+        *_head("abandoned_threads", "gauge", "Threads of tools that were cut and still run."),
+        f"andon_abandoned_threads {abandoned}",
+        *_head("draining", "gauge", "Whether the server is going down."),
+        f"andon_draining {int(host.draining)}",
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _head(name: str, kind: str, about: str) -> tuple[str, str]:
+    return f"# HELP andon_{name} {about}", f"# TYPE andon_{name} {kind}"
+
+
+def _latency(several: Sequence[Latencies]) -> Iterator[str]:
+    so_far = 0
+    for number, bound in enumerate([*Latencies.BOUNDS, "+Inf"]):
+        so_far += sum(each.counts[number] for each in several)
+        yield f'andon_cancel_seconds_bucket{{le="{bound}"}} {so_far}'
+    yield f"andon_cancel_seconds_sum {sum(each.total for each in several)}"
+    yield f"andon_cancel_seconds_count {so_far}"

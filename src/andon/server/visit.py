@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host, as one principal may use it. Routes get this and never the host itself, so that none can forget to ask.
+
+A run or a session of somebody else is answered in the very words that are for one that is not there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import HTTPConnection
+
+from andon.agent.agent import Agent, RunOptions
+from andon.core.receipt import CancelRequest
+from andon.core.run import Run
+from andon.core.runtime import Runtime
+from andon.core.shared import Block, BlockKind, CancelEntry, Selection
+from andon.core.states import CancelOutcome
+from andon.core.store import RunRecord, SessionKey
+from andon.server.access import Principal, principal_of
+from andon.server.host import Host, Settings
+from andon.server.problems import Problem
+
+log = logging.getLogger("andon.server")
+
+RUN = "andon.run"
+"""Where in the scope's state it stands which run a request was about, for whoever logs it."""
+
+
+def host_of(connection: HTTPConnection) -> Visit:
+    """The host, for whoever asks. A user in the path must be that one."""
+    host = connection.app.state.andon
+    assert isinstance(host, Host)
+    visit = Visit(host, principal_of(connection), connection)
+    user = connection.path_params.get("user")
+    if user is not None and not visit.principal.sees(user):
+        app, session = connection.path_params.get("app"), connection.path_params.get("session")
+        raise no_user(user) if session is None else no_session(SessionKey(str(app), user, session))
+    return visit
+
+
+class Visit:
+    """What one request may do."""
+
+    def __init__(self, host: Host, principal: Principal, connection: HTTPConnection) -> None:
+        self._host, self.principal, self._connection = host, principal, connection
+
+    @property
+    def settings(self) -> Settings:
+        return self._host.settings
+
+    @property
+    def draining(self) -> bool:
+        return self._host.draining
+
+    @property
+    def agents(self) -> dict[str, Agent]:
+        return self._host.agents
+
+    def agent(self, agent_id: str) -> Agent:
+        return self._host.agent(agent_id)
+
+    # -- finding ------------------------------------------------------------------------------------------------------
+
+    def run(self, agent: Agent, run_id: str) -> Run | None:
+        """A run that is going on, or has ended not long ago."""
+        run = self._host.run(agent, run_id)
+        return self._about(run) if run is not None and self.principal.sees(run.user_id) else None
+
+    async def find(self, agent: Agent, run_id: str) -> Run | RunRecord:
+        """A run, or what the store has of it."""
+        found = await self._host.find(agent, run_id)
+        if isinstance(found, RunRecord):
+            if self.principal.sees(found.session.user_id):
+                return found
+        elif self.principal.sees(found.user_id):
+            return self._about(found)
+        raise self._host.unknown(agent, run_id)
+
+    @property
+    def live(self) -> list[Run]:
+        """The runs that have not ended."""
+        return [run for run in self._host.live if self.principal.sees(run.user_id)]
+
+    @property
+    def ended(self) -> list[Run]:
+        """Those that have ended not long ago, oldest first."""
+        return [run for run in self._host.ended if self.principal.sees(run.user_id)]
+
+    def _about(self, run: Run) -> Run:
+        self._connection.scope["state"][RUN] = run.names
+        return run
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    def start(self, agent: Agent, message: str, options: RunOptions) -> Run:
+        """Begin a run, in the name of whoever asks."""
+        if not self.principal.sees(user_id := options.get("user_id")):
+            raise no_user(user_id)
+        return self._about(self._host.start(agent, message, options))
+
+    async def go_on(self, agent: Agent, run_id: str, answers: Mapping[str, Any]) -> Run:
+        found = await self.find(agent, run_id)
+        user_id = found.session.user_id if isinstance(found, RunRecord) else found.user_id
+        return self._about(await self._host.go_on(agent, run_id, answers, user_id))
+
+    async def known_by(self, agent: Agent, user_id: str | None, key: str, said: bytes) -> Run | RunRecord | None:
+        return await self._host.known_by(agent, user_id, key, said) if self.principal.sees(user_id) else None
+
+    def remember(self, agent: Agent, user_id: str | None, key: str, said: bytes, run_id: str) -> None:
+        self._host.remember(agent, user_id, key, said, run_id)
+
+    # -- cancelling many, and keeping them from coming back -----------------------------------------------------------
+
+    async def cancel(
+        self, agent: Agent, asked: CancelRequest, *, user_id: str | None, session_id: str | None
+    ) -> dict[str, CancelOutcome]:
+        """Cancel every run of this agent that fits."""
+        if not self.principal.sees(user_id):
+            raise no_user(user_id)
+        return await agent.runtime.cancel(
+            agent_id=agent.id,
+            session_id=session_id,
+            user_id=user_id,
+            reason=asked.reason,
+            by=asked.by,
+            mode=asked.mode,
+            grace=asked.grace,
+        )
+
+    async def block(self, kind: BlockKind, id: str, by: str | None, reason: str | None) -> None:
+        for runtime in self.runtimes:
+            await runtime.block(kind, id, by, reason)
+        log.warning("%s %r was blocked by %s (%s)", kind, id, by or "someone", reason or "no reason given")
+
+    async def unblock(self, kind: BlockKind, id: str) -> bool:
+        lifted = [await runtime.unblock(kind, id) for runtime in self.runtimes]
+        if any(lifted):
+            log.warning("%s %r was unblocked by %s", kind, id, self.principal.by or "someone")
+        return any(lifted)
+
+    async def blocks(self) -> list[Block]:
+        """The same in every runtime, but for those that were blocked behind the server's back."""
+        return list({(block.kind, block.id): block for each in self.runtimes for block in await each.blocks()}.values())
+
+    async def cancel_log(self, which: Selection, limit: int) -> list[CancelEntry]:
+        """Who cancelled what, newest first."""
+        entries = [entry for runtime in self.runtimes for entry in await runtime.cancel_log(which, limit)]
+        return sorted(entries, key=lambda entry: -entry.request.requested_at)[:limit]
+
+    @property
+    def runtimes(self) -> list[Runtime]:
+        """What all users share, for admins alone."""
+        self.principal.must_be_admin()
+        return self._host.runtimes
+
+
+def no_user(user: str | None) -> Problem:
+    return Problem(404, f"there is no user {user!r} here")
+
+
+def no_session(key: SessionKey) -> Problem:
+    detail = f"user {key.user_id!r} has no session {key.session_id!r} with {key.agent_id!r}: create it first"
+    return Problem(404, detail)

@@ -479,3 +479,34 @@ def test_the_token_is_sent_and_not_shown(andon: Andon, monkeypatch: pytest.Monke
 
 def test_a_password_in_a_url_is_not_repeated() -> None:
     assert Remote("https://user:secret@agents.example.com/api/", None).name == "https://agents.example.com/api"
+
+
+def test_new_runs_are_refused_until_someone_unblocks_them(andon: Andon) -> None:
+    agent = talker()
+    with serving(agent) as live:
+        url = ("--url", live.url)
+        start(live, agent, user_id="ada")
+        code, out, err = andon("cancel", "--user", "ada", "--block", "--wait", *url)
+        assert (code, out.splitlines()[0]) == (0, "r-one: requested; it is cancelled")
+        assert "andon unblock --user ada" in err
+        assert live.post("/agents/talker/runs", message="Hi", user_id="ada").status_code == 403
+        assert andon("unblock", "--user", "ada", *url)[0] == 0
+        start(live, agent, "r-two", user_id="ada")
+        code, _, err = andon("unblock", "--user", "ada", *url)
+        assert code == 1
+        assert "not blocked" in err
+        assert andon("cancel", "--agent", "talker", "--block", "--wait", *url)[0] == 0
+        assert andon("unblock", "--agent", "talker", "--json", *url)[0] == 0
+
+
+def test_whoever_has_a_token_is_known_by_it(andon: Andon, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = talker()
+    with serving(agent, tokens=["s3cret"]) as live:
+        live.client.headers["authorization"] = "Bearer s3cret"
+        start(live, agent)
+        code, _, err = andon("ps", "--url", live.url)
+        assert code == 2
+        assert "--token" in err
+        monkeypatch.setenv("ANDON_TOKEN", "s3cret")
+        code, out, _ = andon("cancel", "r-one", "--wait", "--json", "--url", live.url)
+        assert (code, json.loads(out)[0]["receipt"]["by"]) == (0, "admin")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from andon.cli.driving import Hands
 from tests.cli.terminal import CTRL_C, CTRL_D, Andon, alone, at_terminal, environment
 from tests.support import HANG
 
@@ -47,7 +48,7 @@ def test_a_second_ctrl_c_leaves_at_once(here: Path, name: str, sign: str) -> Non
 
 
 def test_ctrl_c_before_there_is_a_run(here: Path) -> None:
-    (here / "slow.py").write_text("import threading\nprint('importing', flush=True)\nthreading.Event().wait()\n")
+    (here / "slow.py").write_text("import time\nprint('importing', flush=True)\nwhile True:\n    time.sleep(0.01)\n")
     with at_terminal(here, "run", "slow:agent", "Hi") as terminal:
         terminal.until("importing")
         terminal.type(CTRL_C)
@@ -274,3 +275,13 @@ def test_a_prompt_that_is_no_text(here: Path) -> None:
     )
     assert ended.returncode == 2
     assert b"is no text" in ended.stderr
+
+
+def test_a_signal_that_comes_before_its_run_is_not_lost() -> None:
+    asked: list[signal.Signals] = []
+    before = signal.getsignal(signal.SIGINT)
+    with Hands() as hands:
+        signal.raise_signal(signal.SIGINT)
+        hands.hold(asked.append)
+    assert asked == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is before

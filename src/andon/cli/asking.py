@@ -7,6 +7,7 @@ What can't be answered is left as it is: the run stays paused, and the exit code
 from __future__ import annotations
 
 import json
+import select
 import shlex
 import sys
 from collections.abc import Sequence
@@ -20,25 +21,33 @@ from andon.core.receipt import Deny, Interrupt
 Answers = dict[str, Any]
 
 
+class Leaving(Exception):  # noqa: N818 - it is what the person wants, and no error
+    """There will be no answer: the run was cancelled meanwhile."""
+
+
 def can_ask(as_json: bool, no_input: bool) -> bool:
     """Whether there is a person to ask. A script that reads JSON is none."""
     return is_terminal(sys.stdin) and is_terminal(sys.stderr) and not as_json and not no_input
 
 
-def ask(interrupts: Sequence[Interrupt]) -> Answers | None:
-    """A person's answers, one for each question; None if they leave (Ctrl-D)."""
+def ask(interrupts: Sequence[Interrupt], left: int | None = None) -> Answers | None:
+    """A person's answers, one for each question; None if they end it (Ctrl-D).
+
+    As soon as the file `left` can be read from, it raises `Leaving`. No handler of a signal could do that reliably: one
+    that comes right before the terminal is read would not be heard until the next line.
+    """
     answers: Answers = {}
     for interrupt in interrupts:
-        answer = _approval(interrupt) if interrupt.approval else _other(interrupt)
+        answer = _approval(interrupt, left) if interrupt.approval else _other(interrupt, left)
         if answer is None:
             return None
         answers[interrupt.id] = answer[0]
     return answers
 
 
-def _approval(interrupt: Interrupt) -> tuple[Any] | None:
+def _approval(interrupt: Interrupt, left: int | None) -> tuple[Any] | None:
     _show(f"{interrupt.name} wants to run", interrupt.payload)
-    line = _read("Allow it? [y/N, or n and why] ")
+    line = _read("Allow it? [y/N, or n and why] ", left)
     if line is None:
         return None
     word, _, why = line.strip().partition(" ")
@@ -49,9 +58,9 @@ def _approval(interrupt: Interrupt) -> tuple[Any] | None:
     return (Deny(line.strip()),)  # whatever it is, it is no yes
 
 
-def _other(interrupt: Interrupt) -> tuple[Any] | None:
+def _other(interrupt: Interrupt, left: int | None) -> tuple[Any] | None:
     _show(interrupt.name, interrupt.payload)
-    while (line := _read("Answer (text, or JSON): ")) is not None:
+    while (line := _read("Answer (text, or JSON): ", left)) is not None:
         if line.strip():
             return (value_of(line.strip()),)
     return None
@@ -62,8 +71,11 @@ def _show(name: str, payload: Any) -> None:
     print(f"{styled(one_line(name), 'bold', sys.stderr)}{what}", file=sys.stderr)
 
 
-def _read(prompt: str) -> str | None:
+def _read(prompt: str, left: int | None) -> str | None:
     print(styled(prompt, "cyan", sys.stderr), end="", file=sys.stderr, flush=True)
+    if left is not None and left in select.select([sys.stdin, left], [], [])[0]:
+        print(file=sys.stderr)
+        raise Leaving
     line = sys.stdin.readline()
     if not line:
         print(file=sys.stderr)

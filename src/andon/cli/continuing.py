@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import signal
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from andon.cli.options import add_parser, text
 from andon.cli.place import Place, add_where, find, how_to_go_on, open_place, without_secrets
 from andon.cli.report import Report, to_json
 from andon.cli.run import add_telling, conclude, find_agent
+from andon.cli.show import note
 from andon.cli.telling import CTRL_C, Teller
 from andon.cli.watch import finish, latest
 from andon.core.events import Event
@@ -107,17 +107,20 @@ def _follow(place: Place, found: Report, events: Iterator[Event], teller: Teller
     run_id = found.run_id
 
     def cancel(number: signal.Signals) -> None:
-        # Not by `print`: this may have interrupted one.
-        os.write(2, b"\nandon: asking the server to cancel it; another Ctrl-C leaves at once\n")
+        note("\nandon: asking the server to cancel it; another Ctrl-C leaves at once")
         reason = CTRL_C if number is signal.SIGINT else number.name
         request = CancelRequest.make(CancelCause.user, reason, who())
-        place.cancel(Selection(run_id, agent_id=found.agent_id), request)
+        try:
+            place.cancel(Selection(run_id, agent_id=found.agent_id), request)
+        except Mistake as mistake:
+            note(f"andon: {mistake}", "yellow")
 
     with Hands() as hands:
         try:
             for event in events:
                 if last is None:
-                    run_id, hands.cancel = event.run_id, cancel  # one that goes on after its end is another run
+                    run_id = event.run_id  # one that goes on after its end is another run
+                    hands.hold(cancel)
                 last = event
                 teller.tell(event, run_id)
         except Mistake:

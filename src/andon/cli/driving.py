@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from andon.agent.agent import Agent
-from andon.cli.asking import ask, can_ask
+from andon.cli.asking import Leaving, ask, can_ask
 from andon.cli.mistake import Exit
 from andon.cli.report import Report
 from andon.cli.show import note
@@ -35,54 +35,91 @@ SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if 
 GONE = "nobody reads the output any more"
 
 
-class Leaving(BaseException):
-    """Ends the wait for a person's answer. No Exception, because no `except` on the way is meant."""
-
-
 class Hands:
-    """What a person's signals do while this is entered: the first one cancels, the second one leaves."""
+    """What a person's signals do while this is entered: the first one cancels, the second one leaves.
+
+    A thread of its own acts on them, because the main thread may be where no handler gets its turn: a signal that comes
+    right before a wait does not end the wait. Two that come together are two.
+    """
 
     def __init__(self) -> None:
-        self.cancel: Callable[[signal.Signals], object] | None = None
-        """What the first one does; before it is known, there is nothing to cancel."""
-        self.asking = False
-        """A question waits for an answer at the terminal, and a signal is to end that wait."""
-        self._before: dict[signal.Signals, Any] = {}
-        self._asked = False
+        self._cancel: Callable[[signal.Signals], object] | None = None
+        self._asked: signal.Signals | None = None
+
+    def hold(self, cancel: Callable[[signal.Signals], object]) -> None:
+        """From now on, this is what the first one does; if it has come already, it does so now."""
+        self._cancel = cancel
+        if self._asked is not None:
+            cancel(self._asked)
 
     def __enter__(self) -> Hands:
+        self._listening, self._telling = os.pipe()
+        self.left, self._leaving = os.pipe()
+        """Can be read from, which ends the wait for an answer at the terminal, once a signal has cancelled."""
+        os.set_blocking(self._telling, False)
+        self._thread = threading.Thread(target=self._listen, name="andon-hands", daemon=True)
+        self._thread.start()
+        self._told_before = signal.set_wakeup_fd(self._telling, warn_on_full_buffer=False)
         self._before = {each: signal.signal(each, self._caught) for each in SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
         for each, handler in self._before.items():
             signal.signal(each, handler)
+        signal.set_wakeup_fd(self._told_before)
+        os.close(self._telling)
+        self._thread.join()
+        os.close(self._listening)
+        os.close(self.left)
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
-        if self.cancel is None:
-            raise KeyboardInterrupt
-        if self._asked:
+        """Nothing: but only for a signal that is caught is the thread told."""
+
+    def _listen(self) -> None:
+        while told := os.read(self._listening, 1):
+            if told[0] in SIGNALS:
+                self._act(signal.Signals(told[0]))
+        if self._asked is None:
+            os.close(self._leaving)
+
+    def _act(self, number: signal.Signals) -> None:
+        if self._asked is not None:
             # Nothing is flushed or closed: any of it might be what hangs.
             os.write(2, b"\nandon: left at once\n")
             os._exit(Exit.interrupted)
-        self._asked = True
-        self.cancel(signal.Signals(number))
-        if self.asking:
-            raise Leaving
+        self._asked = number
+        if self._cancel is not None:  # else `hold` will see that it was asked for
+            self._cancel(number)
+        os.close(self._leaving)
+
+
+def cancel_by_hand(run: Run, number: signal.Signals) -> None:
+    if number is signal.SIGINT:
+        run.cancel(reason=CTRL_C, by=who())
+    else:
+        run.cancel_for(CancelCause.shutdown, number.name)
 
 
 def drive(
-    agent: Agent, open_run: Callable[[], Coroutine[Any, Any, Run]], teller: Teller, *, no_input: bool, after: int = 0
+    agent: Agent,
+    open_run: Callable[[], Coroutine[Any, Any, Run]],
+    teller: Teller,
+    *,
+    no_input: bool,
+    handle: Run | None = None,
+    after: int = 0,
 ) -> Report:
-    """Do a run to its end, or to a question that nobody is there to answer; tell what comes after that event."""
+    """Do a run to its end, or to a question that nobody is there to answer; tell what comes after that event.
+
+    With the `handle` of a run that has not begun, also its beginning can be cancelled, should a store keep it waiting.
+    """
     _quieten_the_log()
     with Hands() as hands:
+        if handle is not None:
+            hands.hold(partial(cancel_by_hand, handle))
         run = portal.submit(open_run).result()
-        hands.cancel = lambda number: (
-            run.cancel(reason=CTRL_C, by=who())
-            if number is signal.SIGINT
-            else run.cancel_for(CancelCause.shutdown, number.name)
-        )
+        if handle is None:
+            hands.hold(partial(cancel_by_hand, run))
         on_reader_gone(lambda: run.cancel_for(CancelCause.disconnect, GONE))
         while True:
             try:
@@ -113,12 +150,9 @@ def _answered(agent: Agent, report: Report, hands: Hands) -> bool:
     """Ask, and go on. False if the person has left: then the run stays paused."""
     while True:
         try:
-            hands.asking = True
-            answers = ask(report.interrupts)
+            answers = ask(report.interrupts, hands.left)
         except Leaving:  # and so it was cancelled
             return True
-        finally:
-            hands.asking = False
         if answers is None:
             return False
         try:

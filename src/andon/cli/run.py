@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         return handle
 
     teller = Teller(as_json=options.json, quiet=options.quiet, owner=True)
-    report = drive(agent, begin, teller, no_input=options.no_input)
+    report = drive(agent, begin, teller, no_input=options.no_input, handle=handle)
     how = f"{options.agent} --db {shlex.quote(without_secrets(options.db))} " if options.db else None
     return conclude(report, teller, how)
 

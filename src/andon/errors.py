@@ -235,9 +235,9 @@ class ToolCancelled(BaseException):
 class ToolInterrupted(BaseException):
     """Raised by `ctx.interrupt()` to end the tool until a person has answered. Not an Exception, on purpose."""
 
-    def __init__(self, name: str, payload: Any, approval: bool = False) -> None:
-        super().__init__(name)
-        self.name, self.payload, self.approval = name, payload, approval
+    def __init__(self, questions: Sequence[Any]) -> None:
+        super().__init__(", ".join(question.name for question in questions))
+        self.questions = questions
 
 
 def describe(error: BaseException) -> str:

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
-from andon import Budget, CancelCause, RunStatus, tool
-from andon.errors import ConfigurationError
+from andon import Agent, Budget, CancelCause, RunStatus, tool
+from andon.errors import ConfigurationError, ModelError
 from andon.messages import Text
-from andon.models.scripted import Burst, Call, Spend
+from andon.models.scripted import Burst, Call, Fail, Item, ScriptedModel, Spend, Stall
 from andon.testing import validate
 from tests.support import asked, make
 
@@ -68,6 +69,23 @@ def test_children_spend_what_their_parent_has() -> None:
     assert result.receipt is not None
     assert result.receipt.cause is CancelCause.budget
     assert len(asked(young)) == 1
+
+
+@pytest.mark.parametrize("end", [Stall(), Fail(ModelError("gone"))], ids=["cut", "failed"])
+def test_what_a_child_spent_counts_however_it_ended(end: Item) -> None:
+    young = Agent("Young", ScriptedModel(then=["x" * 400, end]))
+
+    @tool
+    async def ask() -> str:
+        result = await young.invoke_async("look", timeout=0.05, session_id=os.urandom(4).hex())
+        return result.status.name
+
+    old = make(*[Call("ask")] * 3, "Done.", name="Old", tools=[ask])
+    result = old.run("go", budget=150)
+    assert result.receipt is not None
+    assert result.receipt.cause is CancelCause.budget
+    assert isinstance(young.model, ScriptedModel)
+    assert len(young.model.requests) == 2
 
 
 def test_a_child_with_a_budget_of_its_own_ends_alone() -> None:

@@ -9,8 +9,19 @@ from typing import Any
 
 import pytest
 
-from andon import Agent, CancelCause, CancelOutcome, Event, Run, RunEvent, RunStatus, Runtime, ToolContext, tool
-from andon.errors import AnswersError
+from andon import (
+    Agent,
+    CancelCause,
+    CancelOutcome,
+    Event,
+    Run,
+    RunEvent,
+    RunResult,
+    RunStatus,
+    Runtime,
+    ToolContext,
+    tool,
+)
 from andon.messages import Text
 from andon.models.scripted import Call, Fail
 from andon.testing import validate
@@ -268,51 +279,6 @@ def test_without_asking_they_are_not_shown() -> None:
     play(main)
 
 
-def test_what_a_child_asks_its_parent_asks() -> None:
-    async def main() -> None:
-        @tool(approval=True)
-        async def delete(path: str) -> str:
-            return f"deleted {path}"
-
-        young = make([Call("delete", {"path": "x"}), Call("delete", {"path": "y"})], name="Young", tools=[delete])
-        old = make(Call("young", {"prompt": "clean"}), name="Old", tools=[young.as_tool()])
-        result = await old.invoke_async("go")
-        assert result.status is RunStatus.paused
-        (first,) = result.interrupts
-        assert (first.name, first.payload) == ("delete", {"path": "x"})
-        result = await old.continue_run(result.run_id, {first.id: True})
-        (second,) = result.interrupts
-        assert second.payload == {"path": "y"}
-        result = await old.continue_run(result.run_id, {second.id: True})
-        assert result.status is RunStatus.completed
-        assert young.runtime.runs == []
-
-    play(main)
-
-
-@pytest.mark.parametrize("refused", [True, False])
-def test_a_child_that_waits_for_an_answer_ends_with_its_parent(refused: bool) -> None:
-    async def main() -> None:
-        @tool(approval=True)
-        async def delete() -> str:
-            return "deleted"
-
-        young = make(Call("delete"), name="Young", tools=[delete])
-        old = make(Call("young", {"prompt": "clean"}), name="Old", tools=[young.as_tool()])
-        result = await old.invoke_async("go")
-        (child,) = young.runtime.runs
-        if refused:
-            result = await old.continue_run(result.run_id, {result.interrupts[0].id: False})
-            assert result.status is RunStatus.completed
-        else:
-            assert old.cancel()
-        await child.attend()
-        assert child.status is RunStatus.cancelled
-        assert (await old.invoke_async("next")).status is RunStatus.completed
-
-    play(main)
-
-
 def test_a_tool_knows_the_run_that_it_is_in() -> None:
     seen: list[str] = []
 
@@ -429,19 +395,52 @@ def test_a_child_has_its_parents_deadline() -> None:
     assert own < parents
 
 
-def test_an_approval_that_a_child_asks_for_stays_one() -> None:
+@pytest.mark.parametrize("how", ["cancel_tool", "timeout"])
+def test_a_call_that_ends_alone_takes_the_runs_that_its_thread_waits_for_with_it(how: str) -> None:
     async def main() -> None:
-        @tool(approval=True)
-        async def delete() -> str:
-            return "deleted"
+        silence = Silence()
+        young = make(["I see", silence], "Late.", name="Young")
 
-        young = make(Call("delete"), name="Young", tools=[delete])
-        old = make(Call("young", {"prompt": "clean"}), name="Old", tools=[young.as_tool()])
-        result = await old.invoke_async("go")
-        (question,) = result.interrupts
-        assert question.approval
-        with pytest.raises(AnswersError):
-            await old.continue_run(result.run_id, {question.id: None})
-        assert (await old.continue_run(result.run_id, {question.id: True})).status is RunStatus.completed
+        @tool(timeout=0.05 if how == "timeout" else None)
+        def work() -> str:
+            return young.run("look").content
+
+        old = make(Call("work", id="w"), name="Old", tools=[work])
+        async with old.start("go") as run:
+            await silence.reached.arrived()
+            (child,) = young.runtime.runs
+            if how == "cancel_tool":
+                assert run.cancel_tool("w") is CancelOutcome.requested
+            await child.attend()
+            assert child.receipt is not None
+            assert child.receipt.cause is CancelCause.parent
+            assert child.receipt.reason == f"call w of run {run.run_id} was cancelled"
+            assert (await run.result()).status is RunStatus.completed
+
+    play(main)
+
+
+def test_a_child_that_is_born_after_its_call_was_cut_alone() -> None:
+    async def main() -> None:
+        young, begun, go = make("Hello.", name="Young"), Flag(), Flag()
+        results: list[RunResult] = []
+
+        @tool
+        def late() -> str:
+            begun.set()
+            go.wait()
+            results.append(young.run("look"))
+            return "never heard"
+
+        old = make(Call("late", id="l"), name="Old", tools=[late])
+        async with old.start("go") as run:
+            await begun.arrived()
+            assert run.cancel_tool("l") is CancelOutcome.requested
+            assert (await run.result()).status is RunStatus.completed
+            go.set()
+            await run.gone()
+        (result,) = results
+        assert result.status is RunStatus.cancelled
+        assert asked(young) == []
 
     play(main)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from andon import Agent, RunStatus, tool
+from andon import Agent, RunStatus, Runtime, tool
 from andon.errors import AnswersError, ModelError, NotContinuableError, SessionBusyError, UnknownRunError
 from andon.messages import Message, Text
 from andon.models.scripted import Call, Fail
+from andon.store.memory import MemoryStore
 from andon.testing import validate
 from tests.support import Flag, Silence, asked, cut, forever, make, play, record_of
 
@@ -129,6 +130,38 @@ def test_going_on_twice_and_being_cut_again() -> None:
     play(main)
 
 
+def test_being_cut_again_in_the_same_tools() -> None:
+    """One of the calls has its result from the first time, and keeps it through the second and the third."""
+
+    async def main() -> None:
+        three = Three()
+        agent = three.agent(idempotent=True)
+        ended = await cut(agent, three.reached)
+        three.reached = Flag()
+        run = await agent.resume_run(ended.result.run_id)
+        await three.reached.arrived()
+        receipt = await run.cancel_and_wait()
+        assert receipt is not None
+        assert {each.call_id: each.outcome for each in receipt.tools} == {"b": "cut", "c": "not_started"}
+        again = await run.result()
+        told = {each.call_id: each.content for each in again.messages[2].tool_results}
+        assert told["a"] == "it is done"
+        assert "outcome is unknown" in told["b"]
+        assert again.message.text == "Cancelled by user"
+        assert validate(again.messages) == []
+        three.cut = False
+        result = await agent.continue_run(run.run_id)
+        assert result.status is RunStatus.completed
+        assert [each.content for each in result.messages[2].tool_results] == [
+            "it is done",
+            "it went well",
+            "better late",
+        ]
+        assert three.ran == ["done", "stuck", "stuck", "stuck", "later"]
+
+    play(main)
+
+
 def test_a_cancel_before_it_has_gone_on_leaves_all_as_it_was() -> None:
     async def main() -> None:
         silence, other = Silence(), Silence()
@@ -234,6 +267,38 @@ def test_rolling_back_a_run_that_had_gone_on_brings_back_what_it_had_taken_up() 
         assert agent.messages == ended.result.messages
         again = await agent.continue_run(ended.result.run_id)
         assert again.messages[-1].text == "again a time."
+
+    play(main)
+
+
+def test_a_run_that_begins_while_another_is_taken_back_keeps_its_own_words() -> None:
+    class Slow(MemoryStore):
+        async def take_back(self, run_id: str) -> None:
+            await super().take_back(run_id)
+            taken.set()
+            await go_on.arrived()
+
+    async def main() -> None:
+        agent = make("One.", [Call("wait", id="w")], "Two.", tools=[wait], runtime=Runtime(Slow()))
+        first = await agent.invoke_async("first")
+        rollback = asyncio.create_task(agent.rollback_run(first.run_id))
+        await taken.arrived()
+        async with agent.start("second") as run:
+            await reached.arrived()
+            go_on.set()
+            await rollback
+            finish.set()
+            result = await run.result()
+        assert [message.role for message in asked(agent)[-1].messages] == ["user", "assistant", "tool"]
+        assert [message.text for message in result.messages if message.text] == ["second", "Two."]
+
+    taken, go_on, reached, finish = Flag(), Flag(), Flag(), Flag()
+
+    @tool
+    async def wait() -> str:
+        reached.set()
+        await finish.arrived()
+        return "waited"
 
     play(main)
 

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from typing import Any
 
 import pytest
 
 from andon import (
+    Agent,
     CancelCause,
     RunEvent,
     RunStatus,
@@ -20,12 +22,15 @@ from andon.errors import AnswersError, SessionPausedError
 from andon.models.scripted import Call
 from andon.testing.validators import validate
 from tests.support import (
+    Flag,
     Silence,
     Worker,
     all_with,
     asked,
     check_events,
     check_paused,
+    forever,
+    interrupted,
     make,
     paused,
     play,
@@ -98,6 +103,38 @@ def test_a_reader_on_another_thread_may_answer_as_soon_as_it_sees_the_question()
                 final = asyncio.run(agent.continue_run(event.run_id, answers=answers))
                 assert final.status is RunStatus.completed
         assert till.did == ["looked", "all"]
+
+
+@pytest.mark.parametrize("sees", ["event", "status"])
+def test_whoever_sees_the_question_may_answer_it_at_once(sees: str) -> None:
+    """Another thread looks before each line of the pause, and answers as soon as it sees the question."""
+    for line in itertools.count(1):
+        agent = make(PAY, tools=Till().tools)
+        answering: list[Worker] = []
+        with interrupted(line, "line", lambda: _look(agent, sees, answering), within="core/pause.py") as happened:  # noqa: B023
+            asyncio.run(_ask(agent))
+        for worker in answering:
+            worker.done()
+        if not happened[0]:
+            break
+    assert line > 20
+
+
+async def _ask(agent: Agent) -> None:
+    await agent.invoke_async("go")
+
+
+def _look(agent: Agent, sees: str, answering: list[Worker]) -> None:
+    for run in agent.runtime.runs:
+        asks = [event for event in run.journal.events if event.event is RunEvent.run_paused]
+        if asks if sees == "event" else run.is_paused:
+            answering.append(Worker(lambda: asyncio.run(_go_on(agent, run.run_id, {"p-1": True}))))  # noqa: B023
+    for worker in answering:
+        worker.join(0.1)  # it may have to wait until the pause is complete; to be refused takes it no time
+
+
+async def _go_on(agent: Agent, run_id: str, answers: dict[str, Any]) -> None:
+    assert (await agent.continue_run(run_id, answers)).status is RunStatus.completed
 
 
 def test_a_host_that_cancels_whoever_continues_cancels_the_run() -> None:
@@ -592,5 +629,31 @@ def test_a_question_out_of_a_task_group() -> None:
         (question,) = result.interrupts
         result = await agent.continue_run(result.run_id, {question.id: "red"})
         assert result.messages[2].tool_results[0].content == "red"
+
+    play(main)
+
+
+def test_what_a_tool_wants_to_have_called_is_called_for_the_attempt_that_is_cut() -> None:
+    async def main() -> None:
+        entered: list[int] = []
+        called: list[int] = []
+        reached = Flag()
+
+        @tool
+        async def work(ctx: ToolContext) -> str:
+            attempt = len(entered)
+            entered.append(attempt)
+            ctx.on_cancel(lambda: called.append(attempt))
+            ctx.interrupt("well?")
+            reached.set()
+            await forever()
+
+        agent = make(Call("work"), tools=[work])
+        _, result = await paused(agent)
+        run = await agent.resume_run(result.run_id, all_with("yes", result))
+        await reached.arrived()
+        run.cancel()
+        await run.attend()
+        assert (entered, called) == ([0, 1], [1])
 
     play(main)

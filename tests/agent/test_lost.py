@@ -20,7 +20,19 @@ from andon.errors import SessionBusyError
 from andon.messages import Text
 from andon.models.scripted import Call
 from andon.testing.validators import validate
-from tests.support import Flag, Silence, Worker, check_events, eventually, make, read_all, until
+from tests.support import (
+    Flag,
+    Silence,
+    Worker,
+    all_with,
+    check_events,
+    eventually,
+    make,
+    paused,
+    read_all,
+    until,
+)
+from tests.support.till import DELETE, Till
 
 LOST = "Cancelled: the worker was lost"
 
@@ -184,6 +196,32 @@ def test_whoever_waits_behind_a_lost_run_gets_its_turn(cancelled: bool) -> None:
     assert answers == ["OK."]
     check_lost(agent, run)
     assert [message.text for message in agent.messages] == ["go", LOST, "second", "OK."]
+
+
+def test_whoever_waits_behind_a_run_that_was_continued_elsewhere_and_lost_there_gets_its_turn() -> None:
+    """When it began to wait, the run ahead was paused, on the same loop."""
+
+    async def main() -> Run:
+        run, result = await paused(agent)
+
+        async def go_on() -> None:
+            await agent.resume_run(run.run_id, all_with(True, result))
+            await silence.reached.arrived()
+
+        def work_and_die() -> None:
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(go_on())
+            loop.close()
+
+        async with agent.start("second", on_busy="queue") as queued:
+            await until(lambda: queued.phase == "queued")
+            worker = Worker(work_and_die)
+            assert (await queued.result()).content == "OK."
+            worker.done()
+        return run
+
+    agent = make(DELETE, [silence := Silence()], tools=Till().tools)
+    check_lost(agent, asyncio.run(main()))
 
 
 @pytest.mark.parametrize("cancelled", [True, False])

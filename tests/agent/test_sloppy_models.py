@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from andon import Agent, ConfigurationError, ModelError, RunStatus, ToolContext, Usage, tool
+from andon import (
+    Agent,
+    CancelOutcome,
+    ConfigurationError,
+    ModelError,
+    Run,
+    RunResult,
+    RunStatus,
+    ToolContext,
+    Usage,
+    tool,
+)
 from andon.agent.loop import Loop
 from andon.models.base import ModelRequest
 from andon.models.scripted import Call, Item, Say, ScriptedModel, Spend
@@ -91,6 +103,56 @@ def test_a_run_that_can_not_be_settled_ends_and_frees_its_session(
     assert "could not be ended properly" in caplog.text
     assert not agent.cancel_run("r")
     assert agent.run("next").status is RunStatus.completed
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("part", ["_make_record", "_make_receipt", "_write", "_pass_on"])
+def test_nobody_waits_for_ever_for_a_run_that_breaks_again_and_again(
+    cancelled: bool, part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: object, *args: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    agent = Agent("A", ScriptedModel("Hello."))
+    if cancelled:
+        agent.cancel()
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "settle", broken)
+        patch.setattr(Run, part, broken)
+        result = agent.run("go", run_id="r")
+    assert result.status is (RunStatus.cancelled if cancelled else RunStatus.error)
+    assert "could not be ended properly" in caplog.text
+    assert agent.cancel_run("r") is CancelOutcome.already_finished
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_run_whose_end_nobody_can_be_told_of_has_ended_all_the_same(
+    paused: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What looks at the end, telemetry say, fails: on the run's own loop, and, where it was paused, on the portal's."""
+
+    def broken(self: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    async def main() -> RunResult:
+        async with agent.start("go") as run:
+            if paused:
+                await run.attend()
+                run.cancel()
+            return await run.result()
+
+    agent = Agent("A", ScriptedModel(Call("ask"), "Hello.") if paused else ScriptedModel("Hello."), tools=[ask])
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "ended", broken)
+        result = asyncio.run(main())
+    assert result.status is (RunStatus.cancelled if paused else RunStatus.completed)
+    assert "a defect" in caplog.text
+    assert agent.run("next").status is RunStatus.completed
+
+
+@tool(approval=True)
+async def ask() -> str:
+    return "allowed"
 
 
 # -- whatever was sent, settling does not fail, so the prompt and what was shown are kept ------------------------------

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from andon import Agent, RunStatus, tool
-from andon.errors import NotContinuableError, StartError
-from andon.models.scripted import Call, Say, Spend
+from andon.errors import ModelError, NotContinuableError, StartError
+from andon.models.scripted import Call, Fail, Pause, Say, Spend
 from andon.testing import explore
 from tests.explored.parts import MODES, NEXT, at_once, look_up, roll_back, script
 
@@ -75,6 +75,48 @@ async def going_on_after_a_cut() -> None:
             await agent.continue_run(result.run_id)
 
 
+async def going_on_in_mid_sentence() -> None:
+    agent = Agent("A", script([Say("Once upon ", pace=0.4), Pause(5), "a time."]))
+    result = await agent.invoke_async("Go", timeout=2.0)
+    if result.status is RunStatus.cancelled:
+        with contextlib.suppress(StartError):
+            await agent.continue_run(result.run_id)
+
+
+async def going_on_after_a_failure() -> None:
+    calls = [Call("look_up", {"word": "a"}), Call("at_once", {"word": "c"})]
+    agent = Agent("A", script(calls, ["I was ", Fail(ModelError("gone"))]), tools=[look_up, at_once])
+    result = await agent.invoke_async("Go")
+    if result.status in (RunStatus.cancelled, RunStatus.error):
+        with contextlib.suppress(StartError):
+            await agent.continue_run(result.run_id)
+
+
+async def going_on_twice() -> None:
+    """The second time with a call that may be repeated, and is cut again."""
+
+    @tool(idempotent=True)
+    async def again() -> str:
+        await asyncio.sleep(1)
+        return "done"
+
+    agent = Agent("A", script([Call("again"), Call("at_once", {"word": "c"})], "So."), tools=[again, at_once])
+    result = await agent.invoke_async("Go", timeout=0.5)
+    for timeout in (0.5, None):
+        if result.status is RunStatus.cancelled:
+            with contextlib.suppress(StartError):
+                result = await agent.continue_run(result.run_id, timeout=timeout)
+
+
+async def taking_back_what_had_gone_on() -> None:
+    agent = Agent("A", script([Call("look_up", {"word": "ab"})], "So."), tools=[look_up])
+    first = await agent.invoke_async("Go", timeout=1.0)
+    with contextlib.suppress(StartError):
+        second = await agent.continue_run(first.run_id)
+        await agent.rollback_run(second.run_id)
+        await agent.continue_run(first.run_id)
+
+
 async def taking_it_back() -> None:
     agent = Agent("A", script([Say("Well, well.", pace=0.2)]))
     await agent.invoke_async("One")
@@ -91,6 +133,10 @@ SCENARIOS: dict[Callable[[], Coroutine[Any, Any, None]], dict[str, Any]] = {
     a_budget: {},
     superseded: {},
     going_on_after_a_cut: {},
+    going_on_in_mid_sentence: {},
+    going_on_after_a_failure: {},
+    going_on_twice: {},
+    taking_back_what_had_gone_on: {},
     taking_it_back: {},
 }
 

@@ -161,6 +161,25 @@ async def _cancel_one(agent: Agent, after: float) -> None:
         await run.result()
 
 
+async def asked_from_two_levels_below() -> None:
+    young = Agent("Young", script([SIGN, ASK], "I see."), tools=TOOLS)
+    turn = [Call("young", {"prompt": "x"}), Call("sign", {"word": "too"})]
+    middle = Agent("Middle", script(turn, "So."), tools=[young.as_tool(), sign])
+    old = Agent("Old", script([Call("middle", {"prompt": "x"}), Call("at_once", {"word": "z"})], "Ah."),
+                tools=[middle.as_tool(events=True), at_once])  # fmt: skip
+    await answer(old, await old.invoke_async("Go"))
+
+
+async def asked_cancelled_and_gone_on_with() -> None:
+    agent = Agent("A", script([SIGN, Call("at_once", {"word": "x"})], "Done."), tools=TOOLS)
+    result = await agent.invoke_async("Go")
+    agent.cancel_run(result.run_id)
+    if (run := agent.runtime.run(result.run_id)) is not None:
+        await run.attend()
+    with contextlib.suppress(NotContinuableError):
+        await answer(agent, await agent.continue_run(result.run_id))
+
+
 async def tool_out_of_time() -> None:
     @tool(timeout=1)
     async def hurried(seconds: float) -> str:
@@ -177,7 +196,7 @@ async def tool_out_of_time() -> None:
 def went_on(runs: Sequence[Run]) -> None:
     """What a person was asked is done no more than once, however the run ended."""
     for run in runs:
-        done = [event.tool.call_id for event in run.journal.events
+        done = [(event.run_id, event.tool.call_id) for event in run.journal.events
                 if event.event is RunEvent.tool_call_completed and event.tool is not None]  # fmt: skip
         assert len(done) == len(set(done)), done
 
@@ -211,7 +230,15 @@ def test_every_step_can_be_cancelled(scenario: Callable[[], Coroutine[Any, Any, 
     assert report.injections > report.steps
 
 
-@pytest.mark.parametrize("scenario", [asked_and_superseded, asked_and_cancelled], ids=lambda each: each.__name__)
+ENDED_ELSEWHERE = [
+    asked_and_superseded,
+    asked_and_cancelled,
+    asked_cancelled_and_gone_on_with,
+    asked_from_two_levels_below,
+]
+
+
+@pytest.mark.parametrize("scenario", ENDED_ELSEWHERE, ids=lambda each: each.__name__)
 def test_runs_that_are_cancelled_in_their_pause(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     # The portal's thread is real, so the steps may differ from one time to the next.
     explore(scenario, next_prompt=NEXT, check=went_on).raise_for_problems()

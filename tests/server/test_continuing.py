@@ -95,6 +95,21 @@ def test_the_familys_form() -> None:
         assert results["c2"] == "painted it red"
 
 
+def test_the_familys_form_for_a_call_that_asks_several_things() -> None:
+    below = Agent("Below", ScriptedModel([Call("delete", {"path": path}, id=path) for path in "xy"]), tools=[delete])
+    agent = Agent("Helper", ScriptedModel(Call("below", {"prompt": "Go"}, id="c1")), tools=[below.as_tool()])
+    with serving(agent) as live:
+        assert [each["payload"] for each in pause(live)] == [{"path": "x"}, {"path": "y"}]
+        tools = [{"tool_call_id": "c1", "confirmed": False}, {"tool_call_id": "c1", "confirmed": True}]
+        short = live.client.post(f"{RUNS}/r/continue", json={"tools": tools[:1], "stream": False})
+        assert (short.status_code, "no answer to 'c1-1'" in short.text) == (400, True)
+        done = live.client.post(f"{RUNS}/r/continue", json={"tools": tools, "stream": False})
+        assert done.json()["status"] == "COMPLETED"
+        told = {each.call_id: each.content for each in below.model.requests[-1].messages[-1].tool_results}  # type: ignore[union-attr]
+        assert "refused" in told["x"]
+        assert told["y"] == "deleted y"
+
+
 def test_the_family_sends_back_every_call_that_it_knows() -> None:
     """Finished ones with their results, and those that it has nothing to say about as they were."""
 

@@ -67,6 +67,32 @@ def test_two_users_sessions_never_meet_and_no_user_is_one_too(any_url: str) -> N
     play(main)
 
 
+def test_any_text_is_a_name(any_url: str) -> None:
+    async def main() -> None:
+        async with opened_any(any_url) as store:
+            names = [
+                "plain",
+                "Zoë",
+                "a\x00b",
+                "%00",
+                "\x01",
+                "\x01%00",
+                "\ud800",
+                "'; DROP TABLE andon_runs; --",
+                "\u2028",
+            ]
+            keys = [SessionKey(name, name, name) for name in names]
+            for name, key in zip(names, keys, strict=True):
+                assert await store.find(name) is None
+                assert await store.find_session(key) is None
+                await store.save(record(name, DONE, key), said("x"))
+            for name, key in zip(names, keys, strict=True):
+                assert await store.added(name) == said("x")
+                assert [session.key for session in await store.list_sessions(name, name)] == [key]
+
+    play(main)
+
+
 def test_a_run_that_goes_on_with_another_takes_its_place(any_url: str) -> None:
     async def main() -> None:
         async with opened_any(any_url) as store:

@@ -8,7 +8,7 @@ import pytest
 
 from andon import CancelOutcome, Interrupt, Receipt, RunStatus, SessionKey
 from andon.core.receipt import CancelRequest
-from andon.core.shared import Lease, Progress, Selection
+from andon.core.shared import Lease, Progress, Selection, Taken
 from andon.core.states import CancelCause, CancelMode, Phase
 from andon.errors import LeaseLostError
 from andon.messages import Usage
@@ -42,6 +42,22 @@ def test_progress_is_kept_as_it_comes(url: str) -> None:
     play(main)
 
 
+def test_messages_come_with_the_run_that_they_go_on_with(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            first = await running(store)
+            await store.finish(first, record("r1", CANCELLED), said("Cut"), [])
+            second = await running(store, "r2", PAST)
+            assert await store.load(KEY) == said("Cut")
+            await store.write([Progress(second, said("Cut, and more"), [], "r1")])
+            assert await store.load(KEY) == said("Cut, and more")
+            assert await store.added("r1") is None
+            [taken] = await store.take_orphans("you", LONG, 10)
+            assert taken.record.continues == "r1"
+
+    play(main)
+
+
 def test_what_is_written_twice_is_there_once(url: str) -> None:
     async def main() -> None:
         async with opened(url) as store:
@@ -53,6 +69,20 @@ def test_what_is_written_twice_is_there_once(url: str) -> None:
             assert await store.finish(lease, end, said("One"), events("r1", (3, 4))) is None
             assert await store.finish(lease, end, said("One"), events("r1", (3, 4))) is None
             assert await store.read_events("r1", 0, 100) == events("r1", (1, 2, 3, 4))
+
+    play(main)
+
+
+def test_events_may_have_gaps_and_half_characters(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            lease = await running(store)
+            odd = msgspec.structs.replace(events("r1", (9,))[0], content="half \ud800\n\x00 \u2028")
+            await store.write([Progress(lease, None, [*events("r1", (1, 2, 5)), odd])])
+            await store.write([Progress(lease, None, [*events("r1", (10, 11)), msgspec.structs.replace(odd, seq=12)])])
+            found = await store.read_events("r1", 0, 100)
+            assert [each.seq for each in found] == [1, 2, 5, 9, 10, 11, 12]
+            assert found[3].content == found[6].content == "half ?\n\x00 \u2028"
 
     play(main)
 
@@ -89,6 +119,7 @@ def test_a_lease_that_has_run_out_can_be_taken_and_the_old_one_is_fenced(url: st
             assert taken.lease == Lease("r1", 2)
             assert taken.record == record("r1", RunStatus.running)
             assert taken.messages == said("One")
+            assert (taken.cancel, taken.last_seq) == (None, 1)
             assert await store.take_orphans("him", LONG, 10) == []
             assert await store.write([Progress(lease, said("Late"), events("r1", (2,)))]) == ["r1"]
             assert (await store.renew([lease], LONG)).lost == ["r1"]
@@ -198,7 +229,10 @@ def test_a_paused_run_is_nobodys_until_it_is_taken_up(url: str) -> None:
             assert await store.take_orphans("you", LONG, 10) == []
             taken = await store.take_up("r1", "you", LONG)
             assert taken is not None
-            assert tuple(taken) == (Lease("r1", 2), waiting, said("Asked"), None, 1)
+            assert taken == Taken(Lease("r1", 2), waiting, said("Asked"), None, 1)
+            assert await store.finish(lease, record("r1", DONE), said("Late"), []) == record(
+                "r1", RunStatus.running, interrupts=waiting.interrupts
+            )
             assert await store.take_up("r1", "him", LONG) is None
             assert (await store.renew([lease], LONG)).lost == ["r1"]
             assert await store.take_turn(taken.lease)
@@ -206,6 +240,21 @@ def test_a_paused_run_is_nobodys_until_it_is_taken_up(url: str) -> None:
             assert await store.load(KEY) == said("Answered")
             assert await store.take_up("r1", "you", LONG) is None
             assert await store.take_up("r0", "you", LONG) is None
+
+    play(main)
+
+
+def test_whoever_paused_a_run_may_say_that_it_was_cancelled(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            lease = await running(store)
+            assert await store.finish(lease, record("r1", PAUSED), said("Asked"), events("r1", (1,))) is None
+            await store.request_cancel(Selection(run_id="r1"), asking())
+            refused = await store.finish(lease, record("r1", DONE), said("Done"), [])
+            assert refused == record("r1", RunStatus.cancelling)
+            assert await store.finish(lease, record("r1", CANCELLED), said("Cut"), events("r1", (1, 2))) is None
+            assert await store.load(KEY) == said("Cut")
+            assert await store.take_orphans("you", LONG, 10) == []
 
     play(main)
 
@@ -220,7 +269,7 @@ def test_a_paused_run_that_was_asked_to_stop_can_only_be_ended(url: str) -> None
             assert await store.take_up("r1", "you", LONG) is None
             assert await store.renew([lease], None) == ([], {"r1": request})
             [taken] = await store.take_orphans("you", LONG, 10)
-            assert taken.record == record("r1", PAUSED)
+            assert (taken.record, taken.cancel, taken.last_seq) == (record("r1", PAUSED), request, 0)
             assert await store.take_orphans("him", LONG, 10) == []
             found = await store.find("r1")
             assert found is not None

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from sqlalchemy import select
 
 from andon import RunStatus
 from andon.core.shared import Progress, Selection
 from andon.errors import StoreError
+from andon.store.sql import database, sessions
 from tests.store.making import KEY, LONG, asking, events, opened, record, said
 from tests.store.server import Server
 from tests.store.test_processes import Bell
-from tests.support import play
+from tests.support import Flag, play
 
 
 @pytest.fixture
@@ -56,6 +58,34 @@ def test_after_a_kill_of_the_server_everything_that_was_answered_is_there(own_se
             await asyncio.sleep(0)
             await store.save(record("r2", RunStatus.completed), said("Two"))
             await woken
+
+    play(main)
+
+
+def test_who_stops_in_the_middle_of_a_transaction_does_not_stop_the_others(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker that gets SIGSTOP there: the server lets go of what it holds."""
+
+    async def main() -> None:
+        async with opened(postgres_url) as stopped, opened(postgres_url) as store:
+            await store.ping()
+            inside, go_on = Flag(), Flag()
+            monkeypatch.setitem(database.SERVER_SETTINGS, "idle_in_transaction_session_timeout", 1_000)
+
+            def stop(tx: database.Tx) -> None:
+                sessions.head_of_line(tx, KEY, 1.5)
+                inside.set()
+                go_on.wait()
+                tx.execute(select(1))
+
+            stuck = asyncio.create_task(stopped._db.change(stop))
+            await inside.arrived()
+            await store.enter(record("r1"), "me", LONG, "reject")
+            go_on.set()
+            with pytest.raises(StoreError, match=r"idle-in-transaction|terminat|closed"):
+                await stuck
+            assert await stopped.find("r1") == record("r1")
 
     play(main)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import subprocess
@@ -32,12 +33,11 @@ def execute(url: str, *statements: str) -> list[tuple[object, ...]]:
     """By the driver itself; the last one's rows."""
     rows: list[tuple[object, ...]] = []
     if url.startswith("sqlite"):
-        connection = sqlite3.connect(url.removeprefix("sqlite:///"))
-        for statement in statements:
-            rows = connection.execute(statement).fetchall()
-        connection.commit()
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        connection.close()
+        with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+            for statement in statements:
+                rows = connection.execute(statement).fetchall()
+            connection.commit()
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     else:
         with psycopg.connect(url) as server:
             for statement in statements:

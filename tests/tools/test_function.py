@@ -53,6 +53,7 @@ class Call:
             bounds=SimpleNamespace(abandoned_threads=abandoned_threads),
             leave_behind=lambda key, name: self.named.append(name),
             picked_up=lambda key: self.gone.set(),
+            children=[],
         )
         self.scope = CallScope(cast(Any, run), "call-1", "work")
         self.ctx = ToolContext(self.scope, run_id="r", session_id="s", user_id=None, deadline=None)
@@ -346,7 +347,7 @@ def test_a_thread_that_is_slow_to_leave_does_not_hold_the_loop() -> None:
             super().thread_ended()
             call.gone.set()
 
-    call.ctx._scope = SlowScope(cast(Any, call.scope._run), "call-1", "work")
+    call.ctx._scope = SlowScope(cast(Any, call.scope.run), "call-1", "work")
     assert invoke(fine, call, query="done") == "done"
     assert call.ctx._scope.thread_running
     leave.set()
@@ -533,7 +534,7 @@ def test_a_result_that_comes_at_the_moment_of_the_cut_is_dropped_too(caplog: pyt
             super().thread_ended()
             ended.set()
 
-    call.scope = call.ctx._scope = TellingScope(cast(Any, call.scope._run), "call-1", "work")
+    call.scope = call.ctx._scope = TellingScope(cast(Any, call.scope.run), "call-1", "work")
 
     async def main() -> None:
         task = asyncio.create_task(tool(fine, name="work").invoke({"query": "secret"}, call.ctx))

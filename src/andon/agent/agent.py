@@ -95,6 +95,8 @@ class Agent(Resuming):
             _ = tool.parameters  # built here and now: the schema library takes a while to load, and no run should wait
         self.hooks = list(hooks)
         Hooks(self.hooks)  # refuses what is none, here and now
+        self.brought_runtime = runtime is not None
+        """It was made with a runtime, and so with a store, that somebody chose for it."""
         self.move_to(Runtime() if runtime is None else runtime)
         self.parallel_tools = parallel_tools
         self.retry = retry or Retry()

@@ -19,6 +19,7 @@ from andon.agent.hooks import AfterTool, BeforeTool, Happening, Hooks
 from andon.agent.retry import Retry
 from andon.core.events import RunEvent
 from andon.core.family import current
+from andon.core.receipt import Interrupt
 from andon.core.run import Run
 from andon.core.states import CancelMode, Phase
 from andon.core.step import Cut, CutAloneError
@@ -76,7 +77,7 @@ class Calling:
             tool, bound = self._find(record)
             traits = traits_of(tool)
             if traits.approval and not record.approved:
-                record.ask(call.name, _copy(call.arguments), approval=True)
+                record.ask([Interrupt("", call.name, _copy(call.arguments), approval=True)])
                 return
             verdict = await self._tell(BeforeTool, call=call)
             if isinstance(verdict, BeforeTool) and verdict.refusal is not None:
@@ -84,7 +85,7 @@ class Calling:
         except Exception as error:  # noqa: BLE001 - the boundary: the model is told
             self._fail(record, error)
             return
-        self._count(calls=0 if record.answers else 1)  # entered again after a question, it is the same call
+        self._count(calls=0 if record.has_started else 1)  # entered again after a question, it is the same call
         self._run.gate(CancelMode.after_tools)
         if record.cancelled_alone is not None:
             return
@@ -112,18 +113,18 @@ class Calling:
     async def _invoke(self, record: CallRecord, tool: Tool, bound: Any) -> None:
         """Run in the call's own task, so that it is known to have ended the moment it has, whatever the others do."""
         try:
-            current.set(self._run)  # runs that the tool starts are this run's children
+            current.set(record.scope)  # runs that the tool starts are this run's children
             text = await tool.invoke(bound, self._context(record))
             if not isinstance(text, str):
                 raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
         except BaseException as error:
-            question = _question(error)
-            if question is None and not isinstance(error, Exception):
+            asking = _asking(error)
+            if asking is None and not isinstance(error, Exception):
                 raise
             if record.scope.cancelled:
                 return
-            if question is not None:
-                record.ask(question.name, question.payload, approval=question.approval)
+            if asking is not None:
+                record.ask(asking.questions)
             elif isinstance(error, Exception):  # the boundary: the model is told
                 self._fail(record, error)
         else:
@@ -145,7 +146,7 @@ class Calling:
             record.close()
             tool, reason = record.ended_view(record.outcome), record.cancelled_alone.reason
             self._run.journal.add(RunEvent.tool_call_cancelled, tool=tool, reason=reason)
-        if record.interrupt is None:
+        if not record.interrupts:
             await self._tell(AfterTool, call=record.call, result=record.result())
 
     def _fail(self, record: CallRecord, error: Exception) -> None:
@@ -161,6 +162,7 @@ class Calling:
             user_id=run.user_id,
             deadline=run.deadline,
             answers=record.answers,
+            passed_on=record.passed_on,
         )
 
     def _count(self, calls: int = 0) -> None:
@@ -189,8 +191,8 @@ def _copy(arguments: dict[str, Any]) -> Any:
     return msgspec.json.decode(msgspec.json.encode(arguments))
 
 
-def _question(error: BaseException) -> ToolInterrupted | None:
+def _asking(error: BaseException) -> ToolInterrupted | None:
     """What a tool asks; in a task group it arrives in a group of errors."""
     if isinstance(error, BaseExceptionGroup):
-        return next((found for each in error.exceptions if (found := _question(each)) is not None), None)
+        return next((found for each in error.exceptions if (found := _asking(each)) is not None), None)
     return error if isinstance(error, ToolInterrupted) else None

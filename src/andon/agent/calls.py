@@ -7,8 +7,10 @@ call ends is decided once, by the tool's own end or by a cancel of this call alo
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from andon.core.events import ToolView
@@ -51,11 +53,13 @@ class CallRecord:
         "_asked",
         "_ended_as",
         "_fate",
+        "_passed_on",
         "_result",
         "_run",
+        "_sources",
         "_started",
         "call",
-        "interrupt",
+        "interrupts",
         "problem",
         "refusal",
         "scope",
@@ -69,12 +73,14 @@ class CallRecord:
         self.scope = CallScope(run, call.id, call.name)
         self.step: Step[None] | None = None
         """The work itself, once it has begun."""
-        self.interrupt: Interrupt | None = None
-        """The question for whose answer it waits."""
+        self.interrupts: list[Interrupt] = []
+        """The questions for whose answers it waits."""
         self.refusal: str | None = None
         """What a person said who refused it."""
         self._asked = 0
         self._answers: list[Any] = []
+        self._sources: dict[str, str] = {}  # the ids that other runs gave to the questions that it passes on
+        self._passed_on: dict[str, Any] = {}
         self._approved = self._started = False
         self._fate: dict[str, CallCancel | None] = {}
         self._result: ToolResult | None = None
@@ -99,6 +105,7 @@ class CallRecord:
         request = CallCancel(reason)
         winner = self._fate.setdefault("end", request)
         if winner is request:
+            self.scope.end_children()
             return CancelOutcome.requested
         ended = winner is None or self._result is not None
         return CancelOutcome.already_finished if ended else CancelOutcome.already_requested
@@ -117,7 +124,7 @@ class CallRecord:
         if self._result is None:
             self._ended_as = self.outcome
             self._result = self.result(self._ended_as)
-        self.interrupt = None
+        self.interrupts = []
 
     # -- what it asks -------------------------------------------------------------------------------------------------
 
@@ -130,34 +137,56 @@ class CallRecord:
         return self._answers
 
     @property
+    def passed_on(self) -> dict[str, Any]:
+        """The answers to what the runs below it asked, by their own questions' ids."""
+        return self._passed_on
+
+    @property
     def asks(self) -> bool:
         """It waits for an answer. A question of a call that was cancelled is not open any more."""
-        return self.interrupt is not None and self.cancelled_alone is None
+        return bool(self.interrupts) and self.cancelled_alone is None
 
-    def ask(self, name: str, payload: Any, *, approval: bool = False) -> None:
-        self._asked += 1
-        self.interrupt = Interrupt(f"{self.call.id}-{self._asked}", name, payload, self.call.id, approval)
+    def ask(self, questions: Sequence[Interrupt]) -> None:
+        """Wait for the answers to these. One that has an id is another run's."""
+        self.scope.rest()
+        for question in questions:
+            self._asked += 1
+            own = msgspec.structs.replace(question, id=f"{self.call.id}-{self._asked}", call_id=self.call.id)
+            self._sources[own.id] = question.id
+            self.interrupts.append(own)
 
-    def answer(self, value: Any, *, approval: bool) -> None:
-        """Take a person's answer."""
-        self.interrupt = None
-        if value is False or isinstance(value, Deny):
-            why = value.reason if isinstance(value, Deny) else ""
-            self.refusal = f"{DENIED} {why}".strip()
-        elif approval:
-            self._approved = True
-        else:
-            self._answers.append(value)
+    def answer(self, answers: Mapping[str, Any]) -> None:
+        """Take a person's answers."""
+        questions, self.interrupts = self.interrupts, []
+        for question in questions:
+            value = answers[question.id]
+            if source := self._sources[question.id]:  # a refusal too: the model that is told is the other run's
+                self._passed_on[source] = value
+            elif value is False or isinstance(value, Deny):
+                why = value.reason if isinstance(value, Deny) else ""
+                self.refusal = f"{DENIED} {why}".strip()
+            elif question.approval:
+                self._approved = True
+            else:
+                self._answers.append(value)
 
     def state(self) -> OpenCall:
         """What whoever goes on with the run in another process must know of it."""
-        return OpenCall(self.call.id, self._asked, self._approved, list(self._answers))
+        asked, approved, answers = self._asked, self._approved, list(self._answers)
+        return OpenCall(
+            self.call.id, asked, approved, answers, self._started, dict(self._sources), dict(self._passed_on)
+        )
 
-    def restore(self, state: OpenCall, interrupt: Interrupt | None) -> None:
+    def restore(self, state: OpenCall, interrupts: list[Interrupt]) -> None:
         self._asked, self._approved, self._answers = state.asked, state.approved, list(state.answers)
-        self.interrupt = interrupt
+        self._started, self._sources, self._passed_on = state.started, dict(state.sources), dict(state.passed_on)
+        self.interrupts = interrupts
 
     # -- what is known of it ------------------------------------------------------------------------------------------
+
+    @property
+    def has_started(self) -> bool:
+        return self._started
 
     @property
     def has_result(self) -> bool:
@@ -183,7 +212,7 @@ class CallRecord:
             return self._result
         outcome = outcome or self.outcome
         truth = _TRUTH[outcome]
-        if self.interrupt is not None:
+        if self.interrupts:
             truth = NOT_APPROVED if outcome is ToolOutcome.not_started else ASKING
         return ToolResult(self.call.id, self.call.name, truth, "error")
 

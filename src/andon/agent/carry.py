@@ -77,13 +77,13 @@ def restore_calls(record: RunRecord, messages: list[Message], run: Run) -> tuple
     if messages[-1].role == "tool":
         results = {result.call_id: result for result in messages.pop().tool_results}
     states = {} if record.bookmark is None else {state.call_id: state for state in record.bookmark.calls}
-    questions = {interrupt.call_id: interrupt for interrupt in record.interrupts}
     calls = []
     for call in messages[-1].tool_calls:
         restored = CallRecord(run, call)
         if (result := results.get(call.id)) is not None:
             restored.finish(result.content, result.status)
         else:
-            restored.restore(states.get(call.id, OpenCall(call.id)), questions.get(call.id))
+            questions = [interrupt for interrupt in record.interrupts if interrupt.call_id == call.id]
+            restored.restore(states.get(call.id, OpenCall(call.id)), questions)
         calls.append(restored)
     return messages, calls

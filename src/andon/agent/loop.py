@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from andon.agent import settle
@@ -27,12 +27,12 @@ from andon.core.events import RunEvent
 from andon.core.run import Run
 from andon.core.signal import Completed, Failed, Fate
 from andon.core.states import CancelMode, CancelOutcome, Phase, StopReason
+from andon.core.step import Cut
 from andon.core.store import Bookmark, RunRecord
 from andon.core.work import Settlement
 from andon.errors import describe
 from andon.messages import Block, Message, ToolCall, Usage, assistant
 from andon.models.base import ModelRequest, ToolSpec
-from andon.tools.base import traits_of
 
 
 class Loop(Calling):
@@ -138,8 +138,12 @@ class Loop(Calling):
                     on_cut=turn.shut,
                 )
                 break
+            except Cut:
+                self._charge(turn.spent_cut)
+                raise
             except Exception as error:
                 turn.shut()
+                self._charge(turn.spent_failed)
                 delay = None if turn.shown else self._plan.retry.delay(error, attempt)
                 if delay is None:
                     raise
@@ -156,7 +160,7 @@ class Loop(Calling):
         records = self.open_calls
         for group in [records] if self._plan.parallel_tools else [[record] for record in records]:
             await self._call(group)
-            asking = [record for record in group if record.interrupt is not None]
+            asking = [record for record in group if record.interrupts]
             for record in asking.copy():
                 if not record.asks:  # cancelled alone while the others were at work
                     asking.remove(record)
@@ -195,11 +199,14 @@ class Loop(Calling):
         self.calls = [*self.calls, *self.open_calls]
         self._text += turn.content()
         self._spent += usage
-        if self._run.meter is not None:
-            known = usage.total_tokens
-            self._run.meter.spend(turn.spent_cut().total_tokens or 0 if known is None else known)
+        self._charge(turn.spent_cut if usage.total_tokens is None else turn.spent)
         await self._tell(AfterModel, message=self.messages[-1], usage=usage)
         await self._announce()
+
+    def _charge(self, spent: Callable[[], Usage]) -> None:
+        """Take it from the budget, if it was cut or failed too: a run above may go on with what is left."""
+        if self._run.meter is not None:
+            self._run.meter.spend(spent().total_tokens or 0)
 
     def _records(self, turn: Turn, blocks: Sequence[Block]) -> list[CallRecord]:
         return [CallRecord(self._run, block, turn.problem(block.id)) for block in blocks if isinstance(block, ToolCall)]
@@ -224,7 +231,7 @@ class Loop(Calling):
         return messages
 
     def progress(self) -> Settlement:
-        asking = [record.interrupt for record in self.open_calls if record.interrupt is not None and record.asks]
+        asking = [question for record in self.open_calls if record.asks for question in record.interrupts]
         ends = [record.receipt(record.outcome) for record in self.calls]
         calls = [record.state() for record in self.open_calls if not record.has_result]
         left = self._run.budget_left() or Budget()
@@ -242,9 +249,8 @@ class Loop(Calling):
 
     def answer(self, answers: Mapping[str, Any]) -> None:
         for record in self.open_calls:
-            if record.asks and (question := record.interrupt) is not None:
-                tool = self._plan.tools[record.call.name]
-                record.answer(answers[question.id], approval=traits_of(tool).approval and not record.approved)
+            if record.asks:
+                record.answer(answers)
 
     # -- its end ------------------------------------------------------------------------------------------------------
 
@@ -263,10 +269,11 @@ class Loop(Calling):
             calls = [*calls, *open_calls]
             text += turn.content()
             spent += turn.spent_failed() if isinstance(fate, Failed) else turn.spent_cut()
-        # A thread may end at any moment: what is said of its call is decided once, so that all say the same.
+        # A thread may end at any moment: what is said of its call is decided once, so that all say the same. (Of those
+        # that are open, some may have ended in an earlier run, and have their results.)
         ends = {record: record.outcome for record in calls}
         return Settlement(
-            settle.settle(self.messages, blocks, [record.result(ends[record]) for record in open_calls], fate),
+            settle.settle(self.messages, blocks, [record.result(ends.get(record)) for record in open_calls], fate),
             text,
             spent,
             [record.receipt(end) for record, end in ends.items()],

@@ -14,7 +14,7 @@ import msgspec
 from andon.agent.calls import ASKING, CUT, NOT_APPROVED
 from andon.agent.settle import settle
 from andon.core.events import TERMINAL_EVENT, Event, RunEvent, ToolView
-from andon.core.receipt import CancelRequest, Interrupt, Receipt, ToolReceipt
+from andon.core.receipt import CancelRequest, Receipt, ToolReceipt
 from andon.core.shared import SharedStore, Taken
 from andon.core.states import CancelMode, Phase, RunStatus, StopReason, ToolOutcome
 from andon.core.store import RunRecord
@@ -36,9 +36,10 @@ def settle_orphan(taken: Taken, request: CancelRequest) -> tuple[RunRecord, list
     if messages and messages[-1].role == "tool":
         known = {result.call_id: result for result in messages.pop().tool_results}
     calls = messages[-1].tool_calls if messages and messages[-1].role == "assistant" else []
-    questions = {interrupt.call_id: interrupt for interrupt in record.interrupts}
-    cut = {call.id: _outcome(questions.get(call.id)) for call in calls if call.id not in known}
-    results = [known.get(call.id) or _result(call, questions.get(call.id)) for call in calls]
+    asking = {interrupt.call_id for interrupt in record.interrupts}
+    asks_first = {interrupt.call_id for interrupt in record.interrupts if interrupt.approval} - _started(record)
+    cut = {call.id: _outcome(call.id in asks_first) for call in calls if call.id not in known}
+    results = [known.get(call.id) or _result(call, call.id in asking, call.id in asks_first) for call in calls]
     content = record.content or "".join(message.text for message in messages if message.role == "assistant")
     messages = settle(messages, (), results, request) if messages else []
     receipts = [ToolReceipt(call.id, call.name, cut.get(call.id, ToolOutcome.completed)) for call in calls]
@@ -59,12 +60,17 @@ def settle_orphan(taken: Taken, request: CancelRequest) -> tuple[RunRecord, list
     return ended, messages, _events(taken, ended, [call for call in calls if call.id in cut], results)
 
 
-def _outcome(question: Interrupt | None) -> ToolOutcome:
-    return ToolOutcome.not_started if question is not None and question.approval else ToolOutcome.cut
+def _started(record: RunRecord) -> set[str]:
+    """Calls that had begun before they asked: an approval that they wait for is one that a run below them asks for."""
+    return set() if record.bookmark is None else {call.call_id for call in record.bookmark.calls if call.started}
 
 
-def _result(call: ToolCall, question: Interrupt | None) -> ToolResult:
-    truth = CUT if question is None else NOT_APPROVED if question.approval else ASKING
+def _outcome(asks_first: bool) -> ToolOutcome:
+    return ToolOutcome.not_started if asks_first else ToolOutcome.cut
+
+
+def _result(call: ToolCall, asking: bool, asks_first: bool) -> ToolResult:
+    truth = NOT_APPROVED if asks_first else ASKING if asking else CUT
     return ToolResult(call.id, call.name, truth, "error")
 
 

@@ -15,7 +15,7 @@ from andon.agent.options import ContinueOptions, RunOptions
 from andon.agent.orphans import read_all
 from andon.core.budget import Budget
 from andon.core.pause import check_answers
-from andon.core.receipt import Interrupt, RunResult
+from andon.core.receipt import RunResult
 from andon.core.run import Run
 from andon.core.runtime import Runtime
 from andon.core.session import Session
@@ -90,13 +90,6 @@ class Resuming:
         await run.open()
         return run
 
-    async def open_questions(self, run_id: str) -> list[Interrupt]:
-        """What a run waits for, if it is paused."""
-        if (run := self.runtime.run(run_id)) is not None:
-            return run.interrupts
-        record = None if self.runtime.keeper is None else await self.runtime.keeper.store.find(run_id)
-        return record.interrupts if record is not None and record.status is RunStatus.paused else []
-
     async def _restore(self, record: RunRecord, answers: Mapping[str, Any], output_type: type[BaseModel] | None) -> Run:
         """Go on with a run that was paused in another process, or in an earlier one."""
         check_answers(record.run_id, record.interrupts, record.interrupts, answers)
@@ -135,7 +128,7 @@ class Resuming:
         assert store is not None
         session.check_free()
         await store.take_back(run_id)
-        session.open(await store.load(record.session), [])
+        session.refresh(await store.load(record.session))
         if self.runtime.keeper is not None and record.session == self._own_session().key:
             self._session = session
 

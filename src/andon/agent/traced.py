@@ -129,7 +129,7 @@ class TracedLoop(Loop):
         call, outcome = record.call, record.outcome
         if record.cancelled_alone is not None:
             self._trace.cancel_call(call, outcome, CancelCause.user)
-        elif record.interrupt is not None:
+        elif record.interrupts:
             self._trace.end_call(call, INTERRUPTED)
         elif record.has_result:
             self._trace.end_call(call, outcome.value, record.result().content)

@@ -7,6 +7,7 @@ Here is what users may say, and get wrong; the serving itself is `andon.server.s
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import importlib
 import os
@@ -18,7 +19,14 @@ from typing import Any
 from andon.agent.agent import Agent
 from andon.cli import access
 from andon.cli.mistake import Mistake
-from andon.errors import ConfigurationError, describe
+from andon.core.runtime import Runtime
+from andon.core.shared import SharedStore
+from andon.errors import ConfigurationError, StoreError, describe
+from andon.store import open_store
+
+DEFAULT_DB = "sqlite:///andon.db"
+MIN_LEASE = 0.5
+"""Shorter ones would be lost to any hiccup."""
 
 
 def add(commands: Any) -> None:
@@ -30,6 +38,19 @@ def add(commands: Any) -> None:
     parser.add_argument("--root-path", default="", help="the prefix that a proxy in front takes off")
     parser.add_argument(
         "--drain", type=_seconds, default=10.0, metavar="SECONDS", help="what runs get to finish in (%(default)s)"
+    )
+    parser.add_argument(
+        "--db",
+        metavar="URL",
+        help="where sessions and runs are kept: sqlite:///FILE, postgresql://…, or memory:// "
+        f"({DEFAULT_DB}, unless an agent was made with a runtime of its own)",
+    )
+    parser.add_argument(
+        "--lease",
+        type=_seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="after so long without a sign of life a run is lost, and others end it (%(default)s)",
     )
     access.add(parser)
     parser.set_defaults(run=run)
@@ -49,14 +70,31 @@ def run(options: argparse.Namespace) -> int:
     agents = [agent for name in names for agent in find_agents(name)]
     try:
         # On one runtime, so that a run's id means one run, whichever agent it is of.
-        runtime = agents[0].runtime if agents else None
+        brought = [agent.runtime for agent in agents if agent.brought_runtime]
+        chosen = options.db is None and bool(brought)
+        runtime = brought[0] if chosen else open_runtime(options.db or DEFAULT_DB, options.lease)
         app = create_app(agents, runtime, drain=options.drain, **access.settings(options))
     except ConfigurationError as error:
         raise Mistake(str(error)) from None
     with bound(options.host, options.port) as listener:
         access.check_closed(options, listener, guarded=app.state.andon.settings.guarded)
         serve(app, listener, options.root_path, options.log_format)
+    if not chosen:
+        asyncio.run(runtime.close())
     return 0
+
+
+def open_runtime(url: str, lease: float) -> Runtime:
+    """A runtime on that store, which can be asked; or say why not."""
+    if lease < MIN_LEASE:
+        raise Mistake(f"--lease is {lease:g}; it is a number of seconds, {MIN_LEASE:g} or more")
+    try:
+        store = open_store(url)
+        if isinstance(store, SharedStore):
+            asyncio.run(store.ping())
+    except (ConfigurationError, StoreError) as error:
+        raise Mistake(str(error)) from None
+    return Runtime(store, lease_seconds=lease)
 
 
 def find_agents(name: str) -> list[Agent]:

@@ -19,16 +19,17 @@ from andon.core.step import CutAloneError
 
 if TYPE_CHECKING:
     from andon.core.runtime import Runtime
+    from andon.core.scope import CallScope
     from andon.core.session import Session
 
-current: contextvars.ContextVar[Kin | None] = contextvars.ContextVar("current", default=None)
-"""The run whose tool this code is part of. Threads of tools have it too."""
+current: contextvars.ContextVar[CallScope | None] = contextvars.ContextVar("current", default=None)
+"""The tool call that this code is part of. Threads of tools have it too."""
 
 
 class Kin(Estate):
     """A run's place in the tree: its parent, its children that are not settled yet, and the budget that they share."""
 
-    __slots__ = ("_budget", "_children", "_detached", "meter", "parent")
+    __slots__ = ("_budget", "_children", "_detached", "born_in", "meter", "parent")
 
     def __init__(
         self,
@@ -42,6 +43,8 @@ class Kin(Estate):
         super().__init__(runtime, session, run_id, metadata)
         self._budget, self._detached = budget, detached
         self.parent: Kin | None = None
+        self.born_in: CallScope | None = None
+        """The call of its parent's that started it."""
         self.meter: Meter | None = None
         self._children: dict[Kin, None] = {}  # made here: two threads may both be about to add the first one
 
@@ -66,16 +69,19 @@ class Kin(Estate):
         return None if self.parent is None else self.parent.run_id
 
     def _join_family(self) -> None:
-        """Register with the parent, and then look whether that was cancelled."""
-        parent = None if self._detached else current.get()
+        """Register with the parent, and then look whether that, or the call itself, was cancelled."""
+        scope = None if self._detached else current.get()
+        parent = None if scope is None else scope.run
         if parent is not None and parent.status.final and parent.signal.request is None:
             parent = None  # it came to its own end, and has no say any more
         if parent is not None:
-            self.parent = parent
+            self.parent, self.born_in = parent, scope
             parent._children[self] = None
             parent._cascade()
             if parent.status.final:  # whatever its mode was, it waits for nobody any more
                 self.cancel_for(CancelCause.parent, f"run {parent.run_id} had ended")
+        if scope is not None and scope.cancelled:
+            scope.end_child(self)
         above = None if parent is None else parent.meter
         self.meter = above if self._budget is None else Meter(self, self._budget, above)
 
@@ -99,6 +105,9 @@ class Kin(Estate):
     async def _outlast_children(self) -> None:
         """Give runs that a tool started and did not wait for a while to end by themselves."""
         if self._children:
+            for child in self.children:
+                if child.status is RunStatus.paused:  # it won't end by itself, and whom it would ask is not here
+                    child.cancel_for(CancelCause.parent, f"run {self.run_id} ended")
             with contextlib.suppress(CutAloneError):
                 await self.step(
                     self._childless, name="child runs", cut_by=CancelMode.now, timeout=self.bounds.child_seconds

@@ -12,6 +12,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
 from andon.core.events import TERMINAL_EVENT, Event, RunEvent
 from andon.core.family import Kin
 from andon.core.receipt import CancelRequest
@@ -52,6 +54,7 @@ class Holding(Kin):
     async def _take_in(self, tenure: Tenure) -> None:
         """Be entered, and wait for the turn."""
         record = self._make_record(RunStatus.pending, Settlement([], "", Usage(), [], []))
+        record = msgspec.structs.replace(record, usage=None)  # from here on it may spend some
         await self.step(lambda: tenure.enter(record, self._on_busy), name="the store", cut_by=CancelMode.after_turn)
         if not await self.step(tenure.take_turn, name="the store", cut_by=CancelMode.after_turn):
             self.phase = Phase.queued

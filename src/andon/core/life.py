@@ -9,9 +9,7 @@ which does the same.
 
 from __future__ import annotations
 
-import _thread
 import asyncio
-import contextlib
 import contextvars
 import logging
 from collections.abc import Callable, Sequence
@@ -20,11 +18,10 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from andon.core.budget import Budget
-from andon.core.events import TERMINAL_EVENT, Event, RunEvent
-from andon.core.holding import Holding
+from andon.core.events import Event, RunEvent
 from andon.core.journal import Journal
 from andon.core.limits import Limits, limit_events
-from andon.core.portal import portal
+from andon.core.outliving import Outliving
 from andon.core.receipt import CancelRequest
 from andon.core.signal import Batch, Completed, Failed, Fate
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, StopReason, check_step
@@ -32,7 +29,7 @@ from andon.core.step import Cut
 from andon.core.tenure import Tenure
 from andon.core.work import Settlement
 from andon.errors import HandleError, describe
-from andon.messages import UNKNOWN_USAGE, Message, Text, assistant
+from andon.messages import Message
 
 if TYPE_CHECKING:
     from andon.core.cord import Cord
@@ -47,7 +44,7 @@ spectator: contextvars.ContextVar[Callable[[Run], None] | None] = contextvars.Co
 """Is told of every run that begins in its context (the explorer watches this way)."""
 
 
-class Life(Holding):
+class Life(Outliving):
     """A run from its beginning to its end; `core/run.py` makes a handle of it."""
 
     _work: Work
@@ -55,12 +52,7 @@ class Life(Holding):
     __slots__ = (
         "__weakref__",
         "_cord",
-        "_ended",
-        "_settled",
-        "_stage",
-        "_task",
         "_work",
-        "limits",
     )
 
     def __init__(
@@ -126,10 +118,6 @@ class Life(Holding):
     @property
     def is_cancelling(self) -> bool:
         return self.status is RunStatus.cancelling
-
-    @property
-    def has_begun(self) -> bool:
-        return bool(self.journal.events)
 
     def __repr__(self) -> str:
         return f"<Run {self.run_id} of {self.agent_id}: {self.status.name}>"
@@ -310,11 +298,16 @@ class Life(Holding):
 
     def _retire(self, last: Event) -> None:
         """Be found among the ended, and say so."""
-        self.runtime.unregister(self)
+        if self.tenure is not None and self.tenure.refusal is not None:
+            self.runtime.forget(self)  # it did not start
+        else:
+            self.runtime.unregister(self)
         self._cord.remove(self)
-        self._work.ended()
-        self.journal.close(last)
-        self._waiters.wake()
+        try:
+            self._work.ended()
+        finally:
+            self.journal.close(last)
+            self._waiters.wake()
 
     def _continues(self) -> str | None:
         return self._work.continues
@@ -329,79 +322,3 @@ class Life(Holding):
         if asyncio._get_running_loop() is not self.loop or not hasattr(self, "_work"):
             return None
         return self._work.settle(request)
-
-    # -- without its loop ---------------------------------------------------------------------------------------------
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        if task is not self._task:  # it has paused the run, and another one may have gone on since
-            return
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("%r: its task broke", self, exc_info=error, extra={"facts": self.names})
-        if self._ended:
-            self._settle()
-        else:  # cancelled before its first step, or stopped with its loop
-            self.host_cancelled()
-            self.limits.end()
-            if self.signal.adopt():
-                self._hand_over()
-
-    def _settle(self) -> None:
-        self._settled = True
-        if self.tenure is not None:
-            self.tenure.release()
-            if self.tenure.refusal is None:
-                self.tenure = None  # it knows the run: let go, so that both are freed without the garbage collector
-        self.signal.unbind()
-        self._leave_family()
-        self._waiters.wake()
-
-    def is_lost(self) -> bool:
-        """Its loop was closed under it. A paused run needs none."""
-        return self.has_begun and not self._ended and self._stage is not RunStatus.paused and self.loop.is_closed()
-
-    def end_if_lost(self) -> None:
-        """If the run's loop was closed under it, have the portal end it."""
-        if self._ended:
-            if not self._settled and self.loop.is_closed():  # in its last hooks: there is nothing more to wait for
-                self._settle()
-        elif self.is_lost() and self.signal.adopt():
-            self.signal.cancel(CancelRequest.make(CancelCause.lost))
-            self._hand_over_soon()
-
-    def _hand_over_soon(self) -> None:
-        # A raw thread: the portal takes locks, and this may be a signal handler that interrupted their holder.
-        with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
-            _thread.start_new_thread(self._hand_over, ())
-
-    def _hand_over(self) -> None:
-        portal.submit(self._end_elsewhere)
-
-    async def _end_elsewhere(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        try:
-            self.limits.abandon()
-            self.lose_steps()
-            await self._finish()
-        except Exception as error:  # noqa: BLE001 - the last boundary there is
-            await self._collapse(error)
-        self._settle()
-
-    async def _collapse(self, error: Exception) -> None:
-        """Settling itself failed: a defect of ours. Even then nobody waits for ever, and the session goes on."""
-        log.critical("%r: could not be ended properly", self, exc_info=error, extra={"facts": self.names})
-        # Of what it has said, nothing is known to be valid; the prompt is.
-        kept = [*self.session.tail[:1], assistant(Text("(lost)"))] if self._place and self._place.granted else []
-        self._settlement = Settlement(kept, "", UNKNOWN_USAGE, [], [])
-        if self.signal.request is not None:
-            self._receipt = self._make_receipt()
-        self._stage = RunStatus.error if self.signal.request is None else RunStatus.cancelled
-        if kept:
-            self._record = self._make_record(self._stage, self._settlement)
-            with contextlib.suppress(Exception):
-                await self._write(self)
-        await self._pass_on()
-        self._conversation = self.session.base or [assistant(Text("(lost)"))]
-        self._ended = True
-        why = f"could not be ended properly: {describe(error)}"
-        kind, status = TERMINAL_EVENT[self._stage], self._stage
-        self._retire(self.journal.draft(kind, status=status, receipt=self._receipt, error=why))

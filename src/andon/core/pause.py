@@ -3,14 +3,15 @@
 
 Someone answers, and it goes on as the same run, on the loop of whoever answered. Or someone cancels it, and the portal
 ends it. Which of the two is decided by one token, that the pause lays down and only one of them can take: so a run that
-was cancelled never goes on, and one that goes on is ended by its own task. Like the signal it takes no lock. The pause
-lays the token down and then looks for a cancel; a cancel is entered first and then looks for the token.
+was cancelled never goes on, and one that goes on is ended by its own task. Like the signal, a cancel takes no lock. The
+pause lays the token down and then looks for a cancel; a cancel is entered first and then looks for the token.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ from andon.core.signal import Batch
 from andon.core.states import CancelCause, CancelOutcome, Phase, RunStatus, check_step
 from andon.core.work import Settlement
 from andon.errors import AnswersError, NotContinuableError
+
+_becoming = threading.RLock()
+"""Held for the moment in which a run becomes paused: whoever sees that from another thread, and answers, finds all."""
 
 
 class Pausing(Life):
@@ -61,10 +65,11 @@ class Pausing(Life):
             if self._last is not None:  # it is stored: what comes next comes after it
                 self.journal.publish(paused)
             return False
-        self.phase, self._stage = Phase.paused, RunStatus.paused
-        self.journal.rest(paused)
-        task, self._task = self._task, None  # its end is not the run's
-        self._token = [None]  # from here on, someone else may go on with it
+        with _becoming:
+            self.phase, self._stage = Phase.paused, RunStatus.paused
+            self.journal.rest(paused)
+            task, self._task = self._task, None  # its end is not the run's
+            self._token = [None]  # from here on, someone else may go on with it
         if self.signal.fate is not None and self._take(self._token):
             self._task = task
             return False
@@ -124,13 +129,15 @@ class Pausing(Life):
     def resume(self, answers: Mapping[str, Any]) -> None:
         """Go on with the answers of a person, on the running loop; or raise, and nothing has changed."""
         loop = asyncio.get_running_loop()
-        token = self._token  # of this pause: the answers are not those to another one's questions
-        self.check_answers(answers)
+        with _becoming:
+            token = self._token  # of this pause: the answers are not those to another one's questions
+            self.check_answers(answers)
         if not self._take(token):
             raise NotContinuableError(f"run {self.run_id!r} is {self.status.name}: someone else was quicker")
         self._work.answer(answers)
         check_step(self._stage, RunStatus.running)
         self.loop, self._stage = loop, RunStatus.running
+        self.session.stir()
         self.journal.add(RunEvent.run_continued)
         self._go()
 

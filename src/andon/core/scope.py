@@ -12,8 +12,11 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from andon.core.states import CancelCause
+
 if TYPE_CHECKING:
     from andon.core.events import Event
+    from andon.core.family import Kin
     from andon.core.life import Life
 
 log = logging.getLogger("andon")
@@ -22,10 +25,10 @@ log = logging.getLogger("andon")
 class CallScope:
     """The cancel of one tool call."""
 
-    __slots__ = ("_callbacks", "_run", "call_id", "cancelled", "heeding", "name", "thread_running")
+    __slots__ = ("_callbacks", "call_id", "cancelled", "heeding", "name", "run", "thread_running")
 
     def __init__(self, run: Life, call_id: str, name: str) -> None:
-        self._run, self.call_id, self.name = run, call_id, name
+        self.run, self.call_id, self.name = run, call_id, name
         self.cancelled = False
         self.heeding = False
         """The tool has looked for a cancel at least once, so it may be about to heed one."""
@@ -37,12 +40,26 @@ class CallScope:
         self.cancelled = True
         if self.thread_running:
             self._leave_behind()
+        self.end_children()
         for key in list(self._callbacks):
             self._call(key)
 
+    def rest(self) -> None:
+        """The tool has ended, to be entered again: what it wants to have called then, it will say again."""
+        self._callbacks.clear()
+
+    def end_children(self) -> None:
+        """Cancel the runs that the call has started: it may be cut alone, and they with it. Safe from any thread."""
+        for child in self.run.children:
+            if child.born_in is self:
+                self.end_child(child)
+
+    def end_child(self, child: Kin) -> None:
+        child.cancel_for(CancelCause.parent, f"call {self.call_id} of run {self.run.run_id} was cancelled")
+
     def relay(self, event: Event) -> None:
         if not self.cancelled:
-            self._run.journal.relay(event)
+            self.run.journal.relay(event)
 
     def on_cancel(self, callback: Callable[[], object]) -> Callable[[], object]:
         """Have `callback` called on a cancel, at once if that has happened. Returns what takes it back."""
@@ -50,7 +67,7 @@ class CallScope:
         self._callbacks[key] = callback
         if self.cancelled:
             try:
-                self._run.loop.call_soon_threadsafe(self._call, key)
+                self.run.loop.call_soon_threadsafe(self._call, key)
             except RuntimeError:  # the loop is closed: better here than never
                 self._call(key)
         return functools.partial(self._callbacks.pop, key, None)
@@ -70,8 +87,8 @@ class CallScope:
 
     def crowded(self) -> int:
         """How many abandoned threads are running, if they are too many for another one; else 0."""
-        abandoned = len(self._run.runtime.abandoned)
-        return abandoned if abandoned >= self._run.bounds.abandoned_threads else 0
+        abandoned = len(self.run.runtime.abandoned)
+        return abandoned if abandoned >= self.run.bounds.abandoned_threads else 0
 
     def thread_began(self) -> None:
         self.thread_running = True
@@ -80,12 +97,12 @@ class CallScope:
         """Called by the thread itself, as the last thing that it does."""
         self.thread_running = False
         if self.cancelled:
-            self._run.runtime.abandoned.pop(self, None)
-            self._run.picked_up(self)
+            self.run.runtime.abandoned.pop(self, None)
+            self.run.picked_up(self)
 
     def _leave_behind(self) -> None:
         name = f"thread of {self.name} ({self.call_id})"
-        self._run.runtime.abandoned[self] = name
-        self._run.leave_behind(self, name)
+        self.run.runtime.abandoned[self] = name
+        self.run.leave_behind(self, name)
         if not self.thread_running:  # it ended just now, and may have looked before it was named
             self.thread_ended()

@@ -55,11 +55,13 @@ def still_busy(session: SessionKey, holder: str, status: RunStatus) -> SessionBu
 class Place:
     """A run's place in its session's line."""
 
-    __slots__ = ("bequest", "granted", "run", "waiters")
+    __slots__ = ("bequest", "granted", "run", "stirred", "waiters")
 
     def __init__(self, run: Life) -> None:
         self.run = run
         self.granted = False
+        self.stirred = False
+        """Someone ahead lives elsewhere now."""
         self.waiters: Waiters | None = None
         self.bequest: Callable[[Estate], Awaitable[None]] | None = None
         """What a run that ended in the line left to be written when its turn comes."""
@@ -128,16 +130,26 @@ class Session:
         """Wait until all that were ahead have left."""
         if (waiters := place.waiters) is None:
             return
-        with self._lock:
-            ahead = self._places[: self._places.index(place)]
-        elsewhere = [other.run for other in ahead if other.run.loop is not place.run.loop]
         while not place.granted:
+            place.stirred = False
+            with self._lock:
+                ahead = self._places[: self._places.index(place)]
+            elsewhere = [other.run for other in ahead if other.run.loop is not place.run.loop]
             try:
                 async with asyncio.timeout(LOST_CHECK_SECONDS if elsewhere else None):
-                    await waiters.wait(lambda: place.granted)
+                    await waiters.wait(lambda: place.granted or place.stirred)
             except TimeoutError:
                 for run in elsewhere:
                     run.end_if_lost()
+
+    def stir(self) -> None:
+        """A run that was paused goes on on another loop: whoever waits behind it has to look after it."""
+        with self._lock:
+            waiting = [place for place in self._places if place.waiters is not None]
+        for place in waiting:
+            place.stirred = True
+            assert place.waiters is not None
+            place.waiters.wake()
 
     def bequeath(self, place: Place, write: Callable[[Estate], Awaitable[None]]) -> bool:
         """Leave the writing to whoever is ahead. False if nobody is: then it is the run's own to do."""
@@ -154,6 +166,12 @@ class Session:
     def open(self, base: list[Message], tail: list[Message]) -> None:
         """The holder begins: the conversation as the store has it, and the list to which the holder adds."""
         self._parts, self.loaded = (base, tail), True
+
+    def refresh(self, base: list[Message]) -> None:
+        """The store has another conversation than before. A run that has begun meanwhile has read it, or will."""
+        with self._lock:
+            if not self._places:
+                self.open(base, [])
 
     def close(self, messages: list[Message]) -> None:
         """Put what the holder leaves in place of what it had so far."""

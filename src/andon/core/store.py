@@ -33,6 +33,11 @@ class OpenCall(Struct, frozen=True, gc=False):
     asked: int = 0
     approved: bool = False
     answers: list[Any] = []
+    started: bool = False
+    sources: dict[str, str] = {}
+    """The questions that it passes on, and the ids that the runs below it gave to them."""
+    passed_on: dict[str, Any] = {}
+    """The answers to such questions, by those ids."""
 
 
 class Bookmark(Struct, frozen=True):

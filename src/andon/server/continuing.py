@@ -16,9 +16,11 @@ from fastapi import APIRouter, Request
 from msgspec import Struct
 from starlette.responses import Response
 
+from andon.core.events import RunEvent
 from andon.core.receipt import Deny, Interrupt
 from andon.core.run import Run
 from andon.core.states import CancelOutcome
+from andon.core.store import RunRecord
 from andon.server.body import described, read_body
 from andon.server.lists import answer
 from andon.server.problems import Problem
@@ -48,11 +50,10 @@ async def continue_run(request: Request, agent_id: str, run_id: str) -> Response
     host = host_of(request)
     agent = host.agent(agent_id)
     wanted = await read_body(request, Continue, host.settings.max_body)
-    found = host.run(agent, run_id)
-    answers = _answers(wanted, found.interrupts if found is not None else [])
-    after = len(found.journal.events) if found is not None else 0
-    run = await host.go_on(agent, run_id, answers)
-    return respond(host, agent, wanted, run, after if run is found else 0)
+    found = await host.find(agent, run_id)
+    run = await host.go_on(agent, run_id, _answers(wanted, found.interrupts))
+    paused = (event.seq for event in run.journal.events if event.event is RunEvent.run_paused)
+    return respond(host, agent, wanted, run, max(paused, default=0) if run.run_id == run_id else 0)
 
 
 @router.post("/agents/{agent_id}/runs/{run_id}/tools/{call_id}/cancel", openapi_extra=described(CancelCall))
@@ -62,6 +63,8 @@ async def cancel_call(request: Request, agent_id: str, run_id: str, call_id: str
     agent = host.agent(agent_id)
     wanted = await read_body(request, CancelCall, host.settings.max_body)
     found = await host.find(agent, run_id)
+    if isinstance(found, RunRecord) and not found.status.final:
+        raise Problem(409, f"run {run_id!r} is held by another server: ask that one to cancel a call of it")
     outcome = found.cancel_tool(call_id, wanted.reason) if isinstance(found, Run) else CancelOutcome.already_finished
     view = {"run_id": run_id, "call_id": call_id, "outcome": outcome, "status": found.status}
     if outcome is CancelOutcome.unknown:
@@ -74,18 +77,23 @@ async def cancel_call(request: Request, agent_id: str, run_id: str, call_id: str
 def _answers(wanted: Continue, interrupts: Sequence[Interrupt]) -> dict[str, Any]:
     answers = _json(wanted.answers, "answers", dict) or {}
     given = {key: _deny(value) for key, value in answers.items()}
-    by_call = {each.call_id: each.id for each in interrupts}
+    by_call: dict[Any, list[str]] = {}
+    for each in interrupts:
+        by_call.setdefault(each.call_id, []).append(each.id)
     tools = _json(wanted.tools, "tools", list) or []
     if tools and not by_call:
         raise Problem(400, "tools: no call of this run waits for an answer; to go on after a cut, leave them out")
-    for tool in tools:
+    # From the end: the family's clients send back every call that the run has made, and what was answered before. Only
+    # those that wait are meant, and a call that asks several things is listed as often. If one of these is not
+    # answered, whoever goes on with the run says so.
+    for tool in reversed(tools):
         if not isinstance(tool, dict):
             raise Problem(400, "tools: each is an object with `tool_call_id`, and `confirmed` or a `result`")
-        # The family's clients send back every call that the run has made: only those that wait are meant. If one of
-        # these is not answered, whoever goes on with the run says so.
-        question, answered = by_call.get(tool.get("tool_call_id")), _answer_of(tool)
-        if question is not None and answered is not None:
-            given[question] = answered
+        questions, answered = by_call.get(tool.get("tool_call_id")), _answer_of(tool)
+        if questions:
+            question = questions.pop()
+            if answered is not None:
+                given[question] = answered
     return given
 
 

@@ -139,6 +139,14 @@ class Host:
         self.started += 1
         return run
 
+    async def admitted(self, run: Run) -> Run:
+        """The run, once its store has taken it in; or say why it did not."""
+        try:
+            await run.admitted()
+        except AndonError as error:
+            raise problem_of(error) from None
+        return run
+
     async def go_on(self, agent: Agent, run_id: str, answers: Mapping[str, Any], user_id: str | None) -> Run:
         """Go on with a run of this user, on this loop, or say why not."""
         self._check_room(user_id)
@@ -194,6 +202,9 @@ class Host:
     async def lifespan(self, app: Any = None) -> AsyncIterator[None]:
         """The server's life: what an app does that mounts this one is to enter it in its own."""
         self.draining = False
+        for runtime in self.runtimes:
+            if runtime.keeper is not None:
+                runtime.keeper.start()  # it also ends what others have left behind
         try:
             yield
         finally:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is: agents, runs, the server's own state. Of runs, those in memory: going on, or ended not long ago."""
+"""What there is: agents, runs, the server's own state. Of runs, those in memory: going on, or ended not long ago; and
+those that a shared store has, newest first.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,18 @@ from starlette.responses import Response
 
 from andon.agent.agent import Agent
 from andon.core.run import Run
+from andon.core.shared import Selection
 from andon.core.states import RunStatus
+from andon.core.store import RunRecord
 from andon.server.body import read_query
 from andon.server.problems import Problem
 from andon.server.visit import host_of
 from andon.server.wire import model_of, to_json
 
 router = APIRouter()
+
+LIMIT = 1000
+"""How many runs of a store are listed at the most."""
 
 
 def answer(value: Any, status: int = 200) -> Response:
@@ -46,12 +53,12 @@ async def get_agent(request: Request, agent_id: str) -> Response:
 @router.get("/agents/{agent_id}/runs")
 async def list_runs_of(request: Request, agent_id: str) -> Response:
     agent = host_of(request).agent(agent_id)
-    return answer([_line(run) for run in _fitting(request) if run.agent_id == agent.id])
+    return answer([line for line in await _fitting(request) if line["agent_id"] == agent.id])
 
 
 @router.get("/runs")
 async def list_runs(request: Request) -> Response:
-    return answer([_line(run) for run in _fitting(request)])
+    return answer(await _fitting(request))
 
 
 @router.get("/config")
@@ -72,6 +79,7 @@ async def health() -> Response:
 async def ready(request: Request) -> Response:
     if host_of(request).draining:
         raise Problem(503, "the server is shutting down")
+    await host_of(request).ping()
     return answer({"status": "ready"})
 
 
@@ -87,21 +95,25 @@ def _summary(agent: Agent) -> dict[str, Any]:
     }
 
 
-def _fitting(request: Request) -> list[Run]:
+async def _fitting(request: Request) -> list[dict[str, Any]]:
     """Newest first."""
     wanted = read_query(request, RunFilter)
     if wanted.status is not None and wanted.status.upper() not in set(RunStatus):
         raise Problem(422, f"status is {wanted.status!r}; use one of {', '.join(RunStatus)}")
     host = host_of(request)
-    # A run that ends is for a moment in both. Two agents that have runtimes of their own may use the same id.
-    runs = {(run.agent_id, run.run_id): run for run in [*host.ended, *host.live]}
+    which = Selection(None, wanted.session_id, wanted.user_id, wanted.agent_id)
+    # What is in memory is more recent. A run that ends is for a moment in both. Two agents that have runtimes of their
+    # own may use the same id.
+    stored = {(each.session.agent_id, each.run_id): each for each in await host.stored(which, LIMIT)}
+    runs = stored | {(run.agent_id, run.run_id): run for run in [*host.ended, *host.live]}
+    newest_first = sorted(runs.values(), key=lambda run: -run.created_at)
     return [
-        run
-        for run in sorted(runs.values(), key=lambda run: -run.created_at)
-        if wanted.session_id in (None, run.session_id)
-        and wanted.user_id in (None, run.user_id)
-        and wanted.agent_id in (None, run.agent_id)
-        and (wanted.status is None or wanted.status.upper() == run.status)
+        line
+        for line in (_line(run) if isinstance(run, Run) else _record_line(run) for run in newest_first)
+        if wanted.session_id in (None, line["session_id"])
+        and wanted.user_id in (None, line["user_id"])
+        and wanted.agent_id in (None, line["agent_id"])
+        and (wanted.status is None or wanted.status.upper() == line["status"])
     ]
 
 
@@ -114,4 +126,18 @@ def _line(run: Run) -> dict[str, Any]:
         "status": run.status,
         "phase": run.phase,
         "created_at": int(run.created_at),
+    }
+
+
+def _record_line(record: RunRecord) -> dict[str, Any]:
+    """The same of a run that is held elsewhere: what it is doing, only its process knows."""
+    agent_id, user_id, session_id = record.session
+    return {
+        "run_id": record.run_id,
+        "agent_id": agent_id,
+        "session_id": session_id,
+        "user_id": user_id,
+        "status": record.status,
+        "phase": None,
+        "created_at": int(record.created_at),
     }

@@ -61,8 +61,8 @@ class AccessLog:
 
 def facts_of(record: logging.LogRecord) -> dict[str, Any]:
     """What a line is about: what its writer said, or the run whose tool wrote it."""
-    run = current.get()
-    return {**({} if run is None else run.names), **getattr(record, "facts", {})}
+    call = current.get()
+    return {**({} if call is None else call.run.names), **getattr(record, "facts", {})}
 
 
 class JsonFormatter(logging.Formatter):

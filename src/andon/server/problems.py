@@ -19,6 +19,7 @@ from andon.errors import (
     NotContinuableError,
     RunIdTakenError,
     SessionBusyError,
+    StoreError,
     UnknownRunError,
 )
 
@@ -45,11 +46,14 @@ def problem_of(error: AndonError) -> Problem:
         return Problem(400, str(error), interrupts=msgspec.to_builtins(error.interrupts))
     if isinstance(error, EmptyPromptError | ConfigurationError):
         return Problem(422, str(error))
+    if isinstance(error, StoreError):
+        return Problem(503, f"the store can't be asked just now: {error}", {"retry-after": "1"})
     return Problem(500, str(error))
 
 
 def install(app: FastAPI) -> None:
     app.add_exception_handler(StarletteHTTPException, _answer)
+    app.add_exception_handler(StoreError, _answer_outage)
     app.add_exception_handler(Exception, _answer_defect)
 
 
@@ -57,6 +61,11 @@ async def _answer(request: Request, error: Exception) -> Response:
     assert isinstance(error, StarletteHTTPException)
     more = error.more if isinstance(error, Problem) else {}
     return JSONResponse({"detail": error.detail, **more}, error.status_code, error.headers)
+
+
+async def _answer_outage(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StoreError)
+    return await _answer(request, problem_of(error))
 
 
 async def _answer_defect(request: Request, error: Exception) -> Response:

@@ -18,12 +18,14 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from andon.agent.agent import Agent, RunOptions
+from andon.core.following import EventSource
 from andon.core.receipt import CancelRequest, Receipt
 from andon.core.run import Run
 from andon.core.shared import BlockKind
 from andon.core.states import CancelCause, CancelOutcome, RunStatus
 from andon.core.store import RunRecord
 from andon.server.body import check_session_id, check_user_id, described, fill, read_body, read_fields, read_query
+from andon.server.distant import Distant, cancel, find_many
 from andon.server.lists import answer
 from andon.server.problems import Problem
 from andon.server.sse import AnswerResponse, EventResponse, Leave
@@ -123,7 +125,7 @@ async def start_run(request: Request, agent_id: str) -> Response:
     run = host.start(agent, wanted.message, options)
     if key:
         host.remember(agent, wanted.user_id, key, said, run.run_id)
-    return respond(host, agent, wanted, run)
+    return respond(host, agent, wanted, await host.admitted(run))
 
 
 class Wanted(Protocol):
@@ -193,9 +195,14 @@ async def resume(request: Request, agent_id: str, run_id: str) -> Response:
 
 
 async def _reattach(host: Visit, agent: Agent, run_id: str, after: int, *, everything: bool) -> Response:
-    found = await host.find(agent, run_id)
+    found = await host.distant(agent, run_id)
     if isinstance(found, RunRecord):
         raise _events_gone(found)
+    if isinstance(found, Distant):
+        reader = await found.reader(after)
+        if reader is None and after == 0:
+            raise _events_gone(found.record)
+        return Response(status_code=204) if reader is None else _stream(host, agent, reader, everything=everything)
     journal = found.journal
     if after > len(journal.events):
         raise Problem(400, f"run {run_id!r} has {len(journal.events)} events so far, none with the number {after}")
@@ -214,11 +221,14 @@ def _events_gone(record: RunRecord) -> Problem:
 def _events(
     host: Visit, agent: Agent, run: Run, after: int = 0, *, everything: bool, leave: Leave | None = None
 ) -> Response:
+    return _stream(host, agent, run.events(after), everything=everything, leave=leave)
+
+
+def _stream(
+    host: Visit, agent: Agent, reader: EventSource, *, everything: bool, leave: Leave | None = None
+) -> Response:
     return EventResponse(
-        run.events(after),
-        EventWriter(agent, everything=everything),
-        heartbeat=host.settings.heartbeat,
-        leave=leave,
+        reader, EventWriter(agent, everything=everything), heartbeat=host.settings.heartbeat, leave=leave
     )
 
 
@@ -231,13 +241,13 @@ async def cancel_run(request: Request, agent_id: str, run_id: str) -> Response:
     agent = host.agent(agent_id)
     wanted = fill(request, await read_cancel(request, host), Cancel)
     asked = wanted.request()
-    found = await host.find(agent, run_id)
+    found = await host.distant(agent, run_id)
     if isinstance(found, RunRecord):
         return _cancelled(run_id, CancelOutcome.already_finished, found.status, found.receipt, wanted)
-    outcome = found.ask(asked)
-    if not outcome and found.signal.request is None:  # it may be about to say so
+    outcome = await cancel(agent, found, asked)
+    if isinstance(found, Run) and not outcome and found.signal.request is None:  # it may be about to say so
         await found.result()
-    if wanted.wait is None or not (outcome or found.signal.request):
+    if wanted.wait is None or found.status in (RunStatus.completed, RunStatus.error):
         return _cancelled(run_id, outcome, found.status, None, wanted)
     wait = wanted.wait
 
@@ -294,7 +304,7 @@ class Asked(Struct):
     agent_id: str
     run_id: str
     outcome: CancelOutcome
-    run: Run | None
+    run: Run | Distant | None
     receipt: Receipt | None = None
 
     def view(self, wanted: Cancel) -> dict[str, Any]:
@@ -309,8 +319,9 @@ async def cancel_all(
     """Cancel all runs of these agents that fit."""
     asked, found = wanted.request(), []
     for agent in agents:
-        runs = {run.run_id: run for run in agent.runtime.runs}
+        runs: dict[str, Run | Distant] = {run.run_id: run for run in agent.runtime.runs}
         outcomes = await host.cancel(agent, asked, session_id=session_id, user_id=user_id)
+        runs |= await find_many(agent, outcomes.keys() - runs.keys())
         found += [Asked(agent.id, run_id, outcome, runs.get(run_id)) for run_id, outcome in outcomes.items()]
     return found
 

@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from andon import __version__
 from andon.agent.agent import Agent, RunOptions
+from andon.core.receipt import CancelRequest
 from andon.core.run import Run
 from andon.core.session import OnBusy
 from andon.core.states import CancelCause
@@ -41,6 +42,7 @@ from andon.server.adk import (
     understood,
 )
 from andon.server.body import CANCEL, check_session_id, check_user_id, described, fill, read_fields
+from andon.server.distant import Distant, cancel, live_in
 from andon.server.guard import close_reason
 from andon.server.lists import answer
 from andon.server.problems import Problem
@@ -83,7 +85,7 @@ async def _start(host: Visit, wanted: Invoke) -> Run:
     agent = _agent(host, wanted.app_name)
     prompt = text_of(wanted.new_message)
     session = await _find(agent, wanted.user_id, wanted.session_id)
-    run = _begin(host, agent, session.key, prompt, wanted.custom_metadata)
+    run = await _begin(host, agent, session.key, prompt, wanted.custom_metadata)
     if wanted.state_delta:
         try:
             await _set(agent, session.key, wanted.state_delta)
@@ -93,7 +95,7 @@ async def _start(host: Visit, wanted: Invoke) -> Run:
     return run
 
 
-def _begin(
+async def _begin(
     host: Visit,
     agent: Agent,
     key: SessionKey,
@@ -104,7 +106,7 @@ def _begin(
     options: RunOptions = {"session_id": key.session_id, "user_id": key.user_id, "on_busy": on_busy}
     if custom:
         options["metadata"] = {METADATA: custom}
-    return host.start(agent, prompt, options)
+    return await host.admitted(host.start(agent, prompt, options))
 
 
 # -- talking ----------------------------------------------------------------------------------------------------------
@@ -179,15 +181,15 @@ class _Talk:
                 raise too_large(self._host.settings.max_body)
             if not said.partial:
                 await _find(agent, key.user_id, key.session_id)  # it may have been deleted meanwhile
-                self._answer("\n".join(self._pieces), agent, key)
+                await self._answer("\n".join(self._pieces), agent, key)
                 self._pieces, self._held = [], 0
 
-    def _answer(self, prompt: str, agent: Agent, key: SessionKey) -> None:
+    async def _answer(self, prompt: str, agent: Agent, key: SessionKey) -> None:
         """Start the next run, in place of this connection's own one if that is still going; others' are left alone."""
         before = self._run
         going = before is not None and not before.status.final
         try:
-            self._run = _begin(self._host, agent, key, prompt, on_busy="queue" if going else "reject")
+            self._run = await _begin(self._host, agent, key, prompt, on_busy="queue" if going else "reject")
         except Problem as problem:
             refusal = Invocation(uuid.uuid4().hex, agent.id, {}).event(
                 "end", time.time(), errorCode=REFUSED, errorMessage=problem.detail, turnComplete=True
@@ -295,13 +297,14 @@ async def delete_session(request: Request, app: str, user: str, session: str) ->
     host = host_of(request)
     agent = host.agent(app)
     key = (await _find(agent, user, session)).key
+    asked = CancelRequest.make(reason="its session was deleted", by=host.principal.by)
     try:
         async with asyncio.timeout(DELETE_SECONDS):
-            while runs := _runs_in(agent, key):  # others may begin meanwhile
+            while runs := await _all_in(agent, key):  # others may begin meanwhile
                 for run in runs:
-                    run.cancel(reason="its session was deleted", by=host.principal.by)
+                    await cancel(agent, run, asked)
                 for run in runs:
-                    await run.result()
+                    await (run.result() if isinstance(run, Run) else run.gone(DELETE_SECONDS))
     except TimeoutError:
         raise Problem(409, f"a run in session {session!r} was cancelled and has not ended yet: try again") from None
     await _store(agent).delete_session(key)
@@ -313,9 +316,9 @@ async def _find(agent: Agent, user: str | None, session_id: str) -> SessionRecor
     key = SessionKey(agent.id, user, session_id)
     running = _runs_in(agent, key)
     record = await _store(agent).find_session(key)
-    if record is None and not running:
+    if record is None and not running and not await live_in(agent, key):
         raise no_session(key)
-    return record or _begun_by(running[0])
+    return record or SessionRecord(key, {}, (now := running[0].created_at if running else time.time()), now)
 
 
 async def _set(agent: Agent, key: SessionKey, delta: dict[str, Any]) -> SessionRecord:
@@ -343,6 +346,12 @@ async def _events(agent: Agent, key: SessionKey) -> list[Shape]:
 
 def _runs_in(agent: Agent, key: SessionKey) -> list[Run]:
     return [run for run in agent.runtime.runs if run.session.key == key]
+
+
+async def _all_in(agent: Agent, key: SessionKey) -> list[Run | Distant]:
+    """The same, and those of other processes."""
+    here = {run.run_id: run for run in _runs_in(agent, key)}
+    return [*here.values(), *(each for each in await live_in(agent, key) if each.run_id not in here)]
 
 
 def _begun_by(run: Run) -> SessionRecord:

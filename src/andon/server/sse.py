@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from andon.core.events import Event
-from andon.core.journal import Reader
+from andon.core.following import EventSource
 from andon.core.states import CancelCause
 
 BATCH = 500
@@ -78,7 +78,7 @@ class EventResponse(Response):
 
     def __init__(
         self,
-        reader: Reader,
+        reader: EventSource,
         encode: Callable[[Sequence[Event]], bytes],
         *,
         heartbeat: float,

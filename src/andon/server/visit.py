@@ -20,6 +20,7 @@ from andon.core.shared import Block, BlockKind, CancelEntry, Selection
 from andon.core.states import CancelOutcome
 from andon.core.store import RunRecord, SessionKey
 from andon.server.access import Principal, principal_of
+from andon.server.distant import Distant
 from andon.server.host import Host, Settings
 from andon.server.problems import Problem
 
@@ -89,6 +90,26 @@ class Visit:
         """Those that have ended not long ago, oldest first."""
         return [run for run in self._host.ended if self.principal.sees(run.user_id)]
 
+    async def distant(self, agent: Agent, run_id: str) -> Run | Distant | RunRecord:
+        """A run, also one of another process; or, where the store is nobody else's, what it has of one that ended."""
+        found = await self.find(agent, run_id)
+        keeper = agent.runtime.keeper
+        return Distant(keeper, found) if isinstance(found, RunRecord) and keeper is not None else found
+
+    async def stored(self, which: Selection, limit: int) -> list[RunRecord]:
+        """The runs that the shared stores know of, newest first."""
+        keepers = [runtime.keeper for runtime in self._host.runtimes if runtime.keeper is not None]
+        found = [record for keeper in keepers for record in await keeper.store.list_runs(which, limit)]
+        return [
+            each for each in found if each.session.agent_id in self.agents and self.principal.sees(each.session.user_id)
+        ]
+
+    async def ping(self) -> None:
+        """Raise `StoreError` if a shared store can't be asked."""
+        for runtime in self._host.runtimes:
+            if runtime.keeper is not None:
+                await runtime.keeper.store.ping()
+
     def _about(self, run: Run) -> Run:
         self._connection.scope["state"][RUN] = run.names
         return run
@@ -100,6 +121,9 @@ class Visit:
         if not self.principal.sees(user_id := options.get("user_id")):
             raise no_user(user_id)
         return self._about(self._host.start(agent, message, options))
+
+    async def admitted(self, run: Run) -> Run:
+        return await self._host.admitted(run)
 
     async def go_on(self, agent: Agent, run_id: str, answers: Mapping[str, Any]) -> Run:
         found = await self.find(agent, run_id)

@@ -141,7 +141,7 @@ def check_calls(own: Sequence[Message], events: Sequence[Event], carried: bool =
     With `carried`, the run has gone on with an earlier one, and some calls ended there.
     """
     starts = Counter(_call_id(event) for event in events if event.event is RunEvent.tool_call_started)
-    asked = Counter(question.call_id for event in events for question in event.interrupts or ())
+    asked = _pauses(events)
     ends: dict[str, list[Event]] = {}
     for event in events:
         if event.event in ENDS:
@@ -247,8 +247,13 @@ def _check_receipt(
 def _answered(events: Sequence[Event]) -> set[str]:
     """The calls whose tool asked a person, and was not entered again with the answer."""
     starts = Counter(_call_id(event) for event in events if event.event is RunEvent.tool_call_started)
-    asked = Counter(str(question.call_id) for event in events for question in event.interrupts or ())
+    asked = _pauses(events)
     return {call_id for call_id, times in starts.items() if times <= asked[call_id]}
+
+
+def _pauses(events: Sequence[Event]) -> Counter[str]:
+    """How often the run paused for each call, which may have asked several things at once."""
+    return Counter(call_id for event in events for call_id in {str(each.call_id) for each in event.interrupts or ()})
 
 
 def _ended_alone(event: Event) -> bool:
@@ -272,9 +277,11 @@ def check_conversation(messages: Sequence[Message]) -> Iterator[str]:
 
 def check_stored(run: Run, others: Sequence[Run], stored: Sequence[Message], record: RunRecord | None) -> Iterator[str]:
     """The store has what the run left: its messages, once, together and in order, and how it ended."""
-    if stored != run.session.messages:
-        yield f"the session has {_roles(run.session.messages)}, the store {_roles(stored)}"
     own = _left_by(run)
+    holder = next((each for each in (run, *others) if each.is_paused), None)  # its finished calls are stored already
+    known = run.session.messages if holder is None else [*run.session.base, *_left_by(holder)]
+    if stored != known:
+        yield f"the session has {_roles(known)}, the store {_roles(stored)}"
     wanted = 1 + sum(_left_by(other) == own for other in others)  # two runs may have said the same
     found = sum(list(stored[n : n + len(own)]) == own for n in range(len(stored) - len(own) + 1))
     if own and found != wanted:
@@ -287,7 +294,7 @@ def check_stored(run: Run, others: Sequence[Run], stored: Sequence[Message], rec
 
 def _left_by(run: Run) -> list[Message]:
     """What a run has added to its session, so far."""
-    return run.session.tail if run.is_paused else run.settlement.messages
+    return run.so_far() if run.is_paused else run.settlement.messages
 
 
 def _times(count: int) -> str:

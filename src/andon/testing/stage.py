@@ -233,7 +233,11 @@ class Stage:
             if await store.added(run.run_id) is None:  # rolled back, or gone on with
                 continue
             stored, record = await store.load(run.session.key), await store.find(run.run_id)
-            others = [other for other in self.runs if other.session is run.session and other is not run]
+            others = [
+                other
+                for other in self.runs
+                if other.session is run.session and other is not run and await store.added(other.run_id) is not None
+            ]
             self.problems += (f"run {number}: {p}" for p in check_stored(run, others, stored, record))
 
     def check_threads(self) -> None:

@@ -170,7 +170,7 @@ class _VirtualSelector(selectors.DefaultSelector):
             return events
         if timeout is None:
             return self._stand_still(loop)
-        if loop.has_threads() and (events := super().select(min(timeout, THREAD_SECONDS))):
+        if (loop.has_threads() or loop.expects()) and (events := super().select(min(timeout, THREAD_SECONDS))):
             return events
         loop.advance(timeout)
         return events

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -43,7 +43,7 @@ class ToolContext:
     ... async def search(query: str, ctx: ToolContext) -> str: ...
     """
 
-    __slots__ = ("_answers", "_scope", "call_id", "deadline", "run_id", "session_id", "user_id")
+    __slots__ = ("_answers", "_scope", "call_id", "deadline", "passed_on", "run_id", "session_id", "user_id")
 
     def __init__(
         self,
@@ -54,9 +54,12 @@ class ToolContext:
         user_id: str | None,
         deadline: float | None,
         answers: Sequence[Any] = (),
+        passed_on: Mapping[str, Any] | None = None,
     ) -> None:
         self._scope = scope
         self._answers = list(answers)
+        self.passed_on = passed_on or {}
+        """The answers to what other runs ask, by their questions' ids."""
         self.call_id = scope.call_id
         """The call's id; the same for every attempt at it, so it serves as an idempotency key."""
         self.run_id, self.session_id, self.user_id = run_id, session_id, user_id
@@ -100,13 +103,15 @@ class ToolContext:
             payload = msgspec.json.decode(msgspec.json.encode(payload))
         except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(f"the payload of interrupt {name!r} can't be written as JSON: {error}") from None
-        return self.pass_on(Interrupt("", name, payload))
-
-    def pass_on(self, question: Interrupt) -> Any:
-        """Ask what another run asks, and return the answer."""
         if self._answers:
             return self._answers.pop(0)
-        raise ToolInterrupted(question.name, question.payload, question.approval)
+        raise ToolInterrupted([Interrupt("", name, payload)])
+
+    def pass_on(self, questions: Sequence[Interrupt]) -> dict[str, Any]:
+        """Ask all that another run asks, and return the answers, refusals too, by the questions' ids."""
+        if unanswered := [question for question in questions if question.id not in self.passed_on]:
+            raise ToolInterrupted(unanswered)
+        return {question.id: self.passed_on[question.id] for question in questions}
 
 
 class Tool(Protocol):

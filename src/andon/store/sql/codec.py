@@ -16,7 +16,8 @@ from andon.messages import Message, sendable
 
 MAX_DEPTH = 200
 
-_encode = msgspec.json.Encoder(enc_hook=repr).encode
+_encoder = msgspec.json.Encoder(enc_hook=repr)
+_encode = _encoder.encode
 read_record = msgspec.json.Decoder(RunRecord).decode
 read_messages = msgspec.json.Decoder(list[Message]).decode
 read_request = msgspec.json.Decoder(CancelRequest).decode
@@ -30,6 +31,14 @@ def dump(value: object) -> str:
         return _encode(value).decode()
     except (UnicodeError, RecursionError):  # half a character, or something without end
         return _encode(_clean(value, 0)).decode()
+
+
+def dump_lines(values: Sequence[object]) -> str:
+    """One line for each; there is no end of a line in JSON."""
+    try:
+        return _encoder.encode_lines(values)[:-1].decode()
+    except (UnicodeError, RecursionError):
+        return "\n".join(map(dump, values))
 
 
 def read_events(rows: Sequence[str]) -> list[Event]:

@@ -34,7 +34,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from andon.errors import StoreError
 from andon.store.sql import schema
 from andon.store.sql.address import Address, parse
 from andon.store.sql.faults import is_transient, translate
@@ -43,7 +42,7 @@ from andon.store.sql.push import CHANNEL, Hub, watch_file, watch_server
 
 T = TypeVar("T")
 
-CHUNK = 500
+CHUNK = 5_000
 READERS = 3
 CHANGERS = 3
 RETRY_SECONDS = 10.0
@@ -108,7 +107,7 @@ class Database:
 
     def _start(self) -> None:
         self._opening = threading.Lock()
-        self._ready = self._closed = False
+        self._ready = False
         changes = Lane("andon-store", CHANGERS if self.postgres else 1)
         self._reads, self._changes = Lane("andon-store-reads", READERS), changes
         self._progress = Lane("andon-store-progress", 1) if self.postgres else changes
@@ -129,8 +128,6 @@ class Database:
         return await self._run(self._progress, work, True, True)
 
     async def _run(self, lane: Lane, work: Callable[[Tx], T], writes: bool, wakes: bool) -> T:
-        if self._closed:
-            raise StoreError(f"the store {self.address.shown} is closed; open another one")
         return await lane.run(lambda: self._attempt(work, writes, wakes))
 
     @property
@@ -138,10 +135,11 @@ class Database:
         return self._hub
 
     async def close(self) -> None:
-        self._closed = True
         closer = Lane("andon-store-close", 1)
-        await closer.run(self._release)  # to its end, also when nobody waits any more
-        closer.close()
+        try:
+            await closer.run(self._release)  # to its end, also when nobody waits any more
+        finally:
+            closer.close(wait=False)
 
     # -- in threads ---------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from andon.errors import StoreError
 from andon.store.sql.address import Address
@@ -34,12 +34,13 @@ def is_transient(error: BaseException) -> bool:
 
 
 def translate(error: BaseException, address: Address) -> StoreError:
-    said = address.scrub(" ".join(str(_cause(error)).split())) or type(error).__name__
-    advice = next((text for words, text in _ADVICE.items() if words in said), None)
-    if advice is None:
-        advice = "Is it running, and is the URL right? Trying again may help."
-        if address.path is not None:
-            advice = "Trying again may help."
+    cause = _cause(error)
+    # Postgres' details may name what is in a row.
+    words = getattr(getattr(cause, "diag", None), "message_primary", None) or str(cause)
+    said = address.scrub(" ".join(words.split())) or type(cause).__name__
+    advice = next((text for words, text in _ADVICE.items() if words in said), "Trying again may help.")
+    if advice not in _ADVICE.values() and address.path is None and isinstance(error, OperationalError):
+        advice = f"Is it running, and is the URL right? {advice}"
     return StoreError(f"the database {address.shown} could not be asked: {said.rstrip('.')}. {advice}")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, and_, or_, select, update
+from sqlalchemy import Row, and_, or_, select, text, update
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest, describe_open
@@ -21,7 +21,7 @@ from andon.core.store import RunRecord
 from andon.errors import LeaseLostError, RunIdTakenError
 from andon.messages import Message
 from andon.store.sql import asking, sessions
-from andon.store.sql.codec import dump, read_block, read_messages, read_record, read_request
+from andon.store.sql.codec import dump, dump_lines, read_block, read_messages, read_request
 from andon.store.sql.database import Tx, chunks
 from andon.store.sql.tables import HELD, LIVE, blocks, events, records, runs
 
@@ -36,18 +36,17 @@ def _expired(tx: Tx) -> Any:
 def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Lease:
     tx.pass_gate()
     head = sessions.head_of_line(tx, record.session, record.created_at)
-    if (lease := _entered(tx, record, owner)) is not None:
-        return lease
-    _check_blocks(tx, record)
     line = select(runs, records.c.record, _expired(tx).label("expired"))
     line = line.join(records, records.c.number == runs.c.number).where(runs.c.session == head.id, LIVE)
     ahead = tx.execute(line.order_by(runs.c.number).with_for_update(of=runs)).all()
+    for other in ahead:
+        if other.run_id == record.run_id:
+            if (other.owner, other.created) != (owner, record.created_at) or other.status not in HELD:
+                raise _taken(record)
+            return Lease(record.run_id, other.epoch)  # this was asked before, and only the answer was lost
+    _check_blocks(tx, record)
     if on_busy == "reject":
-        for other in ahead:
-            if other.cancel is None and not other.expired:
-                questions = read_record(other.record).interrupts
-                status = RunStatus(other.status)
-                raise refusal(record.session, other.run_id, status, lambda: describe_open(questions))  # noqa: B023
+        _check_free(record, ahead)
     elif on_busy == "cancel":
         asking.ask(tx, ahead, CancelRequest.make(CancelCause.superseded, f"run {record.run_id} takes over"))
     if not sessions.insert_run(tx, record, head.id, epoch=1, owner=owner, lease_until=tx.now + seconds):
@@ -55,15 +54,12 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy
     return Lease(record.run_id, 1)
 
 
-def _entered(tx: Tx, record: RunRecord, owner: str) -> Lease | None:
-    """The lease that this owner has already: it was asked for before, and only the answer was lost."""
-    row = tx.execute(select(runs).where(runs.c.run_id == record.run_id)).first()
-    if row is None:
-        return None
-    key = sessions.key_of(row)
-    if (row.owner, row.created, key) != (owner, record.created_at, record.session) or row.status not in HELD:
-        raise _taken(record)
-    return Lease(record.run_id, row.epoch)
+def _check_free(record: RunRecord, ahead: Sequence[Row[Any]]) -> None:
+    """Whoever is being cancelled, or has lost its worker, will be gone soon."""
+    for other in ahead:
+        if other.cancel is None and not other.expired:
+            kept = sessions.record_of(other)
+            raise refusal(record.session, kept.run_id, kept.status, lambda: describe_open(kept.interrupts))  # noqa: B023
 
 
 def _taken(record: RunRecord) -> RunIdTakenError:
@@ -97,23 +93,17 @@ def lost(lease: Lease) -> LeaseLostError:
     return LeaseLostError(f"run {lease.run_id!r} belongs to another worker now, or has ended")
 
 
-def _locked(tx: Tx, run_ids: Iterable[str], *, lock: bool = True) -> dict[str, Row[Any]]:
-    """These runs, locked in the order that everybody locks them in."""
+def _find(tx: Tx, run_ids: Iterable[str], *, lock: bool) -> dict[str, Row[Any]]:
+    """These runs, locked in the order in which everybody locks them."""
     found: dict[str, Row[Any]] = {}
-    for some in chunks(sorted(set(run_ids))):
-        wanted = select(runs).where(runs.c.run_id.in_(some))
-        found |= {row.run_id: row for row in tx.execute(wanted)}
-    if lock:
-        numbers = sorted(row.number for row in found.values())
-        found = {}
-        for these in chunks(numbers):
-            wanted = select(runs).where(runs.c.number.in_(these)).order_by(runs.c.number).with_for_update()
-            found |= {row.run_id: row for row in tx.execute(wanted)}
+    for these in chunks(list(dict.fromkeys(run_ids))):
+        wanted = select(runs).where(runs.c.run_id.in_(these)).order_by(runs.c.number)
+        found |= {row.run_id: row for row in tx.execute(wanted.with_for_update() if lock else wanted)}
     return found
 
 
 def renew(tx: Tx, leases: Sequence[Lease], seconds: float | None) -> Renewal:
-    rows = _locked(tx, (lease.run_id for lease in leases), lock=seconds is not None)
+    rows = _find(tx, (lease.run_id for lease in leases), lock=seconds is not None)
     answer, held = Renewal([], {}), []
     for lease in leases:
         row = rows.get(lease.run_id)
@@ -131,14 +121,12 @@ def renew(tx: Tx, leases: Sequence[Lease], seconds: float | None) -> Renewal:
 
 
 def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
-    rows = _locked(tx, (each.lease.run_id for each in batch), lock=False)
-    talking = {
-        rows[each.lease.run_id].session for each in batch if each.messages is not None and each.lease.run_id in rows
-    }
-    there = {id for id in sorted(talking) if sessions.lock_session(tx, id)}
-    rows = _locked(tx, (each.lease.run_id for each in batch))
+    talking = [each.lease.run_id for each in batch if each.messages is not None]
+    there = sessions.lock_all(tx, {row.session for row in _find(tx, talking, lock=False).values()})
+    rows = _find(tx, (each.lease.run_id for each in batch), lock=True)
     refused: dict[str, None] = {}
-    new: list[tuple[int, Sequence[Event]]] = []
+    new: dict[str, list[Event]] = {}
+    touched: set[int] = set()
     for lease, messages, what, continues in batch:
         row = rows.get(lease.run_id)
         if row is None or row.epoch != lease.epoch or row.status not in HELD:
@@ -148,23 +136,38 @@ def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
             tx.execute(update(records).where(records.c.number == row.number).values(messages=dump(messages)))
             if continues != row.continues:
                 tx.execute(update(runs).where(runs.c.number == row.number).values(continues=continues))
-        new.append((row.number, what))
-    if there:
-        sessions.touch(tx, sorted(there))
-    append(tx, new)
+            touched.add(row.session)
+        new.setdefault(row.run_id, []).extend(what)
+    if touched:
+        sessions.touch(tx, touched)
+    for run_id, what in new.items():
+        if what:
+            row = rows[run_id]
+            last = max(row.last_seq, what[-1].seq)
+            tx.execute(update(runs).where(runs.c.number == row.number).values(last_seq=last))
+            append(tx, row.number, what)
     return list(refused)
 
 
-def append(tx: Tx, new: Iterable[tuple[int, Sequence[Event]]]) -> None:
+def append(tx: Tx, number: int, what: Sequence[Event]) -> None:
     """Add events. Some may be there already, if the answer to an earlier call was lost."""
-    rows = []
-    for number, what in new:
-        if what:
-            rows += [{"number": number, "seq": each.seq, "data": dump(each)} for each in what]
-            last = what[-1].seq
-            tx.execute(update(runs).where(runs.c.number == number, runs.c.last_seq < last).values(last_seq=last))
-    if rows:
-        tx.execute(tx.insert(events).on_conflict_do_nothing(), rows)
+    if not what:
+        return
+    lines, first = dump_lines(what), what[0].seq
+    if tx.postgres and what[-1].seq == first + len(what) - 1:  # one text takes a tenth of the time of as many rows
+        tx.execute(_APPEND, {"number": number, "first": first, "lines": lines})
+        return
+    rows = [
+        {"number": number, "seq": each.seq, "data": data} for each, data in zip(what, lines.split("\n"), strict=True)
+    ]
+    tx.execute(tx.insert(events).on_conflict_do_nothing(), rows)
+
+
+_APPEND = text(
+    "INSERT INTO andon_events (number, seq, data) "
+    "SELECT CAST(:number AS bigint), CAST(:first AS integer) + line.place - 1, line.data "
+    "FROM unnest(string_to_array(:lines, E'\\n')) WITH ORDINALITY AS line (data, place) ON CONFLICT DO NOTHING"
+)
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
@@ -173,21 +176,17 @@ def append(tx: Tx, new: Iterable[tuple[int, Sequence[Event]]]) -> None:
 def finish(
     tx: Tx, lease: Lease, record: RunRecord, messages: Sequence[Message], what: Sequence[Event]
 ) -> RunRecord | CancelRequest | None:
-    session = tx.execute(select(runs.c.session).where(runs.c.run_id == lease.run_id)).scalar()
-    if session is None:
+    found = _find(tx, [lease.run_id], lock=False).get(lease.run_id)
+    if found is None:
         raise lost(lease)
-    there = sessions.lock_session(tx, session)
-    row = _locked(tx, [lease.run_id])[lease.run_id]
+    there = sessions.lock_all(tx, {found.session})
+    row = _find(tx, [lease.run_id], lock=True)[lease.run_id]
     # A paused run is nobody's, but it may be cancelled, and whoever paused it may still say so.
     may_end = (*HELD, RunStatus.paused.value) if record.status is RunStatus.cancelled else HELD
     if row.epoch != lease.epoch or row.status not in may_end:
-        kept = tx.execute(
-            select(runs, records.c.record)
-            .join(records, records.c.number == runs.c.number)
-            .where(runs.c.number == row.number)
-        ).one()
-        same = row.epoch == lease.epoch and kept.record == dump(record)  # asked before, and the answer was lost
-        return None if same else sessions.record_of(kept)
+        kept = tx.execute(select(records.c.record).where(records.c.number == row.number)).scalar_one()
+        same = row.epoch == lease.epoch and kept == dump(record)  # asked before, and only the answer was lost
+        return None if same else sessions.with_status(kept, sessions.status_of(row))
     if row.cancel is not None and record.status is not RunStatus.cancelled:
         return read_request(row.cancel)
     end = {
@@ -195,13 +194,14 @@ def finish(
         "owner": None,
         "lease_until": None,
         "continues": record.continues,
+        "last_seq": max([row.last_seq, *(each.seq for each in what[-1:])]),
         "ended": time.time() if record.status.final else None,
     }
     tx.execute(update(runs).where(runs.c.number == row.number).values(end))
     sessions.keep(tx, row.number, record, messages if there else None)
     if there:
-        sessions.touch(tx, [session])
-    append(tx, [(row.number, what)])
+        sessions.touch(tx, there)
+    append(tx, row.number, what)
     if row.cancel is None and record.receipt is not None and record.status is RunStatus.cancelled:
         asking.note(tx, row, asking.request_of(record.receipt))
     return None

@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from andon.errors import StoreError
+
 T = TypeVar("T")
 Job = tuple["Future[Any]", Callable[[], Any]]
 
@@ -30,7 +32,7 @@ class Lane:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._idle = threading.Semaphore(0)
-        self.closed = False
+        self._closed = False
 
     async def run(self, work: Callable[[], T]) -> T:
         """Have it done. A cancel takes it back if it has not begun, and else only stops the waiting."""
@@ -53,6 +55,8 @@ class Lane:
     def submit(self, work: Callable[[], T]) -> Future[T]:
         job: Future[T] = Future()
         with self._lock:
+            if self._closed:
+                raise StoreError("the store is closed; open another one")
             if not self._idle.acquire(blocking=False) and len(self._threads) < self._size:
                 thread = threading.Thread(target=_serve, args=(self._jobs, self._idle), name=self._name, daemon=True)
                 self._threads.append(thread)
@@ -60,14 +64,14 @@ class Lane:
             self._jobs.put((job, work))
         return job
 
-    def close(self) -> None:
-        """End the threads once what was asked for is done. What is asked for later waits for ever: see `closed`."""
+    def close(self, *, wait: bool = True) -> None:
+        """End the threads once what was asked for is done."""
         with self._lock:
-            self.closed = True
+            self._closed = True
             threads, self._threads = self._threads, []
             for _ in threads:
                 self._jobs.put(None)
-        for thread in threads:
+        for thread in threads if wait else ():
             if thread is not threading.current_thread():
                 thread.join(CLOSE_SECONDS)
 

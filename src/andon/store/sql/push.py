@@ -62,7 +62,7 @@ class Stop:
 
 
 class Listener:
-    """What `listen` gives: close it to be woken no more."""
+    """What `listen` gives: close it to be woken no more, except by a call that is on its way."""
 
     def __init__(self, hub: Hub, wake: Wake) -> None:
         self._hub, self.wake = hub, wake

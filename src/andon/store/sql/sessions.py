@@ -8,7 +8,7 @@ is behind that one in the line has not had its turn, even if it was cancelled th
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 import msgspec
@@ -86,12 +86,15 @@ def head_of_line(tx: Tx, key: SessionKey, created: float) -> Row[Any]:
     return row
 
 
-def lock_session(tx: Tx, id: int) -> bool:
-    """False if it was deleted."""
-    return tx.execute(select(sessions.c.id).where(sessions.c.id == id).with_for_update()).first() is not None
+def lock_all(tx: Tx, ids: Set[int]) -> set[int]:
+    """Lock these sessions, in the order in which everybody locks them; without those that were deleted."""
+    if not ids:
+        return set()
+    wanted = select(sessions.c.id).where(sessions.c.id.in_(ids)).order_by(sessions.c.id).with_for_update()
+    return set(tx.execute(wanted).scalars())
 
 
-def touch(tx: Tx, ids: Sequence[int]) -> None:
+def touch(tx: Tx, ids: Set[int]) -> None:
     """A run has left something there."""
     tx.execute(update(sessions).where(sessions.c.id.in_(ids)).values(begun=True, updated=time.time()))
 
@@ -201,7 +204,7 @@ def save(tx: Tx, record: RunRecord, messages: Sequence[Message]) -> None:
     else:
         tx.execute(update(runs).where(runs.c.number == row.number).values(state))
     keep(tx, row.number, record, messages if row.session == head.id else None)
-    touch(tx, [head.id])
+    touch(tx, {head.id})
 
 
 def insert_run(tx: Tx, record: RunRecord, session: int, **columns: Any) -> bool:
@@ -218,7 +221,9 @@ def insert_run(tx: Tx, record: RunRecord, session: int, **columns: Any) -> bool:
         "created": record.created_at,
         **columns,
     }
-    if not tx.execute(tx.insert(runs).values(row).on_conflict_do_nothing()).rowcount:
+    # Of an INSERT, SQLAlchemy counts the rows only if it is asked to, and only if it does not ask for new keys itself.
+    adding = tx.insert(runs).values(row).on_conflict_do_nothing().inline()
+    if not tx.execute(adding, execution_options={"preserve_rowcount": True}).rowcount:
         return False
     number = select(runs.c.number).where(runs.c.run_id == record.run_id).scalar_subquery()
     tx.execute(tx.insert(records).values(number=number, record=dump(record), messages=None))
@@ -234,7 +239,7 @@ def take_back(tx: Tx, run_id: str) -> None:
     row = _run(tx, run_id)
     if row is None:
         raise UnknownRunError(f"there is no run {run_id!r}")
-    lock_session(tx, row.session)
+    lock_all(tx, {row.session})
     wanted = select(runs).where(runs.c.session == row.session, LIVE).order_by(runs.c.number)
     if (holder := tx.execute(wanted).first()) is not None:
         raise still_busy(key_of(holder), holder.run_id, status_of(holder))

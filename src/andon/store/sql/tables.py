@@ -8,10 +8,13 @@ session was deleted keeps the session's `id`, which never comes again, so it is 
 
 from __future__ import annotations
 
+from urllib.parse import quote, unquote
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Dialect,
     Double,
     Identity,
     Index,
@@ -19,12 +22,36 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    TypeDecorator,
     UniqueConstraint,
 )
 
 from andon.core.states import RunStatus
 
 metadata = MetaData()
+
+
+class Id(TypeDecorator[str]):
+    """A name that someone else has given: any text, also what a database can't keep or Postgres has no place for.
+
+    Those are written in another way, which no other name is written in.
+    """
+
+    impl = Text
+    cache_ok = True
+    _ESCAPED = "\x01"
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None or (value.isprintable() and value.isascii()):
+            return value
+        odd = "\x00" in value or value.startswith(self._ESCAPED) or any("\ud800" <= each <= "\udfff" for each in value)
+        return self._ESCAPED + quote(value, safe="", errors="surrogatepass") if odd else value
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None or not value.startswith(self._ESCAPED):
+            return value
+        return unquote(value[1:], errors="surrogatepass")
+
 
 _Number = BigInteger().with_variant(Integer, "sqlite")  # only an INTEGER counts up by itself there
 
@@ -34,9 +61,9 @@ sessions = Table(
     "andon_sessions",
     metadata,
     Column("id", _Number, Identity(), primary_key=True),
-    Column("agent_id", Text, nullable=False),
-    Column("user_id", Text, nullable=False),
-    Column("session_id", Text, nullable=False),
+    Column("agent_id", Id, nullable=False),
+    Column("user_id", Id, nullable=False),
+    Column("session_id", Id, nullable=False),
     Column("state", Text, nullable=False),
     Column("begun", Boolean, nullable=False),  # until then it is only the head of a line
     Column("created", Double, nullable=False),
@@ -50,17 +77,17 @@ runs = Table(
     "andon_runs",
     metadata,
     Column("number", _Number, Identity(), primary_key=True),
-    Column("run_id", Text, nullable=False, unique=True),
+    Column("run_id", Id, nullable=False, unique=True),
     Column("session", BigInteger, nullable=False),
-    Column("agent_id", Text, nullable=False),
-    Column("user_id", Text, nullable=False),
-    Column("session_id", Text, nullable=False),
+    Column("agent_id", Id, nullable=False),
+    Column("user_id", Id, nullable=False),
+    Column("session_id", Id, nullable=False),
     Column("status", Text, nullable=False),
     Column("owner", Text),
     Column("epoch", Integer, nullable=False),
     Column("lease_until", Double),  # by the database's clock, if it has one
     Column("cancel", Text),
-    Column("continues", Text),
+    Column("continues", Id),
     Column("last_seq", Integer, nullable=False),
     Column("created", Double, nullable=False),
     Column("ended", Double),
@@ -97,10 +124,10 @@ cancels = Table(
     "andon_cancels",
     metadata,
     Column("id", _Number, Identity(), primary_key=True),
-    Column("run_id", Text, nullable=False),
-    Column("agent_id", Text, nullable=False),
-    Column("user_id", Text, nullable=False),
-    Column("session_id", Text, nullable=False),
+    Column("run_id", Id, nullable=False),
+    Column("agent_id", Id, nullable=False),
+    Column("user_id", Id, nullable=False),
+    Column("session_id", Id, nullable=False),
     Column("at", Double, nullable=False),
     Column("request", Text, nullable=False),
     Index("andon_cancels_run", "run_id"),
@@ -112,6 +139,6 @@ blocks = Table(
     "andon_blocks",
     metadata,
     Column("kind", Text, primary_key=True),
-    Column("id", Text, primary_key=True),
+    Column("id", Id, primary_key=True),
     Column("data", Text, nullable=False),
 )

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run whose own task, or whose loop, is gone before its end: the portal ends it in their place, in the same way.
+
+And if that breaks as well, which would be a defect of ours, there is still an end.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import contextlib
+import logging
+
+from andon.core.events import TERMINAL_EVENT, Event
+from andon.core.holding import Holding
+from andon.core.limits import Limits
+from andon.core.portal import portal
+from andon.core.receipt import CancelRequest
+from andon.core.states import CancelCause, RunStatus
+from andon.core.work import Settlement
+from andon.errors import describe
+from andon.messages import UNKNOWN_USAGE, Text, assistant
+
+log = logging.getLogger("andon")
+
+
+class Outliving(Holding):
+    """A run that is ended, whatever became of the place where it lived."""
+
+    __slots__ = ("_ended", "_settled", "_stage", "_task", "limits")
+
+    limits: Limits
+    _ended: bool
+    _settled: bool
+    _stage: RunStatus
+    _task: asyncio.Task[None] | None
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.journal.events)
+
+    async def _finish(self) -> None:
+        raise NotImplementedError
+
+    def _retire(self, last: Event) -> None:
+        raise NotImplementedError
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        if task is not self._task:  # it has paused the run, and another one may have gone on since
+            return
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("%r: its task broke", self, exc_info=error, extra={"facts": self.names})
+        if self._ended:
+            self._settle()
+        else:  # cancelled before its first step, or stopped with its loop
+            self.host_cancelled()
+            self.limits.end()
+            if self.signal.adopt():
+                self._hand_over()
+
+    def _settle(self) -> None:
+        self._settled = True
+        if self.tenure is not None:
+            self.tenure.release()
+            if self.tenure.refusal is None:
+                self.tenure = None  # it knows the run: let go, so that both are freed without the garbage collector
+        self.signal.unbind()
+        self._leave_family()
+        self._waiters.wake()
+
+    def is_lost(self) -> bool:
+        """Its loop was closed under it. A paused run needs none."""
+        return self.has_begun and not self._ended and self._stage is not RunStatus.paused and self.loop.is_closed()
+
+    def end_if_lost(self) -> None:
+        """If the run's loop was closed under it, have the portal end it."""
+        if self._ended:
+            if not self._settled and self.loop.is_closed():  # in its last hooks: there is nothing more to wait for
+                self._settle()
+        elif self.is_lost() and self.signal.adopt():
+            self.signal.cancel(CancelRequest.make(CancelCause.lost))
+            self._hand_over_soon()
+
+    def _hand_over_soon(self) -> None:
+        # A raw thread: the portal takes locks, and this may be a signal handler that interrupted their holder.
+        with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
+            _thread.start_new_thread(self._hand_over, ())
+
+    def _hand_over(self) -> None:
+        portal.submit(self._end_elsewhere)
+
+    async def _end_elsewhere(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        try:
+            self.limits.abandon()
+            self.lose_steps()
+            await self._finish()
+        except Exception as error:  # noqa: BLE001 - the last boundary there is
+            await self._collapse(error)
+        finally:
+            self._settle()
+
+    async def _collapse(self, error: Exception) -> None:
+        """Settling itself failed: a defect of ours. Even then nobody waits for ever, and the session goes on."""
+        log.critical("%r: could not be ended properly", self, exc_info=error, extra={"facts": self.names})
+        if self._ended:  # and that has been told
+            return
+        # Of what it has said, nothing is known to be valid; the prompt is.
+        kept = [*self.session.tail[:1], assistant(Text("(lost)"))] if self._place and self._place.granted else []
+        self._settlement = Settlement(kept, "", UNKNOWN_USAGE, [], [])
+        self._stage = RunStatus.error if self.signal.request is None else RunStatus.cancelled
+        with contextlib.suppress(Exception):  # what broke once may break again, each time at another place
+            self._receipt = None if self.signal.request is None else self._make_receipt()
+            if kept:
+                self._record = self._make_record(self._stage, self._settlement)
+                await self._write(self)
+        with contextlib.suppress(Exception):
+            await self._pass_on()
+        self._conversation = self.session.base or [assistant(Text("(lost)"))]
+        self._ended = True
+        kind, why = TERMINAL_EVENT[self._stage], f"could not be ended properly: {describe(error)}"
+        self._retire(self.journal.draft(kind, status=self._stage, receipt=self._receipt, error=why))

@@ -202,8 +202,10 @@ class SharedStore(SessionStore, Protocol):
         """Who cancelled what, when and why; newest first."""
         ...
 
-    async def prune(self, before: float) -> dict[str, int]:
-        """Forget what has ended, and was not touched, since before then. Says how many sessions, runs and events."""
+    async def prune(self, before: float, *, dry_run: bool = False) -> dict[str, int]:
+        """Forget what has ended, and was not touched, since before then. Says how many sessions, runs and events; with
+        `dry_run`, how many that would be.
+        """
         ...
 
     async def ping(self) -> None:

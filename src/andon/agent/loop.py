@@ -217,6 +217,8 @@ class Loop(Calling):
     # -- asking a person ----------------------------------------------------------------------------------------------
 
     def so_far(self) -> list[Message]:
+        if self._earlier is not None and not self._opened:
+            return []  # until it is in the session, all is as the earlier run left it
         messages, calls = list(self.messages), self.open_calls
         results: list[Block] = [record.result() for record in calls if record.has_result]
         if results and messages[-1].role == "assistant":  # else they have become a message this very moment
@@ -243,8 +245,9 @@ class Loop(Calling):
     def answer(self, answers: Mapping[str, Any]) -> None:
         for record in self.open_calls:
             if record.asks and (question := record.interrupt) is not None:
-                tool = self._plan.tools[record.call.name]
-                record.answer(answers[question.id], approval=traits_of(tool).approval and not record.approved)
+                tool = self._plan.tools.get(record.call.name)  # another process's agent may have other tools
+                approval = tool is not None and traits_of(tool).approval and not record.approved
+                record.answer(answers[question.id], approval=approval)
 
     # -- its end ------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from andon.core.events import RunEvent
+from andon.core.family import child_id
 from andon.core.run import Run
 from andon.core.states import RunStatus
 from andon.core.stream import EventStream
@@ -48,8 +49,7 @@ class AgentTool:
         return {"prompt": prompt}
 
     async def invoke(self, bound: dict[str, Any], ctx: ToolContext) -> str:
-        # The id is made of the call's, so that a tool that is entered again finds the run that waits for the answer.
-        run_id = f"{ctx.run_id}.{ctx.call_id}"
+        run_id = child_id(ctx.run_id, ctx.call_id)
         questions = await self._agent.open_questions(run_id)
         if questions:
             answers = {each.id: ctx.pass_on(each) for each in questions}

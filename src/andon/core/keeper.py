@@ -214,10 +214,10 @@ class Keeper:
                 await asyncio.sleep(0.5)
                 continue
             for tenure, progress in news:
-                if tenure.run.run_id in lost:
-                    self._lose(tenure, progress.lease)
-                else:
+                if tenure.run.run_id not in lost:
                     tenure.note(progress)
+            if lost:  # paused or ended just now, or taken over: whoever looks for cancels finds out which
+                self.wake()
             self._waiters.wake()
 
     async def _tell_cancels(self) -> None:

@@ -161,9 +161,19 @@ class Keeper:
             self._look_for_orphans,
         )
         try:
-            await asyncio.gather(*map(_mended, parts))
+            await asyncio.gather(*map(self._mended, parts))
         finally:
             listening.close()
+
+    async def _mended(self, part: Callable[[], Awaitable[None]]) -> None:
+        """Do this until the end. Should it break, that is a defect of ours, and no reason to let go of every run."""
+        while not self.closed:
+            try:
+                await part()
+            except Exception as error:
+                if not self.closed:
+                    log.critical("the keeper broke: %s", describe(error), exc_info=error)
+                    await asyncio.sleep(MENDING_SECONDS)
 
     # -- its parts ----------------------------------------------------------------------------------------------------
 
@@ -224,7 +234,9 @@ class Keeper:
         """A run that was cancelled here, and takes its time to end, is known to be cancelled elsewhere too."""
         for tenure in self._tenures():
             request = tenure.run.signal.request
-            if request is not None and not tenure.told and not tenure.closing:
+            if request is None or request.cause is CancelCause.lost:  # which is our own affair
+                continue
+            if not tenure.told and not tenure.closing:
                 await self.store.request_cancel(Selection(tenure.run.run_id), request)
                 tenure.told = True
 
@@ -279,16 +291,6 @@ class Keeper:
                     raise
                 except Exception as error:
                     log.critical("run %s could not be ended: %s", each.record.run_id, describe(error), exc_info=error)
-
-
-async def _mended(part: Callable[[], Awaitable[None]]) -> None:
-    """Do this for ever. Should it break, that is a defect of ours, and no reason to let go of every run."""
-    while True:
-        try:
-            await part()
-        except Exception as error:
-            log.critical("the keeper broke: %s", describe(error), exc_info=error)
-            await asyncio.sleep(MENDING_SECONDS)
 
 
 _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()

@@ -176,7 +176,9 @@ class Pausing(Life):
 
     def lose(self) -> None:
         """Another worker has the run. If it waited for a person here, it was answered there: that is no end."""
-        if self._take(self._token):
+        tenure = self.tenure
+        if tenure is not None and self._take(self._token):
+            tenure.let_go()
             portal.submit(self._go_along)
         else:
             self.cancel_for(CancelCause.lost, "another worker has taken it over")
@@ -185,9 +187,9 @@ class Pausing(Life):
         """Show here what is done elsewhere, and end as it ends there."""
         self.loop, tenure = asyncio.get_running_loop(), self.tenure
         assert tenure is not None
-        tenure.let_go()  # a cancel that is asked for here is told to the store from now on
         self._stage, self._last = RunStatus.running, None
         self.runtime.forget(self)
+        tenure.keeper.ring()  # a cancel that is asked for here is told to the store from now on
         try:
             record = await self._watch_elsewhere(tenure.keeper)
             self._take_over(record, await tenure.left())

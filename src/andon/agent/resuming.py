@@ -68,9 +68,7 @@ class Resuming:
         if run is not None and run.agent_id == self.id:
             if options:
                 raise TypeError(f"a paused run keeps its options; {', '.join(options)} can't be given")
-            run.check_answers(answers or {})
-            await run.retake()
-            run.resume(answers or {})
+            await run.resume(answers or {})
             return run
         record = await self._find_record(run_id)
         if record.status is RunStatus.paused and self.runtime.keeper is not None:

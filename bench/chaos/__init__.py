@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several servers on one database, while servers and database are killed and stopped at random: what is left is counted.
+"""Several servers on one database, all of which are killed and stopped at random: what goes wrong is counted.
 
     python -m bench.chaos --db both --servers 3 --runs 1000
 

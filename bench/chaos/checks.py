@@ -7,7 +7,9 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from andon import RunStatus, ToolOutcome
 from andon.agent.orphans import read_all
@@ -19,6 +21,8 @@ from andon.testing.providers import FakeChat
 from bench.chaos.agent import AGENT
 from bench.chaos.clients import Clients, Ledger
 from bench.chaos.provider import NEXT
+
+T = TypeVar("T")
 
 ALL = 1_000_000
 GOING = (RunStatus.pending, RunStatus.running, RunStatus.cancelling)
@@ -44,7 +48,7 @@ class Checks:
     def __init__(self, store: SQLStore, clients: Clients, provider: FakeChat) -> None:
         self._store, self._clients, self._provider = store, clients, provider
         self.faults: dict[str, list[str]] = {kind: [] for kind in FAULTS}
-        self.statuses: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter()
 
     @property
     def _ledger(self) -> Ledger:
@@ -57,7 +61,7 @@ class Checks:
         await self._end_paused(url)
         await self._quiet()
         records = await self._store.list_runs(Selection(), ALL)
-        self.statuses.update(record.status.value for record in records)
+        self.ends.update(_end_of(record) for record in records)
         for run_id in self._ledger.admitted - {record.run_id for record in records}:
             self.faults[VANISHED].append(f"{run_id} was admitted")
         for record in records:
@@ -69,10 +73,10 @@ class Checks:
             if "rejected" in request.reached:
                 self.faults[REJECTED].append(f"by the provider: {request.error}")
 
-    async def _each(self, items, check) -> None:  # type: ignore[no-untyped-def]
+    async def _each(self, items: Iterable[T], check: Callable[[T], Awaitable[None]]) -> None:
         gate = asyncio.Semaphore(AT_ONCE)
 
-        async def one(item) -> None:  # type: ignore[no-untyped-def]
+        async def one(item: T) -> None:
             async with gate:
                 await check(item)
 
@@ -83,7 +87,9 @@ class Checks:
     async def _quiet(self) -> None:
         """Leases run out, and what nobody holds is ended: until then, wait."""
         deadline = time.monotonic() + QUIET_SECONDS
-        while (await self._store.list_runs(Selection(statuses=GOING), 1)) and time.monotonic() < deadline:
+        while await self._store.list_runs(Selection(statuses=GOING), 1):
+            if time.monotonic() > deadline:
+                return
             await asyncio.sleep(0.2)
 
     async def _end_paused(self, url: str) -> None:
@@ -123,7 +129,8 @@ class Checks:
         for record in records:
             for each in record.receipt.tools if record.receipt else ():
                 if each.outcome is ToolOutcome.not_started and calls[each.call_id]:
-                    self.faults[TWICE].append(f"{each.call_id} of {record.run_id} is said not to have started")
+                    told = f"{each.call_id} of {record.run_id} is said not to have started: {record.receipt}"
+                    self.faults[TWICE].append(told)
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
@@ -136,3 +143,7 @@ class Checks:
         status, said = await self._clients.ask("POST", f"/agents/{AGENT}/runs", at=url, json=body)
         if (status, said.get("status")) != (200, "COMPLETED"):
             self.faults[REJECTED].append(f"{session}: the next prompt got {status} {said}")
+
+
+def _end_of(record: RunRecord) -> str:
+    return record.status.name if record.receipt is None else f"{record.status.name}, {record.receipt.cause.value}"

@@ -137,23 +137,26 @@ class Clients:
         try:
             async with asyncio.timeout(WATCH_SECONDS):
                 while not reading.ended:
-                    path = f"{self._somewhere()}{self._path(run_id, '/events')}"
-                    headers = {"last-event-id": str(reading.seq)}
+                    seen, path = reading.seq, f"{self._somewhere()}{self._path(run_id, '/events')}"
+                    headers = {"last-event-id": str(seen)}
                     status = await reading.follow(self._http.stream("GET", path, headers=headers))
-                    if reading.questions and not await self._answer(run_id, reading.questions):
+                    if status == 404:  # whoever wanted to start it died before that was answered; or it is missed later
                         return
-                    reading.questions = []
-                    # Of what a killed server has shown, the last moment may not be stored: then the state is asked for.
-                    if status in (204, 400) and await self._is_over(run_id):
+                    if status in (0, 503):
+                        await asyncio.sleep(0.1)
+                    elif not reading.ended and (reading.asks or reading.seq == seen) and not await self._look(run_id):
                         return
-                    if not status:
-                        await asyncio.sleep(0.05)
         except TimeoutError:
             self.ledger.counts["watchers who gave up"] += 1
 
-    async def _is_over(self, run_id: str) -> bool:
-        status, found = await self.ask("GET", self._path(run_id))
-        return status == 200 and found["status"] in ("COMPLETED", "CANCELLED", "ERROR", "PAUSED")
+    async def _look(self, run_id: str) -> bool:
+        """There is nothing to read: because it asks, or because of what a killed server had shown the last moment was
+        not stored. False if there is no need to read on.
+        """
+        _, found = await self.ask("GET", self._path(run_id))
+        if found.get("status") == "PAUSED":
+            return await self._answer(run_id, found["interrupts"])
+        return found.get("status") not in ("COMPLETED", "CANCELLED", "ERROR")
 
     async def _answer(self, run_id: str, questions: list[Json]) -> bool:
         """False if it is left as it is."""
@@ -202,8 +205,7 @@ class Reading:
 
     def __init__(self, run_id: str, ledger: Ledger) -> None:
         self._run_id, self._ledger = run_id, ledger
-        self.seq, self.ended = 0, False
-        self.questions: list[Json] = []
+        self.seq, self.ended, self.asks = 0, False, False
 
     async def follow(self, stream: Any, limit: int = 0) -> int:
         """Read until it ends or breaks, or so many events; the status, 0 if nobody has answered."""
@@ -222,11 +224,10 @@ class Reading:
             return 0
 
     def _take(self, event: Json) -> None:
-        if event["seq"] <= self.seq and event["event"] not in TERMINAL or event["seq"] > self.seq + 1:
+        if (event["seq"] <= self.seq and event["event"] not in TERMINAL) or event["seq"] > self.seq + 1:
             self._ledger.odd.append(f"{self._run_id}: event {event['seq']} comes after {self.seq}")
         self.seq = event["seq"]
-        if event["event"] == "RunPaused":
-            self.questions = event["interrupts"]
+        self.asks = event["event"] == "RunPaused"
         if event["event"] in TERMINAL:
             self.ended = True
             self._ledger.ends[self._run_id].add(event["status"])

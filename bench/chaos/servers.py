@@ -24,6 +24,8 @@ from tests.store.server import Server as Postgres
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60.0
+LOG_LINES = 60
+"""So much of a server's log is shown from a traceback on."""
 DATABASES = ("sqlite", "postgres")
 
 
@@ -64,6 +66,10 @@ def database(kind: str) -> Iterator[Database]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+class ServerGoneError(RuntimeError):
+    """It has left before it listened."""
+
+
 class Server:
     """`andon serve` in a process of its own, on a port that it keeps."""
 
@@ -77,23 +83,39 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
+        await self._launch()
+        async with asyncio.timeout(START_SECONDS):
+            while not await self._listens():
+                await asyncio.sleep(0.05)
+
+    async def start_again(self) -> None:
+        """As a supervisor would: again and again, if the database is down just now and it says so and leaves."""
+        while True:
+            with contextlib.suppress(ServerGoneError):
+                return await self.start()
+
+    async def _launch(self) -> None:
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command, cwd=ROOT, env=dict(self._environment), stdout=log, stderr=log
             )
-        async with asyncio.timeout(START_SECONDS):
-            while not await self._listens():
-                if self._process.returncode is not None:
-                    raise RuntimeError(f"the server did not start:\n{self._log.read_text()[-2000:]}")
-                await asyncio.sleep(0.05)
 
     async def _listens(self) -> bool:
+        if self._process is None or self._process.returncode is not None:
+            raise ServerGoneError(f"the server did not start:\n{self._log.read_text()[-2000:]}")
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:
             return False
         writer.close()
         return True
+
+    @property
+    def defects(self) -> list[str]:
+        """What its log says that it should never say: each traceback, and the lines around it."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        places = [place for place, line in enumerate(lines) if line.startswith("Traceback (")]
+        return ["\n".join(lines[max(0, place - 2) : place + LOG_LINES]) for place in places]
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None
@@ -141,7 +163,9 @@ class Trouble:
 
     async def make(self, over: asyncio.Event) -> None:
         """Until it is over; then all that was killed or stopped is there again."""
-        await asyncio.gather(self._with_servers(over), self._with_database(over))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._with_servers(over))
+            tasks.create_task(self._with_database(over))
 
     async def _with_servers(self, over: asyncio.Event) -> None:
         kinds = [self._kill, self._stop]  # both, however short it is
@@ -153,7 +177,7 @@ class Trouble:
         await server.kill()
         self.counts["kills of a server"] += 1
         await self._pause(over, 0, 1.5 * self._lease)
-        await server.start()
+        await server.start_again()
 
     async def _stop(self, server: Server, over: asyncio.Event) -> None:
         """Past its lease."""
@@ -165,10 +189,10 @@ class Trouble:
             server.signal(signal.SIGCONT)
 
     async def _with_database(self, over: asyncio.Event) -> None:
-        while self._database.can_die and not await self._pause(over, 1.0, 6.0):
+        while self._database.can_die and not await self._pause(over, 2.0, 10.0):
             await self._database.kill()
             self.counts["kills of the database"] += 1
-            await self._pause(over, 0, 1.2 * self._lease)
+            await self._pause(over, 0, self._lease)
             await self._database.start()
 
     async def _pause(self, over: asyncio.Event, least: float, most: float) -> bool:

@@ -12,7 +12,7 @@ from random import Random
 
 from andon.store.sql import SQLStore
 from bench.chaos.agent import PROVIDER, STARTED
-from bench.chaos.checks import FAULTS, Checks
+from bench.chaos.checks import FAULTS, ODD, Checks
 from bench.chaos.clients import Clients
 from bench.chaos.provider import make_provider
 from bench.chaos.servers import Trouble, database, serving
@@ -63,11 +63,12 @@ async def hold(kind: str, servers: int, runs: int, seed: str, lease: float = 1.5
                         await server.kill()
                 checks = Checks(store, clients, provider)
                 await checks.make(survivor.url, started)
+                checks.faults[ODD] += [defect for server in fleet for defect in server.defects]
             finally:
                 await store.close()
                 await clients.close()
-    told = Counter({"runs": checks.statuses.total(), "cancels acknowledged": len(clients.ledger.acknowledged)})
-    ends = Counter({f"runs {name}": number for name, number in sorted(checks.statuses.items())})
+    told = Counter({"runs": checks.ends.total(), "cancels acknowledged": len(clients.ledger.acknowledged)})
+    ends = Counter({f"runs {name}": number for name, number in sorted(checks.ends.items())})
     return Outcome(told + ends + clients.ledger.counts + trouble.counts, checks.faults)
 
 

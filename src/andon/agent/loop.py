@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from andon.agent import settle
@@ -139,11 +139,11 @@ class Loop(Calling):
                 )
                 break
             except Cut:
-                self._charge(turn.spent_cut())
+                self._charge(turn.spent_cut)
                 raise
             except Exception as error:
                 turn.shut()
-                self._charge(turn.spent_failed())
+                self._charge(turn.spent_failed)
                 delay = None if turn.shown else self._plan.retry.delay(error, attempt)
                 if delay is None:
                     raise
@@ -199,14 +199,14 @@ class Loop(Calling):
         self.calls = [*self.calls, *self.open_calls]
         self._text += turn.content()
         self._spent += usage
-        self._charge(turn.spent_cut() if usage.total_tokens is None else usage)
+        self._charge(turn.spent_cut if usage.total_tokens is None else turn.spent)
         await self._tell(AfterModel, message=self.messages[-1], usage=usage)
         await self._announce()
 
-    def _charge(self, usage: Usage) -> None:
+    def _charge(self, spent: Callable[[], Usage]) -> None:
         """Take it from the budget, if it was cut or failed too: a run above may go on with what is left."""
         if self._run.meter is not None:
-            self._run.meter.spend(usage.total_tokens or 0)
+            self._run.meter.spend(spent().total_tokens or 0)
 
     def _records(self, turn: Turn, blocks: Sequence[Block]) -> list[CallRecord]:
         return [CallRecord(self._run, block, turn.problem(block.id)) for block in blocks if isinstance(block, ToolCall)]

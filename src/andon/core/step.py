@@ -14,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from andon.core.alarm import Alarm
 from andon.core.journal import Waiters
 from andon.errors import describe
 
@@ -54,6 +55,7 @@ class Step(Generic[T]):
     """One task of a run, from its start to its end or its abandonment."""
 
     __slots__ = (
+        "_alarm",
         "_error",
         "_make",
         "_run",
@@ -83,6 +85,7 @@ class Step(Generic[T]):
         self._value: T
         self._error: BaseException | None = None
         self._timer = None if timeout is None else run.loop.call_later(timeout, self.cut_alone)
+        self._alarm: Alarm | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.finished = self.was_cut = self.was_cut_alone = self.abandoned = False
         self._task = run.loop.create_task(self._perform(), name=name)
@@ -154,7 +157,7 @@ class Step(Generic[T]):
             if not (self._run.host_has_cancelled and self._task.cancelling()):
                 # A host that ends its loop has done it: the work is to see one CancelledError, not two.
                 self._task.cancel()
-            self._set_timer(self._run.bounds.cut_seconds, self._cut_again)
+            self._await_end()
 
     def _mark_cut(self) -> None:
         if not self.was_cut:
@@ -165,15 +168,18 @@ class Step(Generic[T]):
     def _is_cancelled(self) -> bool:
         return self.cut_by is not None and self._run.signal.rank >= self.cut_by.rank
 
-    def _cut_again(self) -> None:
-        self._task.cancel()
-        bounds = self._run.bounds
-        self._set_timer(max(0.0, bounds.abandon_seconds - bounds.cut_seconds), self._abandon)
-
-    def _set_timer(self, seconds: float, action: Callable[[], None]) -> None:
+    def _await_end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._run.loop.call_later(seconds, action)
+            self._timer = None
+        self._alarm = Alarm.of(self._run.loop, self._run.bounds.cut_seconds)
+        self._alarm.watch(self)
+
+    def cut_again(self) -> None:
+        """It was cut a while ago, and has not ended."""
+        self._task.cancel()
+        bounds = self._run.bounds
+        self._timer = self._run.loop.call_later(max(0.0, bounds.abandon_seconds - bounds.cut_seconds), self._abandon)
 
     def _abandon(self) -> None:
         self.abandoned = True
@@ -201,6 +207,9 @@ class Step(Generic[T]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._alarm is not None:
+            self._alarm.let_go()
+            self._alarm = None
         self._run.end_step(self)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One timer for all steps of a loop that were cut, and are to end within the same time.
+
+Most of them do so at once, so a timer for each would be set only to be taken back. They are due in the order in which
+they were cut: whoever is first in the queue is the first to be late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from andon.core.step import Step
+
+_alarms: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, Alarm]] = WeakKeyDictionary()
+
+
+class Alarm:
+    """Reminds steps that were cut, and have not ended after so many seconds."""
+
+    __slots__ = ("_loop", "_open", "_queue", "_seconds", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self._loop, self._seconds = loop, seconds
+        self._queue: deque[tuple[float, Step[Any]]] = deque()
+        self._open = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop, seconds: float) -> Alarm:
+        alarms = _alarms.setdefault(loop, {})
+        if (alarm := alarms.get(seconds)) is None:
+            alarm = alarms[seconds] = cls(loop, seconds)
+        return alarm
+
+    def watch(self, step: Step[Any]) -> None:
+        due = self._loop.time() + self._seconds
+        self._queue.append((due, step))
+        self._open += 1
+        if self._timer is None:
+            self._timer = self._loop.call_at(due, self._ring)
+
+    def let_go(self) -> None:
+        """One of them has ended. With the last one, nothing is left of the others either."""
+        self._open -= 1
+        if not self._open:
+            self._queue.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _ring(self) -> None:
+        self._timer = None
+        now, queue = self._loop.time(), self._queue
+        late = []
+        while queue and (queue[0][1].finished or queue[0][0] <= now):
+            _, step = queue.popleft()
+            if not step.finished:
+                late.append(step)
+        if queue:
+            self._timer = self._loop.call_at(queue[0][0], self._ring)
+        for step in late:
+            step.cut_again()

@@ -85,7 +85,9 @@ class Server:
     async def start(self) -> None:
         await self._launch()
         async with asyncio.timeout(START_SECONDS):
-            while not await self._listens():
+            while True:
+                if await self._listens():
+                    return
                 await asyncio.sleep(0.05)
 
     async def start_again(self) -> None:

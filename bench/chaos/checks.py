@@ -126,8 +126,9 @@ class Checks:
             lines = started.read_text().splitlines()
         calls = Counter(lines)
         self.faults[TWICE] += [f"{call_id} started {times} times" for call_id, times in calls.items() if times > 1]
+        gone_on_with = {record.continues for record in records}  # whoever goes on starts what had not started
         for record in records:
-            for each in record.receipt.tools if record.receipt else ():
+            for each in record.receipt.tools if record.receipt and record.run_id not in gone_on_with else ():
                 if each.outcome is ToolOutcome.not_started and calls[each.call_id]:
                     told = f"{each.call_id} of {record.run_id} is said not to have started: {record.receipt}"
                     self.faults[TWICE].append(told)
@@ -142,7 +143,7 @@ class Checks:
         body = {"message": NEXT, "session_id": session, "stream": False}
         status, said = await self._clients.ask("POST", f"/agents/{AGENT}/runs", at=url, json=body)
         if (status, said.get("status")) != (200, "COMPLETED"):
-            self.faults[REJECTED].append(f"{session}: the next prompt got {status} {said}")
+            self.faults[REJECTED].append(f"{session}: the next prompt got {status} {said.get('receipt')} {said}")
 
 
 def _end_of(record: RunRecord) -> str:

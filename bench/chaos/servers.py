@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from random import Random
 
+from tests.store.server import HASTY
 from tests.store.server import Server as Postgres
 
 ROOT = Path(__file__).parents[2]
@@ -49,14 +50,14 @@ class Database:
 
 
 @contextlib.contextmanager
-def database(kind: str) -> Iterator[Database]:
-    """A fresh one, in a folder that goes with it."""
+def database(kind: str, settings: str = HASTY) -> Iterator[Database]:
+    """A fresh one, in a folder that goes with it. `settings` are Postgres' own."""
     folder = Path(tempfile.mkdtemp(prefix="andon-chaos-"))  # not for its owner alone: Postgres never runs as root
     try:
         if kind == "sqlite":
             yield Database(f"sqlite:///{folder}/andon.db", folder)
         else:
-            postgres = Postgres(folder, Path(tempfile.gettempdir()))
+            postgres = Postgres(folder, Path(tempfile.gettempdir()), settings)
             try:
                 yield Database(postgres.url("postgres"), folder, postgres)
             finally:

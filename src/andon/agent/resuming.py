@@ -7,6 +7,7 @@ that paused it. A cut one goes on as a new run that names it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -26,6 +27,10 @@ from andon.messages import Message
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+    from andon.core.events import Event
+    from andon.core.keeper import Keeper
+    from andon.core.shared import Lease
 
 
 class Resuming:
@@ -115,8 +120,7 @@ class Resuming:
         }
         run = self._make([], options, restored=(record, base, messages))
         run.answer(answers)
-        run.begin_again(events, record.created_at)
-        await run.admitted()
+        run.begin_again(events, record.created_at, await _taken(self.runtime.keeper, record, events))
         return run
 
     async def rollback_run(self, run_id: str) -> None:
@@ -138,3 +142,17 @@ class Resuming:
         if record is None or record.session.agent_id != self.id:
             raise UnknownRunError(f"agent {self.id!r} has no run {run_id!r}")
         return record
+
+
+async def _taken(keeper: Keeper, record: RunRecord, events: list[Event]) -> tuple[Lease, float]:
+    """Hold this run, of which that much is known; and since when. Until then nobody must see it here: someone else may
+    be quicker, and what they make of the run is what it is.
+    """
+    began = time.monotonic()
+    taken = await keeper.store.take_up(record.run_id, keeper.owner, keeper.seconds)
+    if taken is None:
+        raise NotContinuableError(f"run {record.run_id!r} is not paused any more: someone else was quicker")
+    if taken.last_seq != len(events):  # it has gone on in the meantime, and now it asks something else
+        await keeper.store.finish(taken.lease, taken.record, taken.messages, [])
+        raise NotContinuableError(f"run {record.run_id!r} was answered by someone else, and asks again")
+    return taken.lease, began

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from andon.core.run import Run
     from andon.core.runtime import Runtime
     from andon.core.session import OnBusy, Session
+    from andon.core.shared import Lease
     from andon.core.work import Work
 
 log = logging.getLogger("andon")
@@ -159,12 +160,13 @@ class Life(Outliving):
         self._work.begin()
         self._go()
 
-    def begin_again(self, events: Sequence[Event], created_at: float) -> None:
-        """Go on with a run that was paused elsewhere, from what the store has of it."""
+    def begin_again(self, events: Sequence[Event], created_at: float, held: tuple[Lease, float]) -> None:
+        """Go on with a run that was paused elsewhere, from what the store has of it, where it was taken up."""
         assert self.tenure is not None
         self.created_at, self.tenure.restoring, self.tenure.written = created_at, True, len(events)
-        self._enlist()
         self.journal.events.extend(events)
+        self._enlist()
+        self.tenure.hold(*held)
         self._cord.add(self, 0)
         self._go()
 

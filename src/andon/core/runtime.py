@@ -195,7 +195,9 @@ class Runtime:
             raise ValueError("say which runs: run_id=, session_id=, user_id=, agent_id=, or all=True")
         request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace)
         stored: dict[str, CancelOutcome] = {}
+        entered: set[str] = set()
         if self.keeper is not None:  # truth first: what is acknowledged here is not lost, whatever happens next
+            entered = {run.run_id for run in self.runs if run.tenure is not None and run.tenure.lease is not None}
             which = Selection(run_id, session_id, user_id, agent_id)
             stored = await self.keeper.store.request_cancel(which, request)
             stored = {key: outcome for key, outcome in stored.items() if outcome is not CancelOutcome.unknown}
@@ -203,7 +205,9 @@ class Runtime:
         fitting = [
             run
             for run in self.runs
-            if (run_id is None or run.run_id == run_id)
+            # The store has the last word: one that it knows to have ended is only not told so here yet.
+            if (stored.get(run.run_id) or run.run_id not in entered)
+            and (run_id is None or run.run_id == run_id)
             and (session_id is None or run.session_id == session_id)
             and (user_id is None or run.user_id == user_id)
             and (agent_id is None or run.agent_id == agent_id)

@@ -18,7 +18,7 @@ import msgspec
 from andon.core.following import follow
 from andon.core.shared import Lease, Progress
 from andon.core.states import RunStatus
-from andon.errors import AndonError, NotContinuableError, SessionBusyError, StoreError
+from andon.errors import AndonError, SessionBusyError, StoreError
 
 if TYPE_CHECKING:
     from andon.core.events import Event
@@ -67,7 +67,7 @@ class Tenure:
         self.told = False
         """The store knows of the cancel that was asked for here."""
         self.restoring = False
-        """It was paused, and not here: it is not entered, but taken up."""
+        """It was paused, and not here: it was not entered, but taken up."""
         self._noted: tuple[int, int] | None = None
         self._wanted = 0
 
@@ -79,11 +79,10 @@ class Tenure:
 
     async def enter(self, record: RunRecord, on_busy: OnBusy) -> None:
         """Take a place in the session's line, or be refused."""
+        if self.restoring:
+            return
         try:
-            if not self.restoring:
-                await self._enter(record, on_busy)
-            elif not await self.take_up():
-                raise NotContinuableError(f"run {record.run_id!r} is not paused any more: someone else was quicker")
+            await self._enter(record, on_busy)
         except AndonError as error:
             self.refusal = error
             raise

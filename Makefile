@@ -5,7 +5,9 @@ VENV := .venv
 VERSION :=
 PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip -qq --disable-pip-version-check
-REST := --ignore tests/test_bench.py --ignore tests/clients
+# What is long, or about other processes than Python's own doings, is tested on the first Python alone.
+REST := $(addprefix --ignore tests/,test_bench.py clients cli kept server/test_crowd.py server/test_schema.py \
+	telemetry/test_explored.py)
 # More than there are cores: many tests wait for a process or for a clock.
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 2 )) | awk '{ print ($$1 > 8) ? 8 : $$1 }')
 # The folders are in it too, so that a deleted file is noticed.
@@ -48,7 +50,7 @@ types: $(VENV)/.dev ## mypy, strict
 	@$(PYTHON) -m mypy
 
 # The tests on one Python. The first one also measures coverage, which has a gate in pyproject.toml, and runs what is the
-# same on each of them: the benchmarks, and other projects' clients in environments of their own.
+# same on each of them: the benchmarks, the command line, servers that are killed, other projects' clients.
 unit: $(VENV)/.core $(VENV)/.dev clients
 	@echo "testing on $$($(PYTHON) --version)…"
 	@$(PYTHON) -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal $(if $(VERSION),$(REST),--cov)

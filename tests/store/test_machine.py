@@ -32,7 +32,7 @@ class Known:
     def __init__(self, run_id: str, session: str, expired: bool) -> None:
         self.run_id, self.session, self.expired = run_id, session, expired
         self.epoch, self.status, self.asked = 1, RunStatus.pending, False
-        self.ends = 0
+        self.ends, self.owner = 0, "w"
 
     @property
     def over(self) -> bool:
@@ -128,8 +128,9 @@ class Machine(RuleBasedStateMachine):
         known = self.runs[lease.run_id]
         end = record(lease.run_id, status, self._key(known.session), content=f"{lease.epoch}")
         answer = self.do(self.store.finish(lease, end, said(lease.run_id), []))
-        mine = known.epoch == lease.epoch and known.status is RunStatus.paused and status is RunStatus.cancelled
-        if not (self._good(lease) or mine):
+        # Whoever has paused a run may still say that it was cancelled.
+        late = (known.epoch, known.status, status) == (lease.epoch, RunStatus.paused, RunStatus.cancelled)
+        if not self._good(lease) and not late:
             again = known.epoch == lease.epoch and known.status is status
             assert answer is None if again else isinstance(answer, RunRecord)
         elif known.asked and status is not RunStatus.cancelled:
@@ -151,15 +152,21 @@ class Machine(RuleBasedStateMachine):
         answer = self.do(self.store.request_cancel(Selection(run_id=f"r{number}"), asking(mode=mode)))
         assert answer == {f"r{number}": expected}
 
-    @rule(target=leases, number=st.integers(0, 9))
-    def take_up(self, number: int) -> Any:
+    @rule(target=leases, number=st.integers(0, 9), twice=st.booleans())
+    def take_up(self, number: int, twice: bool) -> Any:
         known = self.runs.get(f"r{number}")
-        taken = self.do(self.store.take_up(f"r{number}", "w", LONG))
+        taken = self.do(self.store.take_up(f"r{number}", "v", LONG))
         can = known is not None and known.status is RunStatus.paused and not known.asked
-        assert (taken is not None) == can
+        mine = known is not None and known.held and known.owner == "v"  # then the first answer was lost
+        assert (taken is not None) == (can or mine)
         if known is None or taken is None:
             return Lease("r0", 0) if "r0" in self.runs else self.enter("s1", True, "queue")
-        return self._took(known, taken.lease)
+        if mine:
+            assert taken.lease == Lease(known.run_id, known.epoch)
+            return taken.lease
+        if twice:
+            assert self.do(self.store.take_up(f"r{number}", "v", LONG)) is not None
+        return self._took(known, taken.lease, "v")
 
     @rule()
     def take_orphans(self) -> None:
@@ -171,9 +178,10 @@ class Machine(RuleBasedStateMachine):
         ]
         assert [each.lease.run_id for each in taken] == [known.run_id for known in orphans]
         for known, each in zip(orphans, taken, strict=True):
-            self._took(known, each.lease)
+            self._took(known, each.lease, "w")
 
-    def _took(self, known: Known, lease: Lease) -> Lease:
+    def _took(self, known: Known, lease: Lease, owner: str) -> Lease:
+        known.owner = owner
         known.epoch += 1
         known.expired = False
         if known.status is RunStatus.paused:

@@ -66,7 +66,8 @@ def test_a_history_has_the_records_and_the_messages_of_each_run(any_url: str) ->
     async def main() -> None:
         async with opened_any(any_url) as store:
             silence = Silence()
-            agent = Agent("Helper", ScriptedModel(silence, "Yes."), runtime=Runtime(store))
+            runtime = Runtime(store)
+            agent = Agent("Helper", ScriptedModel(silence, "Yes."), runtime=runtime)
             async with agent.start("First", session_id="s1", user_id="ada", run_id="r1") as run:
                 await silence.reached.arrived()
                 assert run.own_messages == [user("First")]
@@ -86,6 +87,7 @@ def test_a_history_has_the_records_and_the_messages_of_each_run(any_url: str) ->
             assert await store.history(KEY) == []
             assert await store.load(KEY) == []
             assert await store.find("r1") is not None
+            await runtime.close()
 
     play(main)
 

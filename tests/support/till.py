@@ -34,7 +34,7 @@ class Till:
             return "seen"
 
         self.delete, self.pay, self.look = delete, pay, look
-        self.tools = [delete, pay, look]
+        self.tools: list[Any] = [delete, pay, look]
 
 
 DELETE, PAY, LOOK = Call("delete", {"name": "all"}, id="d"), Call("pay", {"amount": 9}, id="p"), Call("look", id="l")

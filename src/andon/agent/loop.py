@@ -224,6 +224,8 @@ class Loop(Calling):
     # -- asking a person ----------------------------------------------------------------------------------------------
 
     def so_far(self) -> list[Message]:
+        if self._earlier is not None and not self._opened:
+            return []  # until it is in the session, all is as the earlier run left it
         messages, calls = list(self.messages), self.open_calls
         results: list[Block] = [record.result() for record in calls if record.has_result]
         if results and messages[-1].role == "assistant":  # else they have become a message this very moment

@@ -14,6 +14,7 @@ import msgspec
 from andon.agent.calls import ASKING, CUT, NOT_APPROVED
 from andon.agent.settle import settle
 from andon.core.events import TERMINAL_EVENT, Event, RunEvent, ToolView
+from andon.core.family import orphaned_by
 from andon.core.receipt import CancelRequest, Receipt, ToolReceipt
 from andon.core.shared import SharedStore, Taken
 from andon.core.states import CancelMode, Phase, RunStatus, StopReason, ToolOutcome
@@ -21,11 +22,14 @@ from andon.core.store import RunRecord
 from andon.messages import UNKNOWN_USAGE, Message, ToolCall, ToolResult
 
 EVENTS_AT_ONCE = 2_000
+_PHASES = {RunStatus.pending: Phase.pending, RunStatus.paused: Phase.paused}
 
 
 async def end_orphan(store: SharedStore, taken: Taken, request: CancelRequest) -> None:
-    """End it as cancelled. Should someone else have been quicker, theirs is its end."""
+    """End it as cancelled, and what waits for it. Should someone else have been quicker, theirs is its end."""
     record, messages, events = settle_orphan(taken, request)
+    for which, why in orphaned_by(record):  # first: once it has ended, nobody would come back to it
+        await store.request_cancel(which, why)
     await store.finish(taken.lease, record, messages, events)
 
 
@@ -45,8 +49,9 @@ def settle_orphan(taken: Taken, request: CancelRequest) -> tuple[RunRecord, list
     content = record.content or "".join(message.text for message in messages if message.role == "assistant")
     messages = settle(messages, (), results, request) if messages else []
     receipts = [ToolReceipt(call.id, call.name, cut.get(call.id, ToolOutcome.completed)) for call in calls]
-    usage = record.usage or UNKNOWN_USAGE
-    phase = Phase.paused if record.status is RunStatus.paused else Phase.ending
+    # What it had spent is written where it rests. A run that was at work may have spent any number since.
+    usage = record.usage if record.usage and record.status is not RunStatus.running else UNKNOWN_USAGE
+    phase = _PHASES.get(record.status) or (Phase.tools if cut else Phase.waiting)
     receipt = Receipt.of(request, CancelMode.now, phase, receipts, usage, [])
     ended = msgspec.structs.replace(
         record,

@@ -7,7 +7,6 @@ that paused it. A cut one goes on as a new run that names it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -15,6 +14,7 @@ from andon.agent.carry import Earlier, take_up
 from andon.agent.options import ContinueOptions, RunOptions
 from andon.agent.orphans import read_all
 from andon.core.budget import Budget
+from andon.core.events import RunEvent
 from andon.core.pause import check_answers
 from andon.core.receipt import RunResult
 from andon.core.run import Run
@@ -22,15 +22,12 @@ from andon.core.runtime import Runtime
 from andon.core.session import Session
 from andon.core.states import RunStatus
 from andon.core.store import Bookmark, RunRecord
+from andon.core.tenure import take_paused
 from andon.errors import AnswersError, NotContinuableError, UnknownRunError
 from andon.messages import Message
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
-
-    from andon.core.events import Event
-    from andon.core.keeper import Keeper
-    from andon.core.shared import Lease
 
 
 class Resuming:
@@ -73,9 +70,7 @@ class Resuming:
         if run is not None and run.agent_id == self.id:
             if options:
                 raise TypeError(f"a paused run keeps its options; {', '.join(options)} can't be given")
-            run.check_answers(answers or {})
-            await run.retake()
-            run.resume(answers or {})
+            await run.resume(answers or {})
             return run
         record = await self._find_record(run_id)
         if record.status is RunStatus.paused and self.runtime.keeper is not None:
@@ -108,6 +103,10 @@ class Resuming:
         else:
             raise NotContinuableError(f"run {record.run_id!r} is no longer part of its session: send another prompt")
         events = await read_all(store, record.run_id)
+        asked = [event.interrupts for event in events if event.event is RunEvent.run_paused]
+        quicker = f"run {record.run_id!r} is not paused any more, or asks something else: someone else was quicker"
+        if asked[-1:] != [record.interrupts]:
+            raise NotContinuableError(quicker)
         options: RunOptions = {
             "session_id": record.session.session_id,
             "user_id": record.session.user_id,
@@ -120,7 +119,11 @@ class Resuming:
         }
         run = self._make([], options, restored=(record, base, messages))
         run.answer(answers)
-        run.begin_again(events, record.created_at, await _taken(self.runtime.keeper, record, events))
+        # Nobody must see it here before: someone else may be quicker, and what they make of the run is what it is.
+        held = await take_paused(self.runtime.keeper, record.run_id, len(events))
+        if held is None:
+            raise NotContinuableError(quicker)
+        run.begin_again(events, record.created_at, held)
         return run
 
     async def rollback_run(self, run_id: str) -> None:
@@ -142,17 +145,3 @@ class Resuming:
         if record is None or record.session.agent_id != self.id:
             raise UnknownRunError(f"agent {self.id!r} has no run {run_id!r}")
         return record
-
-
-async def _taken(keeper: Keeper, record: RunRecord, events: list[Event]) -> tuple[Lease, float]:
-    """Hold this run, of which that much is known; and since when. Until then nobody must see it here: someone else may
-    be quicker, and what they make of the run is what it is.
-    """
-    began = time.monotonic()
-    taken = await keeper.store.take_up(record.run_id, keeper.owner, keeper.seconds)
-    if taken is None:
-        raise NotContinuableError(f"run {record.run_id!r} is not paused any more: someone else was quicker")
-    if taken.last_seq != len(events):  # it has gone on in the meantime, and now it asks something else
-        await keeper.store.finish(taken.lease, taken.record, taken.messages, [])
-        raise NotContinuableError(f"run {record.run_id!r} was answered by someone else, and asks again")
-    return taken.lease, began

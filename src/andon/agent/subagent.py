@@ -14,6 +14,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from andon.core.events import RunEvent
+from andon.core.family import child_id
 from andon.core.receipt import RunResult
 from andon.core.run import Run
 from andon.core.states import RunStatus
@@ -53,7 +54,7 @@ class AgentTool:
 
     async def invoke(self, bound: dict[str, Any], ctx: ToolContext) -> str:
         # The id is made of the call's, so that a tool that is entered again finds the run that waits for the answer.
-        run_id = f"{ctx.run_id}.{ctx.call_id}"
+        run_id = child_id(ctx.run_id, ctx.call_id)
         if not ctx.passed_on:
             run = self._agent.start(
                 bound["prompt"], run_id=run_id, user_id=ctx.user_id, session_id=os.urandom(16).hex()

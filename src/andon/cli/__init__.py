@@ -1,31 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `andon`. Each command is a file of its own, with `add` (its options) and `run` (what it does).
 
-What a user got wrong is one sentence on stderr and exit code 2; a traceback is for our own defects.
+What a user got wrong is one sentence on stderr and an exit code of its own; a traceback is for our own defects.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import sys
 from collections.abc import Sequence
 
 from andon import __version__
-from andon.cli import serve
-from andon.cli.mistake import Mistake
+from andon.cli import cancel, continuing, prune, ps, run, serve, unblock, watch
+from andon.cli.mistake import Exit, Mistake, mistake_of
+from andon.cli.options import Help
+from andon.cli.show import prepare_streams
+from andon.errors import AndonError
 
-COMMANDS = [serve]
+COMMANDS = [serve, run, ps, watch, cancel, unblock, continuing, prune]
+
+EPILOG = """
+where runs are looked for: --url, --db, $ANDON_URL, ./andon.db if it is there, http://127.0.0.1:7777
+
+exit codes:
+  0    all well; a run that was followed has completed
+  1    the run failed, or what was asked for is not there
+  2    wrong usage
+  3    the run was cancelled
+  4    the run is paused and waits for an answer
+  5    the server or the database can't be reached
+  130  left by Ctrl-C (in `andon run`, by the second one)
+
+andon COMMAND --help tells more, with examples.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="andon", description="AI agents whose runs can always be cancelled.")
+    prepare_streams()
+    options = make_parser().parse_args(arguments)
+    try:
+        code = int(options.run(options))
+        sys.stdout.flush()
+    except Mistake as mistake:
+        return _say(mistake)
+    except AndonError as error:
+        return _say(mistake_of(error))
+    except KeyboardInterrupt:
+        return Exit.interrupted
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
+        _let_go_of_stdout()
+        return Exit.pipe_closed
+    return code
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="andon",
+        description="AI agents whose runs can always be cancelled.",
+        epilog=EPILOG,
+        formatter_class=Help,
+    )
     parser.add_argument("--version", action="version", version=f"andon {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add(commands)
-    options = parser.parse_args(arguments)
-    try:
-        return int(options.run(options))
-    except Mistake as mistake:
-        print(f"andon: {mistake}", file=sys.stderr)
-        return 2
+    return parser
+
+
+def _say(mistake: Mistake) -> Exit:
+    print(f"andon: {mistake}", file=sys.stderr)
+    return mistake.code
+
+
+def _let_go_of_stdout() -> None:
+    """Nobody reads it any more: what is still buffered must not complain at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands raise for something that the user can put right."""
+"""What commands raise for something that the user can put right, and how a command ends."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from andon.core.states import RunStatus
+from andon.errors import AndonError, ConfigurationError, EmptyPromptError, SchemaError, StoreError
+
+
+class Exit(IntEnum):
+    """The exit codes, as docs/cli.md and `andon --help` list them."""
+
+    ok = 0
+    failed = 1
+    usage = 2
+    cancelled = 3
+    paused = 4
+    unreachable = 5
+    interrupted = 130
+    pipe_closed = 141
+
+    @classmethod
+    def of(cls, status: RunStatus) -> Exit:
+        """What a command that followed a run says of it. One that has not ended is no failure."""
+        return _CODES.get(status, cls.ok)
+
+
+_CODES = {RunStatus.error: Exit.failed, RunStatus.cancelled: Exit.cancelled, RunStatus.paused: Exit.paused}
 
 
 class Mistake(Exception):  # noqa: N818 - it is the user's, and no error of ours
     """One sentence that says what is wrong and what to do."""
+
+    def __init__(self, text: str, code: Exit = Exit.usage) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def mistake_of(error: AndonError) -> Mistake:
+    """What keeps a command from its work, as an end of its own."""
+    code = Exit.failed
+    if isinstance(error, StoreError | SchemaError):
+        code = Exit.unreachable
+    elif isinstance(error, ConfigurationError | EmptyPromptError):
+        code = Exit.usage
+    return Mistake(str(error), code)

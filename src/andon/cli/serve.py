@@ -31,7 +31,8 @@ MIN_LEASE = 0.5
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("serve", help="serve agents over HTTP", description=__doc__.splitlines()[0])
-    parser.add_argument("agents", nargs="+", metavar="module:agent", help="an Agent, or a list of them, in a module")
+    parser.add_argument("agents", nargs="*", metavar="module:agent", help="an Agent, or a list of them, in a module")
+    parser.add_argument("--demo", action="store_true", help="serve agents that need no key and no network")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (%(default)s: this machine only)")
     parser.add_argument("--port", type=_port, default=7777, help="the port; 0 picks a free one (%(default)s)")
     parser.add_argument("--root-path", default="", help="the prefix that a proxy in front takes off")
@@ -63,7 +64,10 @@ def run(options: argparse.Namespace) -> int:
         raise Mistake(f'the server is an extra ({error}): pip install "andon[server]"') from error
     # As `python -m` does it: what is here can be imported.
     sys.path.insert(0, os.getcwd())
-    agents = [agent for name in options.agents for agent in find_agents(name)]
+    names = [*options.agents, *(["andon.cli.demo_agents:agents"] if options.demo else [])]
+    if not names:
+        raise Mistake("there is no agent to serve: name one, as in main:agent, or try --demo")
+    agents = [agent for name in names for agent in find_agents(name)]
     try:
         # On one runtime, so that a run's id means one run, whichever agent it is of.
         brought = [agent.runtime for agent in agents if agent.brought_runtime]

@@ -69,7 +69,8 @@ class Cord:
 
     def remove(self, run: Life) -> None:
         self._ended_at = time.monotonic()
-        self.live.pop(run.run_id, None)
+        if self.live.get(run.run_id) is run:
+            del self.live[run.run_id]
 
     def _is_valid(self, arm: Arm, arm_seconds: float) -> bool:
         """Fresh, and no run had ended just before it: such a cancel was meant for that run, not for the next one."""

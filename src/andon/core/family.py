@@ -14,13 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from andon.core.budget import Budget, Meter
 from andon.core.estate import Estate
+from andon.core.receipt import CancelRequest
+from andon.core.shared import Selection
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
 from andon.core.step import CutAloneError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from andon.core.runtime import Runtime
     from andon.core.scope import CallScope
     from andon.core.session import Session
+    from andon.core.store import RunRecord
 
 current: contextvars.ContextVar[CallScope | None] = contextvars.ContextVar("current", default=None)
 """The tool call that this code is part of. Threads of tools have it too."""
@@ -123,3 +128,15 @@ class Kin(Estate):
 
     async def _childless(self) -> None:
         await self._waiters.wait(lambda: not self._children)
+
+
+def child_id(run_id: str, call_id: str) -> str:
+    """The id of the run that an agent makes of a call, if it is used as a tool: whoever enters it again finds it."""
+    return f"{run_id}.{call_id}"
+
+
+def orphaned_by(ended: RunRecord) -> Iterator[tuple[Selection, CancelRequest]]:
+    """The children that may be waiting, in another process or an earlier one, for a run that was cancelled."""
+    for call in ended.cut_calls:
+        request = CancelRequest.make(CancelCause.parent, f"run {ended.run_id} was cancelled")
+        yield Selection(child_id(ended.run_id, call.call_id)), request

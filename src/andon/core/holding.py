@@ -7,6 +7,7 @@ for as long as it takes; only where the run's own loop is being ended is that gi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Awaitable, Callable
@@ -22,7 +23,7 @@ from andon.core.states import CancelCause, CancelMode, Phase, RunStatus, StopRea
 from andon.core.step import CutAloneError, StrayCancelError
 from andon.core.tenure import Tenure, pause_before_retry
 from andon.core.work import Settlement
-from andon.errors import StartError, StoreError, describe
+from andon.errors import LeaseLostError, StartError, StoreError, describe
 from andon.messages import UNKNOWN_USAGE, Usage
 
 if TYPE_CHECKING:
@@ -37,16 +38,23 @@ T = TypeVar("T")
 class Holding(Kin):
     """A run's dealings with a shared store. Without one, `tenure` is None, and there are none."""
 
-    __slots__ = ("_last", "_on_busy", "journal", "tenure")
+    __slots__ = ("_last", "_on_busy", "journal", "store_is_away", "tenure")
 
     journal: Journal
     tenure: Tenure | None
     _on_busy: OnBusy
     _last: Event | None
+    store_is_away: bool
+    """The run's end waits for the store, and has waited for long."""
 
     def so_far(self) -> list[Message]:
         """What the run has added to its session, with the results of those of its calls that have one."""
         raise NotImplementedError
+
+    @property
+    def was_refused(self) -> bool:
+        """The store has not taken the run in: it never was, and nothing of it is recorded."""
+        return self.tenure is not None and self.tenure.refusal is not None
 
     def wake_waiters(self) -> None:
         self._waiters.wake()
@@ -70,7 +78,7 @@ class Holding(Kin):
     async def _agree(self, status: RunStatus) -> RunStatus:
         """Have the store take the run's end, or take the end that the store has."""
         tenure = self.tenure
-        if tenure is None or tenure.refusal is not None:
+        if tenure is None or self.was_refused:
             return status
         while True:
             assert self._settlement is not None
@@ -97,29 +105,41 @@ class Holding(Kin):
                 tenure.refusal = error
                 return None
             except Exception as error:  # noqa: BLE001 - the boundary to the store
-                if self.host_has_cancelled and time.monotonic() - began > self.bounds.settle_seconds:
+                waited = time.monotonic() - began
+                if self._gives_up(tenure, error, tries, waited):
                     self.warn(f"the store could not take the run's end: {describe(error)}")
                     return None
-                if not isinstance(error, StoreError):
-                    self.warn(f"the store failed: {describe(error)}")
-                    if tries > 5:
-                        return None
                 if tries == 0:
                     self.journal.add(RunEvent.store_waiting, error=describe(error))
-                await self._unstoppable(functools.partial(pause_before_retry, tries))
+                if waited > self.bounds.settle_seconds and not self.store_is_away:
+                    self.store_is_away = True
+                    self._waiters.wake()
+                with contextlib.suppress(StoreError):
+                    await self._unstoppable(functools.partial(pause_before_retry, tries))
                 tries += 1
             else:
                 if answer is None:
                     self._last = last
                 return answer
 
+    def _gives_up(self, tenure: Tenure, error: Exception, tries: int, waited: float) -> bool:
+        """Is there no use in trying again, or nobody left to do it?"""
+        if isinstance(error, LeaseLostError):  # the store has nothing of the run any more
+            return True
+        if not isinstance(error, StoreError):  # not that it could not be asked: it is broken
+            return tries > 5
+        return tenure.keeper.closed or (self.host_has_cancelled and waited > self.bounds.settle_seconds)
+
     async def _unstoppable(self, make: Callable[[], Awaitable[T]]) -> T:
-        """Do what no cancel cuts, also if a host that ends its loop cancels it."""
+        """Do what no cancel cuts. A host that ends its loop can't stop it either, but then it has only so long."""
         while True:
+            seconds = self.bounds.settle_seconds if self.host_has_cancelled else None
             try:
-                return await self.step(make, name="the store", cut_by=None)
-            except (StrayCancelError, CutAloneError):
+                return await self.step(make, name="the store", cut_by=None, timeout=seconds)
+            except StrayCancelError:
                 continue
+            except CutAloneError:
+                raise StoreError(f"the store took longer than {seconds:g} s") from None
 
     def _last_event(self, record: RunRecord) -> Event:
         if record.status is RunStatus.paused:
@@ -136,20 +156,38 @@ class Holding(Kin):
 
     def _overrule(self, request: CancelRequest) -> None:
         """A cancel was accepted elsewhere before the run had ended: then that is how it ends."""
+        self.signal.overrule(request)
+        self.journal.add(RunEvent.cancel_requested, reason=request.reason)
+        self._settle_as(request)
+
+    def _settle_as(self, fate: Fate) -> None:
+        """Bring what was seen so far into its final form."""
         raise NotImplementedError
 
     async def _adopt(self, tenure: Tenure, record: RunRecord) -> RunStatus:
         """Someone else has the run: its end is theirs."""
-        if not record.status.final:
-            self.runtime.forget(self)  # type: ignore[arg-type]
-            record = await self._unstoppable(lambda: tenure.follow(record))
-        left = await self._unstoppable(tenure.left)
+        asked = self.signal.request
+        try:
+            if not record.status.final:
+                self.runtime.forget(self)  # type: ignore[arg-type]
+                request = None if asked is None or asked.cause is CancelCause.lost else asked
+                record = await self._unstoppable(lambda: tenure.follow(record, request))
+            left = await self._unstoppable(tenure.left)
+        except StoreError as error:  # nobody is left to wait for it
+            self.warn(f"how another worker ends the run is not known: {describe(error)}")
+            if asked is None:
+                self._overrule(CancelRequest.make(CancelCause.lost))
+            return RunStatus.cancelled
+        self._take_over(record, left)
+        tenure.release()
+        return record.status
+
+    def _take_over(self, record: RunRecord, left: list[Message]) -> None:
+        """Have ended as the store says, and left what is there."""
         tools = [] if record.receipt is None else record.receipt.tools
         self.signal.overrule(_fate_of(record))
         self._receipt = record.receipt
         self._settlement = Settlement(left, record.content, record.usage or UNKNOWN_USAGE, tools, [])
-        tenure.release()
-        return record.status
 
 
 def _fate_of(record: RunRecord) -> Fate:

@@ -1,25 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keeper of a runtime's runs in a shared store: renews their leases, writes what they do, hears of cancels.
 
-It lives on the portal's loop, so that a run's own loop may be as busy as it likes. Four things go on side by side, and
-none waits for another: leases are renewed; runs whose lease was not renewed in time are stopped, by the clock alone;
-what is new is written; and after each wake-up from the store the keeper looks whether its runs were asked to stop.
-A wake-up may be lost: each renewal looks as well.
+It lives on a thread of its own, so that a run's loop, and the portal's, may be as busy as they like. Five things go on
+side by side, and none waits for another: leases are renewed; runs whose lease was not renewed in time are stopped, by
+the clock alone; what is new is written; after each wake-up from the store the keeper looks whether its runs were asked
+to stop; and runs that nobody else will end are ended. A wake-up may be lost: each renewal looks as well.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import itertools
 import logging
 import os
+import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from andon.core.journal import Waiters
-from andon.core.portal import portal
+from andon.core.portal import Portal
 from andon.core.receipt import CancelRequest
 from andon.core.shared import Selection
 from andon.core.states import CancelCause
@@ -44,24 +47,34 @@ TRUSTED = 0.8
 
 ORPHANS_AT_ONCE = 20
 
+MENDING_SECONDS = 1.0
+"""How long a part of the keeper rests after a defect of ours."""
+
 
 class Keeper:
     """Holds a runtime's runs in a shared store."""
 
     def __init__(self, store: SharedStore, seconds: float, end_orphan: EndOrphan) -> None:
         self.store, self.seconds = store, seconds
-        self.owner = os.urandom(8).hex()
+        self._end_orphan = end_orphan
         self._count = itertools.count(1)
         self.changes = 0
         """Counts the wake-ups."""
-        self._end_orphan = end_orphan
+        self.closed = False
+        self._portal = Portal("andon-keeper")
+        self.start_over()
+        _keepers.add(self)
+
+    def start_over(self) -> None:
+        """Hold nothing; also in a forked child, where the thread is gone, and the runs are its parent's."""
+        self.owner = os.urandom(8).hex()
         self._held: dict[str, Tenure] = {}
         self._waiters = Waiters()
         self._bell = Waiters()
-        self._urgent = 0
+        self._urgent: dict[object, None] = {}
+        self._lock = threading.Lock()
         self._served: concurrent.futures.Future[None] | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._looked_for_orphans = 0.0
+        self._portal.forget()
 
     # -- for runs -----------------------------------------------------------------------------------------------------
 
@@ -70,6 +83,10 @@ class Keeper:
         self._bell.wake()
         self.start()
         tenure.run.wake_waiters()
+
+    def ring(self) -> None:
+        """A run has something to be written, or will have."""
+        self._bell.wake()
 
     def release(self, tenure: Tenure) -> None:
         if self._held.get(tenure.run.run_id) is tenure:
@@ -82,6 +99,7 @@ class Keeper:
         """Ask the store, again and again if it can't be reached: whoever waits has a lease that bounds it."""
         tries = 0
         while True:
+            self._check_open()
             try:
                 return await make()
             except StoreError as error:
@@ -94,15 +112,18 @@ class Keeper:
     async def changed(self, seen: int) -> None:
         """Wait for a wake-up later than those that were seen."""
         await self._waiters.wait(lambda: self.changes != seen)
+        self._check_open()
 
     async def flushed(self, done: Callable[[], bool]) -> None:
         """Have what is new written now, and wait until that is so."""
-        self._urgent += 1
+        key = object()
+        self._urgent[key] = None
         try:
             self._bell.wake()
-            await self._waiters.wait(done)
+            await self._waiters.wait(lambda: done() or self.closed)
+            self._check_open()
         finally:
-            self._urgent -= 1
+            del self._urgent[key]
 
     def wake(self) -> None:
         """Something may have changed in the store. Called from any thread."""
@@ -113,29 +134,46 @@ class Keeper:
 
     def start(self) -> None:
         """Begin to look after runs; also after those that other processes have left behind."""
-        if self._served is None:
-            self._served = portal.submit(self._serve)
+        with self._lock:
+            if not self.closed and (self._served is None or self._served.done()):
+                self._served = self._portal.submit(self._serve)
 
     async def close(self) -> None:
-        """Stop, once nobody needs it any more."""
-        if self._served is not None:
-            task, served = self._task, self._served
-            if task is not None:
-                with contextlib.suppress(RuntimeError):  # its loop was closed, and it with it
-                    task.get_loop().call_soon_threadsafe(task.cancel)
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await asyncio.wrap_future(served)
-            self._served = None
+        """Stop, for good. Who still waits for the store is told so."""
+        await asyncio.to_thread(self.stop)
+
+    def stop(self) -> None:
+        self.closed = True
+        self._portal.close()
+        self.wake()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise StoreError("the runtime was closed: nothing more is written by it")
 
     async def _serve(self) -> None:
-        self._task = asyncio.current_task()
         listening = self.store.listen(self.wake)
+        parts = (
+            self._renew_leases,
+            self._watch_clock,
+            self._write_progress,
+            self._hear_cancels,
+            self._look_for_orphans,
+        )
         try:
-            await asyncio.gather(
-                *map(_mended, (self._renew_leases, self._watch_clock, self._write_progress, self._hear_cancels))
-            )
+            await asyncio.gather(*map(self._mended, parts))
         finally:
             listening.close()
+
+    async def _mended(self, part: Callable[[], Awaitable[None]]) -> None:
+        """Do this until the end. Should it break, that is a defect of ours, and no reason to let go of every run."""
+        while not self.closed:
+            try:
+                await part()
+            except Exception as error:
+                if not self.closed:
+                    log.critical("the keeper broke: %s", describe(error), exc_info=error)
+                    await asyncio.sleep(MENDING_SECONDS)
 
     # -- its parts ----------------------------------------------------------------------------------------------------
 
@@ -148,9 +186,8 @@ class Keeper:
                     self._act_on(await self.store.renew(leases, self.seconds), leases)
                     for lease in leases:
                         tenure = self._held.get(lease.run_id)
-                        if tenure is not None and tenure.lease == lease and not tenure.run.at_rest:
+                        if tenure is not None and tenure.lease == lease:
                             tenure.valid_until = self.validity(began)
-                await self.end_orphans()
             except StoreError as error:
                 log.warning("leases could not be renewed: %s", error)
             self.wake()  # the net under lost wake-ups
@@ -161,19 +198,19 @@ class Keeper:
         while True:
             await asyncio.sleep(self.seconds / 20)
             now = time.monotonic()
-            for tenure in list(self._held.copy().values()):
-                if tenure.valid_until < now:
+            for tenure in self._tenures():
+                if tenure.valid_until < now and not tenure.run.at_rest:
                     tenure.run.cancel_for(CancelCause.lost, "its lease could not be renewed in time")
 
     async def _write_progress(self) -> None:
         while True:
-            await self._bell.wait(lambda: bool(self._held))
+            await self._bell.wait(lambda: any(not tenure.run.at_rest for tenure in self._tenures()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_SECONDS):
-                    await self._bell.wait(lambda: self._urgent > 0)
+                    await self._bell.wait(lambda: bool(self._urgent))
             news = [
                 (tenure, progress)
-                for tenure in list(self._held.copy().values())
+                for tenure in self._tenures()
                 if not tenure.run.at_rest and (progress := tenure.progress()) is not None
             ]
             if not news and self._urgent:  # whoever waits is waiting for a run that is over: let it look
@@ -187,17 +224,19 @@ class Keeper:
                 await asyncio.sleep(0.5)
                 continue
             for tenure, progress in news:
-                if tenure.run.run_id in lost:
-                    self._lose(tenure, progress.lease)
-                else:
+                if tenure.run.run_id not in lost:
                     tenure.note(progress)
+            if lost:  # paused or ended just now, or taken over: whoever looks for cancels finds out which
+                self.wake()
             self._waiters.wake()
 
     async def _tell_cancels(self) -> None:
         """A run that was cancelled here, and takes its time to end, is known to be cancelled elsewhere too."""
-        for tenure in list(self._held.copy().values()):
+        for tenure in self._tenures():
             request = tenure.run.signal.request
-            if request is not None and not tenure.told and not tenure.closing:
+            if request is None or request.cause is CancelCause.lost:  # which is our own affair
+                continue
+            if not tenure.told and not tenure.closing:
                 await self.store.request_cancel(Selection(tenure.run.run_id), request)
                 tenure.told = True
 
@@ -213,7 +252,10 @@ class Keeper:
             await self.changed(seen)
 
     def _leases(self) -> list[Lease]:
-        return [tenure.lease for tenure in list(self._held.copy().values()) if tenure.lease is not None]
+        return [tenure.lease for tenure in self._tenures() if tenure.lease is not None]
+
+    def _tenures(self) -> list[Tenure]:
+        return list(self._held.copy().values())  # runs come and go on other threads
 
     def _act_on(self, renewal: Renewal, leases: list[Lease]) -> None:
         for run_id, request in renewal.cancels.items():
@@ -225,11 +267,19 @@ class Keeper:
                 self._lose(tenure, lease)
 
     def _lose(self, tenure: Tenure, lease: Lease) -> None:
-        """The store does not know this lease any more. While the run is being ended, that is no news."""
-        if tenure.lease == lease and not tenure.closing:
-            tenure.run.cancel_for(CancelCause.lost, "another worker has taken it over")
+        """The store does not know this lease any more. While the run is ended or taken up here, that is no news."""
+        if tenure.lease == lease and not tenure.closing and not tenure.taking:
+            tenure.run.lose()
 
     # -- what others left ---------------------------------------------------------------------------------------------
+
+    async def _look_for_orphans(self) -> None:
+        while True:
+            try:
+                await self.end_orphans()
+            except StoreError as error:
+                log.warning("runs that others left behind can't be ended: %s", error)
+            await asyncio.sleep(self.seconds / 3)
 
     async def end_orphans(self) -> None:
         """End runs that nobody else will end."""
@@ -243,11 +293,18 @@ class Keeper:
                     log.critical("run %s could not be ended: %s", each.record.run_id, describe(error), exc_info=error)
 
 
-async def _mended(part: Callable[[], Awaitable[None]]) -> None:
-    """Do this for ever. Should it break, that is a defect of ours, and no reason to let go of every run."""
-    while True:
-        try:
-            await part()
-        except Exception as error:
-            log.critical("the keeper broke: %s", describe(error), exc_info=error)
-            await asyncio.sleep(FLUSH_SECONDS)
+_keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
+
+
+def _stop_all() -> None:
+    for keeper in list(_keepers):
+        keeper.stop()
+
+
+def _after_fork() -> None:
+    for keeper in list(_keepers):
+        keeper.start_over()
+
+
+atexit.register(_stop_all)
+os.register_at_fork(after_in_child=_after_fork)

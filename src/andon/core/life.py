@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from andon.core.run import Run
     from andon.core.runtime import Runtime
     from andon.core.session import OnBusy, Session
-    from andon.core.shared import Lease
     from andon.core.work import Work
 
 log = logging.getLogger("andon")
@@ -74,7 +73,7 @@ class Life(Outliving):
         self.journal = Journal(run_id, session.key.session_id, session.key.agent_id)
         limit_events(self)
         self.tenure = None if runtime.keeper is None else Tenure(runtime.keeper, cast("Run", self))
-        self._last = None
+        self._last, self.store_is_away = None, False
         self._stage = RunStatus.pending
         self._task: asyncio.Task[None] | None = None
         self._ended = self._settled = False
@@ -160,16 +159,6 @@ class Life(Outliving):
         self._work.begin()
         self._go()
 
-    def begin_again(self, events: Sequence[Event], created_at: float, held: tuple[Lease, float]) -> None:
-        """Go on with a run that was paused elsewhere, from what the store has of it, where it was taken up."""
-        assert self.tenure is not None
-        self.created_at, self.tenure.restoring, self.tenure.written = created_at, True, len(events)
-        self.journal.events.extend(events)
-        self._enlist()
-        self.tenure.hold(*held)
-        self._cord.add(self, 0)
-        self._go()
-
     def _enlist(self) -> None:
         """Be found by its id, and stand in the session's line."""
         self.loop = asyncio.get_running_loop()
@@ -210,6 +199,9 @@ class Life(Outliving):
         await self._finish()
         if self.host_has_cancelled:
             raise asyncio.CancelledError
+        if self._task is not None:  # else its loop begins tasks at once
+            self._task.remove_done_callback(self._task_done)  # said here, it costs the loop one turn less
+            self._settle()
 
     async def _take_turn(self) -> None:
         """Wait until the session is ours."""
@@ -256,7 +248,7 @@ class Life(Outliving):
 
     async def _finish(self) -> None:
         """The one way to end."""
-        work, fate = self._work, self.signal.fate
+        fate = self.signal.fate
         assert fate is not None
         if self._cut_phase is None and isinstance(fate, CancelRequest):
             self._deliver(fate)  # decided so late that it has not arrived yet
@@ -276,12 +268,17 @@ class Life(Outliving):
             status = await self._agree(status)
             if self._stage is RunStatus.paused and status is not RunStatus.cancelled:  # someone else went on with it
                 self._stage = RunStatus.running
+        await self._close(status)
+
+    async def _close(self, status: RunStatus) -> None:
+        """Have ended, and say so."""
         await self._put_away(status)
         self._move(status)
         self._ended = True
         assert self._record is not None
         self._retire(self._last or self._last_event(self._record))
-        await work.farewell()
+        if not self.was_refused:
+            await self._work.farewell()
         del self._work  # it knows the run: let go, so that both are freed without the garbage collector
 
     def _settle_as(self, fate: Fate) -> None:
@@ -290,20 +287,12 @@ class Life(Outliving):
             self._receipt = self._make_receipt()
             for call in settlement.cancelled:
                 self.journal.add(RunEvent.tool_call_cancelled, tool=call)
-        elif isinstance(fate, Failed) and (self.tenure is None or self.tenure.refusal is None):
+        elif isinstance(fate, Failed) and not self.was_refused:
             log.warning("run %s failed: %s", self.run_id, describe(fate.error), extra={"facts": self.names})
-
-    def _overrule(self, request: CancelRequest) -> None:
-        self.signal.overrule(request)
-        self.journal.add(RunEvent.cancel_requested, reason=request.reason)
-        self._settle_as(request)
 
     def _retire(self, last: Event) -> None:
         """Be found among the ended, and say so."""
-        if self.tenure is not None and self.tenure.refusal is not None:
-            self.runtime.forget(self)  # it did not start
-        else:
-            self.runtime.unregister(self)
+        (self.runtime.forget if self.was_refused else self.runtime.unregister)(self)
         self._cord.remove(self)
         try:
             self._work.ended()

@@ -13,15 +13,24 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from andon.core.events import RunEvent
+from andon.core.events import Event, RunEvent
+from andon.core.following import StoredReader
 from andon.core.life import Life
+from andon.core.portal import portal
 from andon.core.receipt import CancelRequest, Interrupt, describe_open
 from andon.core.signal import Batch
 from andon.core.states import CancelCause, CancelOutcome, Phase, RunStatus, check_step
 from andon.core.work import Settlement
-from andon.errors import AnswersError, NotContinuableError
+from andon.errors import AnswersError, NotContinuableError, StoreError, describe
+
+if TYPE_CHECKING:
+    from andon.core.keeper import Keeper
+    from andon.core.shared import Lease
+    from andon.core.store import RunRecord
+
+EVENTS_AT_ONCE = 2_000
 
 _becoming = threading.RLock()
 """Held for the moment in which a run becomes paused: whoever sees that from another thread, and answers, finds all."""
@@ -117,22 +126,17 @@ class Pausing(Life):
     def describe_open(self) -> str:
         return describe_open(self.interrupts)
 
-    async def retake(self) -> None:
-        """On a shared store: take the run up there, before anybody else does."""
-        if self.tenure is not None and not await self.tenure.take_up():
-            raise NotContinuableError(f"run {self.run_id!r} is {self.status.name}: someone else was quicker")
-
     def answer(self, answers: Mapping[str, Any]) -> None:
         """Give the answers to a run that was paused elsewhere, and has not begun here yet."""
         self._work.answer(answers)
 
-    def resume(self, answers: Mapping[str, Any]) -> None:
+    async def resume(self, answers: Mapping[str, Any]) -> None:
         """Go on with the answers of a person, on the running loop; or raise, and nothing has changed."""
         loop = asyncio.get_running_loop()
         with _becoming:
             token = self._token  # of this pause: the answers are not those to another one's questions
             self.check_answers(answers)
-        if not self._take(token):
+        if not self._take(token) or not await self._take_back():
             raise NotContinuableError(f"run {self.run_id!r} is {self.status.name}: someone else was quicker")
         self._work.answer(answers)
         check_step(self._stage, RunStatus.running)
@@ -140,6 +144,88 @@ class Pausing(Life):
         self.session.stir()
         self.journal.add(RunEvent.run_continued)
         self._go()
+        if self.tenure is not None:
+            self.tenure.keeper.ring()
+
+    async def _take_back(self) -> bool:
+        """On a shared store: take the run up there, before anybody else does."""
+        if self.tenure is None:
+            return True
+        try:
+            taken = await self.tenure.take_up()
+        except asyncio.CancelledError:  # it is not known what the store has done: then the answer counts as given
+            self.cancel_for(CancelCause.caller)
+            self._lay_down()
+            raise
+        except BaseException:
+            self._lay_down()
+            raise
+        if not taken:
+            self._lay_down()
+        return taken
+
+    def _lay_down(self) -> None:
+        """Wait on for a person. Like the pause: first the token, then a look for a cancel."""
+        self.journal.resting, self._token = True, [None]
+        self.journal.waiters.wake()
+        if self.signal.fate is not None and self._take(self._token):
+            self._hand_over_soon()
+
+    def begin_again(self, events: Sequence[Event], created_at: float, held: tuple[Lease, float]) -> None:
+        """Go on with a run that was paused elsewhere, from what the store has of it, where it was taken up."""
+        assert self.tenure is not None
+        self.created_at, self.tenure.restoring, self.tenure.written = created_at, True, len(events)
+        self.journal.events.extend(events)
+        self._enlist()
+        self.tenure.hold(*held)
+        self._cord.add(self, 0)
+        self._go()
+
+    # -- someone else has it ------------------------------------------------------------------------------------------
+
+    def lose(self) -> None:
+        """Another worker has the run. If it waited for a person here, it was answered there: that is no end."""
+        tenure = self.tenure
+        if tenure is not None and self._take(self._token):
+            tenure.let_go()
+            portal.submit(self._go_along)
+        else:
+            self.cancel_for(CancelCause.lost, "another worker has taken it over")
+
+    async def _go_along(self) -> None:
+        """Show here what is done elsewhere, and end as it ends there."""
+        self.loop, tenure = asyncio.get_running_loop(), self.tenure
+        assert tenure is not None
+        self._stage, self._last = RunStatus.running, None
+        self.runtime.forget(self)
+        tenure.keeper.ring()  # a cancel that is asked for here is told to the store from now on
+        try:
+            record = await self._watch_elsewhere(tenure.keeper)
+            self._take_over(record, await tenure.left())
+            await self._close(record.status)
+        except StoreError as error:  # it was closed: how the run goes on will not be known here
+            self.cancel_for(CancelCause.lost, describe(error))
+            await self._finish()
+        except Exception as error:  # noqa: BLE001 - the last boundary there is
+            await self._collapse(error)
+        self._settle()
+
+    async def _watch_elsewhere(self, keeper: Keeper) -> RunRecord:
+        """Read along, over every further pause, until the run has ended."""
+        while True:
+            reader = StoredReader(keeper, self.run_id, len(self.journal.events))
+            while events := await reader.batch(EVENTS_AT_ONCE):
+                for event in events:
+                    if event.event.terminal:
+                        self._last = event
+                    else:
+                        self.journal.publish(event)
+                self.journal.waiters.wake()
+            seen = keeper.changes
+            record = await keeper.ask(lambda: keeper.store.find(self.run_id))
+            if record is None or record.status.final:
+                return record or self._make_record(RunStatus.cancelled, self._work.progress())
+            await keeper.changed(seen)
 
 
 def check_answers(

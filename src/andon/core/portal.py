@@ -26,7 +26,8 @@ CLOSE_SECONDS = 5.0
 class Portal:
     """Runs coroutines on a thread of its own, for any other thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "andon-portal") -> None:
+        self._name = name
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -57,9 +58,7 @@ class Portal:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._tasks: set[asyncio.Task[Any]] = set()  # a loop holds its tasks weakly
-                self._thread = threading.Thread(
-                    target=self._serve, args=(self._loop,), name="andon-portal", daemon=True
-                )
+                self._thread = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
                 self._thread.start()
             return self._loop
 
@@ -82,7 +81,7 @@ class Portal:
 
     def forget(self) -> None:
         """In a forked child the thread is gone and its lock may be held for ever: start over."""
-        self.__init__()  # type: ignore[misc]
+        self.__init__(self._name)  # type: ignore[misc]
 
 
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sys
 from types import TracebackType
 
@@ -130,10 +131,8 @@ class Run(Pausing):
             return
         try:
             await self._waiters.wait(lambda: tenure.lease is not None or self._settled)
-        except asyncio.CancelledError:
-            self.cancel_for(CancelCause.caller)
-            await self.attend()
-            raise
+        except asyncio.CancelledError as error:
+            await self.attend(error)
         if tenure.refusal is not None:
             await self.attend()
             raise tenure.refusal
@@ -142,7 +141,7 @@ class Run(Pausing):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.leave()
-        await self.attend()
+        await self.attend(error if isinstance(error, asyncio.CancelledError) else None)
 
     def leave(self) -> None:
         """Whoever began the run goes away: what is still going is cancelled. A question may be answered later."""
@@ -154,15 +153,19 @@ class Run(Pausing):
         self.end_if_lost()
         await self._waiters.wait(lambda: self._settled)
 
-    async def attend(self) -> None:
-        """Wait until the run is settled or paused. The host's cancellation ends it first, and then goes its own way."""
-        cancelled: asyncio.CancelledError | None = None
+    async def attend(self, cancelled: asyncio.CancelledError | None = None) -> None:
+        """Wait until the run is settled or paused. The host's cancellation ends it first, and then goes its own way.
+
+        It does not wait for a store that can't be reached; the run does, for as long as its loop goes on.
+        """
         self.end_if_lost()
+        if cancelled is not None:
+            self.leave()
         try:
-            while not self.at_rest:
+            while not self._may_leave(cancelled):
                 try:
                     with hold_off() if cancelled else contextlib.nullcontext():
-                        await self._waiters.wait(lambda: self.at_rest)
+                        await self._waiters.wait(functools.partial(self._may_leave, cancelled))
                 except asyncio.CancelledError as error:
                     cancelled = cancelled or error
                     self.cancel_for(CancelCause.caller)
@@ -170,6 +173,9 @@ class Run(Pausing):
                 raise cancelled  # the very one: its owner may know it by its message
         finally:
             del cancelled
+
+    def _may_leave(self, cancelled: asyncio.CancelledError | None) -> bool:
+        return self.at_rest or (cancelled is not None and self.store_is_away)
 
     def attend_blocking(self, timeout: float | None = None) -> bool:
         """The same for a thread; False if `timeout` passed first."""

@@ -7,6 +7,9 @@ so that there is no moment at which it is unknown.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -22,13 +25,15 @@ from andon.core.session import Session
 from andon.core.shared import Block, BlockKind, CancelEntry, Selection, SharedStore
 from andon.core.signal import Batch, wake_all
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
-from andon.errors import ConfigurationError, RunIdTakenError
+from andon.errors import ConfigurationError, RunIdTakenError, StoreError
 
 if TYPE_CHECKING:
     from andon.core.keeper import EndOrphan
     from andon.core.life import Life
     from andon.core.run import Run
     from andon.core.store import SessionKey, Store
+
+log = logging.getLogger("andon")
 
 ENDED_KEPT = 10_000
 
@@ -114,8 +119,23 @@ class Runtime:
             self.keeper = Keeper(self.store, self.bounds.lease_seconds, end_orphan)
 
     async def close(self) -> None:
-        """Let go of a shared store. Runs that have not ended are lost to it, and ended by whoever looks next."""
-        if self.keeper is not None:
+        """Let go of a shared store, and close it.
+
+        Runs that are going are cancelled first, with cause `shutdown`; paused ones stay as they are. What can't be
+        ended, because the store can't be reached, is lost to it.
+        """
+        if self.keeper is None:
+            return
+        going = [run for run in self.runs if not run.is_paused]
+        for run in going:
+            run.cancel_for(CancelCause.shutdown, "the runtime was closed")
+        try:
+            async with asyncio.timeout(self.bounds.child_seconds + self.bounds.settle_seconds):
+                for run in going:
+                    await run.ended()
+        except TimeoutError:
+            log.warning("the runtime is closed, though some of its runs have not ended: %s", self.runs)
+        finally:
             await self.keeper.close()
             await self.keeper.store.close()
 
@@ -189,17 +209,23 @@ class Runtime:
     ) -> dict[str, CancelOutcome]:
         """Cancel every run that fits all that is given, and say for each what that achieved.
 
-        A `run_id` that is not known gives an empty answer. To mean everything, say `all=True`.
+        A `run_id` that is not known gives an empty answer. To mean everything, say `all=True`. If a shared store can't
+        be asked, that is raised, but the runs that fit in this process are cancelled all the same.
         """
         if not all and run_id is None and session_id is None and user_id is None and agent_id is None:
             raise ValueError("say which runs: run_id=, session_id=, user_id=, agent_id=, or all=True")
         request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace)
         stored: dict[str, CancelOutcome] = {}
         entered: set[str] = set()
+        failure: StoreError | None = None
         if self.keeper is not None:  # truth first: what is acknowledged here is not lost, whatever happens next
-            entered = {run.run_id for run in self.runs if run.tenure is not None and run.tenure.lease is not None}
+            held = {run.run_id for run in self.runs if run.tenure is not None and run.tenure.lease is not None}
             which = Selection(run_id, session_id, user_id, agent_id)
-            stored = await self.keeper.store.request_cancel(which, request)
+            try:
+                stored = await self.keeper.store.request_cancel(which, request)
+                entered = held
+            except StoreError as error:  # what is held here can be cancelled all the same: a lost run ends as cancelled
+                failure = error
             stored = {key: outcome for key, outcome in stored.items() if outcome is not CancelOutcome.unknown}
         batch: Batch = {}
         fitting = [
@@ -212,13 +238,17 @@ class Runtime:
             and (user_id is None or run.user_id == user_id)
             and (agent_id is None or run.agent_id == agent_id)
         ]
+        elsewhere = {run.run_id for run in fitting if run.is_paused}  # may have been answered there
         try:
             outcomes = {run.run_id: run.ask(request, batch) for run in fitting}
         finally:  # whoever was asked is woken, even if a Ctrl-C comes in between
             wake_all(batch, request)
         if self.keeper is not None:
             outcomes = {**stored, **{key: _joint(stored.get(key), outcome) for key, outcome in outcomes.items()}}
-            await self.keeper.end_orphans()  # paused ones may be nobody's
+            if failure is not None and (run_id in elsewhere or not outcomes.get(run_id or "")):
+                raise failure
+            with contextlib.suppress(StoreError):  # it has taken the cancel; the rest is done by any keeper
+                await self.keeper.end_orphans()  # paused ones may be nobody's
         if run_id is not None and run_id not in outcomes and run_id in self._ended:
             outcomes[run_id] = CancelOutcome.already_finished
         return outcomes
@@ -284,15 +314,16 @@ class Runtime:
             raise RunIdTakenError(f"run id {run.run_id!r} is taken by another run; leave run_id out to get a fresh one")
 
     def forget(self, run: Life) -> None:
-        """Take back a registration: the run did not start."""
-        self._runs.pop(run.run_id, None)
+        """Take back a registration: the run did not start, or goes on elsewhere."""
+        if self._runs.get(run.run_id) is run:
+            del self._runs[run.run_id]
 
     def unregister(self, run: Life) -> None:
         self._ended.add(run.run_id)
         self._ended_order.append(run.run_id)
         if self._archive is not None:
             self._archive.add(run)
-        self._runs.pop(run.run_id, None)
+        self.forget(run)
         if len(self._ended_order) > ENDED_KEPT:
             self._ended.discard(self._ended_order.popleft())
 

@@ -162,7 +162,10 @@ class SharedStore(SessionStore, Protocol):
     # -- a run, by others ---------------------------------------------------------------------------------------------
 
     async def take_up(self, run_id: str, owner: str, seconds: float) -> Taken | None:
-        """Take a paused run, to go on with it. None if it isn't paused, or was asked to stop."""
+        """Take a paused run, to go on with it. None if it isn't paused, or was asked to stop.
+
+        Asked again by the same owner, who must not have it already, it gives the same lease: the answer may get lost.
+        """
         ...
 
     async def take_orphans(self, owner: str, seconds: float, limit: int) -> list[Taken]:
@@ -202,8 +205,10 @@ class SharedStore(SessionStore, Protocol):
         """Who cancelled what, when and why; newest first."""
         ...
 
-    async def prune(self, before: float) -> dict[str, int]:
-        """Forget what has ended, and was not touched, since before then. Says how many sessions, runs and events."""
+    async def prune(self, before: float, *, dry_run: bool = False) -> dict[str, int]:
+        """Forget what has ended, and was not touched, since before then. Says how many sessions, runs and events; with
+        `dry_run`, how many that would be.
+        """
         ...
 
     async def ping(self) -> None:

@@ -56,8 +56,9 @@ class EventStream(Reader):
         except StopAsyncIteration:
             await self.aclose()
             raise
-        except asyncio.CancelledError:
-            await self.aclose()
+        except asyncio.CancelledError as error:
+            self._state, self._batch = "closed", iter(())
+            await self.run.attend(error)
             raise
 
     async def _admitted(self) -> None:

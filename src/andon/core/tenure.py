@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from andon.core.family import orphaned_by
 from andon.core.following import follow
-from andon.core.shared import Lease, Progress
+from andon.core.shared import Lease, Progress, Selection
 from andon.core.states import RunStatus
-from andon.errors import AndonError, SessionBusyError, StoreError
+from andon.errors import AndonError, SessionBusyError
 
 if TYPE_CHECKING:
     from andon.core.events import Event
@@ -48,7 +49,9 @@ class Tenure:
         "lease",
         "refusal",
         "restoring",
+        "taking",
         "told",
+        "unsure",
         "valid_until",
         "written",
     )
@@ -68,12 +71,18 @@ class Tenure:
         """The store knows of the cancel that was asked for here."""
         self.restoring = False
         """It was paused, and not here: it was not entered, but taken up."""
+        self.taking = self.unsure = False
+        """The store is being asked to give the run back after a pause; it was, and what it did is not known."""
         self._noted: tuple[int, int] | None = None
         self._wanted = 0
 
     @property
     def run(self) -> Run:
         return self._run
+
+    @property
+    def keeper(self) -> Keeper:
+        return self._keeper
 
     # -- the beginning ------------------------------------------------------------------------------------------------
 
@@ -94,9 +103,11 @@ class Tenure:
                 lease = await self._keeper.store.enter(record, self._keeper.owner, self._keeper.seconds, on_busy)
             except SessionBusyError as error:
                 holder = self._run.runtime.run(error.run_id)
-                if holder is None or not holder.is_cancelling:
+                request = None if holder is None else holder.signal.request
+                if request is None:
                     raise
-                await holder.ended()  # it was cancelled here, a moment ago: that does not count as busy
+                # It was cancelled here, a moment ago, and does not count as busy: the store must know.
+                await self._keeper.store.request_cancel(Selection(error.run_id), request)
             else:
                 self.hold(lease, began)
                 return
@@ -133,13 +144,14 @@ class Tenure:
 
     def progress(self) -> Progress | None:
         """What is new since the last time, if anything is. Called by the keeper, on another thread than the run's."""
-        assert self.lease is not None
+        if (lease := self.lease) is None:  # someone else goes on with it
+            return None
         events = self._run.journal.events[self.written : self.written + EVENTS_AT_ONCE]
         messages = self._run.so_far()
         noted = _size(messages)
         if not events and noted == self._noted and not self._wanted:
             return None
-        return Progress(self.lease, None if noted == self._noted else messages, events, self._run.goes_on_with)
+        return Progress(lease, None if noted == self._noted else messages, events, self._run.goes_on_with)
 
     def note(self, progress: Progress) -> None:
         """That much is written."""
@@ -157,34 +169,51 @@ class Tenure:
             self._wanted -= 1
 
     async def take_up(self) -> bool:
-        """Hold the run again after a pause. False if someone else does, or it was asked to stop."""
-        began = time.monotonic()
-        taken = await self._keeper.store.take_up(self._run.run_id, self._keeper.owner, self._keeper.seconds)
-        if taken is not None:
-            self.hold(taken.lease, began)
+        """Hold the run again after a pause. False if someone else does, or has, or it was asked to stop."""
+        self.taking = self.unsure = True
+        try:
+            taken = await take_paused(self._keeper, self._run.run_id, len(self._run.journal.events))
+            if taken is not None:
+                self.hold(*taken)
+            self.unsure = False
+        finally:
+            self.taking = False
         return taken is not None
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     async def finish(self, record: RunRecord, messages: list[Message], last: Event) -> RunRecord | CancelRequest | None:
-        """See `SharedStore.finish`. A run that was cancelled before it was entered is entered first."""
-        lease = self.lease
-        if lease is None:
-            began = time.monotonic()
-            fresh = msgspec.structs.replace(record, status=RunStatus.pending, stop_reason=None, receipt=None)
-            lease = await self._keeper.store.enter(fresh, self._keeper.owner, self._keeper.seconds, "queue")
-            self.hold(lease, began)
+        """See `SharedStore.finish`. A run that was cancelled before it was entered, or taken up, is that first."""
+        store = self._keeper.store
+        if self.lease is None or self.unsure:
+            if not self.restoring and self.lease is None:
+                began = time.monotonic()
+                fresh = msgspec.structs.replace(record, status=RunStatus.pending, stop_reason=None, receipt=None)
+                self.hold(await store.enter(fresh, self._keeper.owner, self._keeper.seconds, "queue"), began)
+            elif not await self.take_up():
+                return await store.find(record.run_id)
+        assert self.lease is not None
         self.closing = True
-        events = [*self._run.journal.events[self.written :], last]
-        answer = await self._keeper.store.finish(lease, record, messages, events)
-        if answer is not None and lease != self.lease:  # it was taken up again here, a moment ago
-            raise StoreError(f"run {record.run_id!r} is being taken up again")
+        answer = await store.finish(self.lease, record, messages, [*self._run.journal.events[self.written :], last])
+        if answer is None and self.restoring and record.status is RunStatus.cancelled:
+            await self._cancel_children(record)
         return answer
 
-    async def follow(self, record: RunRecord) -> RunRecord:
-        """Wait until whoever has the run now has ended it."""
+    async def _cancel_children(self, record: RunRecord) -> None:
+        """Those that were paused with it elsewhere are not known here, and nobody will go on with them."""
+        for which, request in orphaned_by(record):
+            await self._keeper.store.request_cancel(which, request)
+
+    async def follow(self, record: RunRecord, request: CancelRequest | None) -> RunRecord:
+        """Wait until whoever has the run now has ended it. What was asked of it here is asked there."""
         self.release()
+        if request is not None:
+            await self._keeper.ask(lambda: self._keeper.store.request_cancel(Selection(record.run_id), request))
         return await follow(self._keeper, record.run_id) or record
+
+    def let_go(self) -> None:
+        """Someone else goes on with the run: only cancels of it still go through here."""
+        self.lease, self.closing = None, False
 
     async def left(self) -> list[Message]:
         """What whoever has ended the run has left of it in its session."""
@@ -192,16 +221,29 @@ class Tenure:
 
     def rest(self) -> None:
         """The run is paused: its lease is given up, but it is still known here."""
-        self.valid_until = math.inf
+        self.closing = False
 
     def release(self) -> None:
-        self.valid_until = math.inf
         self._keeper.release(self)
 
 
 def _size(messages: list[Message]) -> tuple[int, int]:
     """Messages are only ever added, and results to the last one: so their number tells whether there are new ones."""
     return len(messages), len(messages[-1].content) if messages else 0
+
+
+async def take_paused(keeper: Keeper, run_id: str, known: int) -> tuple[Lease, float] | None:
+    """Hold a paused run of which so many events are known, and say since when. None if it is not paused any more, was
+    asked to stop, or was answered by someone else and paused again: then it waits on for other answers than these.
+    """
+    began = time.monotonic()
+    taken = await keeper.store.take_up(run_id, keeper.owner, keeper.seconds)
+    if taken is None:
+        return None
+    if taken.last_seq > known:
+        await keeper.store.finish(taken.lease, taken.record, taken.messages, [])
+        return None
+    return taken.lease, began
 
 
 async def pause_before_retry(tries: int) -> None:

@@ -9,6 +9,7 @@ by id and then runs by number; should two transactions still meet, the one that 
 
 from __future__ import annotations
 
+import atexit
 import os
 import sqlite3
 import threading
@@ -34,6 +35,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
+from andon.core.portal import portal
 from andon.store.sql import schema
 from andon.store.sql.address import Address, parse
 from andon.store.sql.faults import is_transient, translate
@@ -103,7 +105,16 @@ class Database:
         self._start()
         _open.add(self)
         # A store that is forgotten without a `close` leaves no thread and no connection behind.
-        self._release = weakref.finalize(self, _release, self._engine, self._lanes, self._hub)
+        self._release = self._make_release()
+
+    def _make_release(self) -> weakref.finalize[[Engine, list[Lane], Hub], Database]:
+        release = weakref.finalize(self, _release, self._engine, self._lanes, self._hub)
+        release.atexit = False  # see `_at_exit`
+        return release
+
+    def release(self) -> None:
+        self._closed = True
+        self._release()
 
     def _start(self) -> None:
         self._opening = threading.Lock()
@@ -137,7 +148,7 @@ class Database:
     async def close(self) -> None:
         closer = Lane("andon-store-close", 1)
         try:
-            await closer.run(self._release)  # to its end, also when nobody waits any more
+            await closer.run(self.release)  # to its end, also when nobody waits any more
         finally:
             closer.close(wait=False)
 
@@ -180,7 +191,7 @@ class Database:
         self._release.detach()
         self._engine.dispose(close=False)
         self._start()
-        self._release = weakref.finalize(self, _release, self._engine, self._lanes, self._hub)
+        self._release = self._make_release()
 
 
 _NOTIFY = select(func.pg_notify(CHANNEL, ""))
@@ -239,4 +250,12 @@ def _after_fork() -> None:
         database.forget()
 
 
+def _at_exit() -> None:
+    """Runs that the portal ends at exit are stored; only then is there nothing more to write."""
+    portal.close()
+    for database in list(_open):
+        database.release()
+
+
+atexit.register(_at_exit)
 os.register_at_fork(after_in_child=_after_fork)

@@ -217,21 +217,26 @@ def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[
             .where(runs.c.number == row.number)
             .values(epoch=row.epoch + 1, owner=owner, lease_until=tx.now + seconds, status=status.value)
         )
-        kept = tx.execute(select(records).where(records.c.number == row.number)).one()
-        messages = [] if kept.messages is None else read_messages(kept.messages)
-        record = sessions.with_status(kept.record, RunStatus(row.status))
-        record = msgspec.structs.replace(record, continues=row.continues)
-        cancel = None if row.cancel is None else read_request(row.cancel)
-        taken.append(Taken(Lease(row.run_id, row.epoch + 1), record, messages, cancel, row.last_seq))
+        taken.append(_taken_over(tx, row, row.epoch + 1))
     return taken
 
 
+def _taken_over(tx: Tx, row: Row[Any], epoch: int) -> Taken:
+    kept = tx.execute(select(records).where(records.c.number == row.number)).one()
+    messages = [] if kept.messages is None else read_messages(kept.messages)
+    record = sessions.with_status(kept.record, RunStatus(row.status))
+    record = msgspec.structs.replace(record, continues=row.continues)
+    cancel = None if row.cancel is None else read_request(row.cancel)
+    return Taken(Lease(row.run_id, epoch), record, messages, cancel, row.last_seq)
+
+
 def take_up(tx: Tx, run_id: str, owner: str, seconds: float) -> Taken | None:
-    wanted = select(runs).where(
-        runs.c.run_id == run_id, runs.c.status == RunStatus.paused.value, runs.c.cancel.is_(None)
-    )
-    taken = take(tx, tx.execute(wanted.with_for_update()).all(), owner, seconds)
-    return taken[0] if taken else None
+    row = tx.execute(select(runs).where(runs.c.run_id == run_id).with_for_update()).first()
+    if row is not None and row.status == RunStatus.paused.value and row.cancel is None:
+        return take(tx, [row], owner, seconds)[0]
+    if row is not None and row.status in HELD and row.owner == owner:  # asked before, and the answer was lost
+        return _taken_over(tx, row, row.epoch)
+    return None
 
 
 def take_orphans(tx: Tx, owner: str, seconds: float, limit: int) -> list[Taken]:

@@ -30,8 +30,10 @@ VERSION = 1
 MIGRATIONS: dict[int, Callable[[Connection], None]] = {}
 """By the version that each begins with; it leaves the next one."""
 
+SMALLEST = 512
+"""The bytes of the smallest page that a database can have."""
+
 LOCK = 0x616E646F  # "ando": the first half of our advisory locks
-_MAGIC = b"SQLite format 3\x00"
 
 
 def open(engine: Engine, address: Address) -> None:
@@ -58,10 +60,14 @@ def _open_file(engine: Engine, address: Address, path: Path) -> None:
 
 
 def _look_first(path: Path, address: Address) -> None:
-    """See, with a connection that can't write, that we may use it: even to switch to WAL mode would change the file."""
-    with path.open("rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:
-            raise SchemaError(f"{path} is no SQLite database; it was left as it is. Name another file.")
+    """See, with a connection that can't write, that we may use it: even to switch to WAL mode would change the file.
+
+    Only SQLite may open the file, never we: to close it would drop the locks of every connection that this process has
+    to it, and the next process to leave would take itself for the last one and delete the log under them.
+    """
+    refusal = SchemaError(f"{path} is no SQLite database; it was left as it is. Name another file.")
+    if path.stat().st_size < SMALLEST:
+        raise refusal  # SQLite would take some of these for empty ones
     place = f"file:{quote(str(path))}?mode=ro"
     engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(place, uri=True), poolclass=NullPool)
     try:
@@ -70,6 +76,8 @@ def _look_first(path: Path, address: Address) -> None:
     except OperationalError:
         raise
     except DatabaseError as error:
+        if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
+            raise refusal from None
         raise SchemaError(
             f"{path} is damaged ({error.orig}); it was left as it is. Put a good copy in its place, or name another "
             f"file."

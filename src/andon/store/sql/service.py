@@ -94,5 +94,20 @@ def forget_cancels(tx: Tx, before: float) -> dict[str, int]:
     return {"cancels": counted} if counted else {}
 
 
+def count_old(tx: Tx, before: float) -> dict[str, int]:
+    """How many sessions, runs and events would be forgotten."""
+    live = exists().where(runs.c.session == sessions.c.id, LIVE)
+    old = select(sessions.c.id).where(sessions.c.updated < before, ~live)
+    there = exists().where(sessions.c.id == runs.c.session)
+    gone = runs.c.session.in_(old) | ((runs.c.ended < before) & ~there)
+    mute = select(runs.c.number).where(gone | (runs.c.ended < before))
+    counts = {
+        "sessions": select(func.count()).select_from(old.subquery()),
+        "runs": select(func.count()).select_from(runs).where(gone),
+        "events": select(func.count()).select_from(events).where(events.c.number.in_(mute)),
+    }
+    return {name: tx.execute(count).scalar_one() for name, count in counts.items()}
+
+
 def ping(tx: Tx) -> None:
     tx.execute(select(func.count()).select_from(blocks))

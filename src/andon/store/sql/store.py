@@ -127,7 +127,9 @@ class SQLStore:
     async def cancel_log(self, which: Selection, limit: int) -> list[CancelEntry]:
         return await self._db.read(lambda tx: asking.cancel_log(tx, which, limit))
 
-    async def prune(self, before: float) -> dict[str, int]:
+    async def prune(self, before: float, *, dry_run: bool = False) -> dict[str, int]:
+        if dry_run:
+            return await self._db.read(lambda tx: service.count_old(tx, before))
         counts = Counter({"sessions": 0, "runs": 0, "events": 0})
         steps = (service.forget_sessions, service.forget_strays, service.forget_events, service.forget_cancels)
         for step in steps:

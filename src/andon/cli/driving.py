@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run in this process, with a person at the keyboard.
+
+The first Ctrl-C cancels the run, gracefully, and its end is told as that of any other; the second leaves at once,
+whatever the process is doing. Whoever reads our output and leaves (`| head -1`) cancels the run too.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import select
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from functools import partial
+from types import FrameType
+from typing import Any
+
+from andon.agent.agent import Agent
+from andon.cli.asking import Leaving, ask, can_ask
+from andon.cli.mistake import Exit
+from andon.cli.report import Report
+from andon.cli.show import note
+from andon.cli.telling import CTRL_C, Teller
+from andon.core.portal import portal
+from andon.core.run import Run
+from andon.core.states import CancelCause, RunStatus
+from andon.errors import AnswersError, NotContinuableError
+
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+GONE = "nobody reads the output any more"
+
+
+class Hands:
+    """What a person's signals do while this is entered: the first one cancels, the second one leaves.
+
+    A thread of its own acts on them, because the main thread may be where no handler gets its turn: a signal that comes
+    right before a wait does not end the wait. Two that come together are two.
+    """
+
+    def __init__(self) -> None:
+        self._cancel: Callable[[signal.Signals], object] | None = None
+        self._asked: signal.Signals | None = None
+
+    def hold(self, cancel: Callable[[signal.Signals], object]) -> None:
+        """From now on, this is what the first one does; if it has come already, it does so now."""
+        self._cancel = cancel
+        if self._asked is not None:
+            cancel(self._asked)
+
+    def __enter__(self) -> Hands:
+        self._listening, self._telling = os.pipe()
+        self.left, self._leaving = os.pipe()
+        """Can be read from, which ends the wait for an answer at the terminal, once a signal has cancelled."""
+        os.set_blocking(self._telling, False)
+        self._thread = threading.Thread(target=self._listen, name="andon-hands", daemon=True)
+        self._thread.start()
+        self._told_before = signal.set_wakeup_fd(self._telling, warn_on_full_buffer=False)
+        self._before = {each: signal.signal(each, self._caught) for each in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+        signal.set_wakeup_fd(self._told_before)
+        os.close(self._telling)
+        self._thread.join()
+        os.close(self._listening)
+        os.close(self.left)
+
+    def _caught(self, number: int, frame: FrameType | None) -> None:
+        """Nothing: but only for a signal that is caught is the thread told."""
+
+    def _listen(self) -> None:
+        while told := os.read(self._listening, 1):
+            if told[0] in SIGNALS:
+                self._act(signal.Signals(told[0]))
+        if self._asked is None:
+            os.close(self._leaving)
+
+    def _act(self, number: signal.Signals) -> None:
+        if self._asked is not None:
+            # Nothing is flushed or closed: any of it might be what hangs.
+            os.write(2, b"\nandon: left at once\n")
+            os._exit(Exit.interrupted)
+        self._asked = number
+        if self._cancel is not None:  # else `hold` will see that it was asked for
+            self._cancel(number)
+        os.close(self._leaving)
+
+
+def cancel_by_hand(run: Run, number: signal.Signals) -> None:
+    if number is signal.SIGINT:
+        run.cancel(reason=CTRL_C, by=who())
+    else:
+        run.cancel_for(CancelCause.shutdown, number.name)
+
+
+def drive(
+    agent: Agent,
+    open_run: Callable[[], Coroutine[Any, Any, Run]],
+    teller: Teller,
+    *,
+    no_input: bool,
+    handle: Run | None = None,
+    after: int = 0,
+) -> Report:
+    """Do a run to its end, or to a question that nobody is there to answer; tell what comes after that event.
+
+    With the `handle` of a run that has not begun, also its beginning can be cancelled, should a store keep it waiting.
+    """
+    _quieten_the_log()
+    with Hands() as hands:
+        if handle is not None:
+            hands.hold(partial(cancel_by_hand, handle))
+        run = portal.submit(open_run).result()
+        if handle is None:
+            hands.hold(partial(cancel_by_hand, run))
+        on_reader_gone(lambda: run.cancel_for(CancelCause.disconnect, GONE))
+        while True:
+            try:
+                after = _tell(run, after, teller)
+            except OSError:  # a closed pipe, or a terminal that has gone
+                run.cancel_for(CancelCause.disconnect, GONE)
+            report = Report.of_result(run.result_blocking())
+            if report.status is not RunStatus.paused or not can_ask(teller.as_json, no_input):
+                break
+            if not _answered(agent, report, hands):
+                break
+        portal.submit(agent.runtime.close).result()
+        if report.receipt is not None and report.receipt.leftovers:
+            portal.close()  # what is left gets a moment to end in, and a second Ctrl-C still works meanwhile
+    return report
+
+
+def _tell(run: Run, after: int, teller: Teller) -> int:
+    """Tell what comes, up to the end or to the next question. Returns the number of the last event."""
+    reader = run.events(after)
+    while (event := reader.next_blocking()) is not None:
+        after = event.seq
+        teller.tell(event, run.run_id)
+    return after
+
+
+def _answered(agent: Agent, report: Report, hands: Hands) -> bool:
+    """Ask, and go on. False if the person has left: then the run stays paused."""
+    while True:
+        try:
+            answers = ask(report.interrupts, hands.left)
+        except Leaving:  # and so it was cancelled
+            return True
+        if answers is None:
+            return False
+        try:
+            portal.submit(partial(agent.resume_run, report.run_id, answers)).result()
+        except AnswersError as error:
+            note(f"andon: {error}", "yellow")
+        except NotContinuableError:  # it was cancelled, or answered elsewhere, meanwhile
+            return True
+        else:
+            return True
+
+
+def who() -> str | None:
+    """Whoever sits at the keyboard."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return None
+
+
+def on_reader_gone(act: Callable[[], object]) -> None:
+    """Do this when whoever reads our stdout through a pipe has left, also while there is nothing to write."""
+    if not hasattr(select, "poll"):
+        return
+    try:
+        file = sys.stdout.fileno()
+        if not stat.S_ISFIFO(os.fstat(file).st_mode):
+            return
+    except (OSError, ValueError, AttributeError):  # there is no stdout
+        return
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(file, 0)  # errors are told without being asked for
+        poll.poll()
+        act()
+
+    threading.Thread(target=watch, name="andon-stdout", daemon=True).start()
+
+
+def _quieten_the_log() -> None:
+    """That a run failed is told anyway. Where nobody has set up logging, only what is worse is shown."""
+    log = logging.getLogger("andon")
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setLevel(logging.ERROR)
+        log.addHandler(handler)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`andon ps`: list the runs that have not ended."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import closing
+from typing import Any
+
+from andon.cli.mistake import Exit
+from andon.cli.options import add_parser, count, text
+from andon.cli.place import add_where, open_place
+from andon.cli.report import Line, to_json
+from andon.cli.show import Column, age, note, table
+from andon.core.shared import Selection
+from andon.core.states import RunStatus
+
+EXAMPLES = """
+  andon ps
+  andon ps --all --agent storyteller
+  andon ps --url https://agents.example.com --token "$TOKEN"
+  andon ps --json | jq -r '.[] | select(.status == "PAUSED").run_id'
+"""
+
+COLUMNS = [
+    Column("RUN", 8, 9),
+    Column("AGENT", 8, 7),
+    Column("STATUS", 10, 8),
+    Column("PHASE", 9, 4),
+    Column("SESSION", 8, 3),
+    Column("USER", 6, 2),
+    Column("AGE", 3, 5),
+]
+
+
+def add(commands: Any) -> None:
+    parser = add_parser(commands, "ps", "list runs", __doc__, examples=EXAMPLES)
+    parser.add_argument("--all", "-a", action="store_true", help="also those that have ended, as far as they are kept")
+    add_filters(parser)
+    parser.add_argument("--limit", type=count, default=100, metavar="N", help="the newest so many (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="a list of objects, on one line")
+    add_where(parser)
+    parser.set_defaults(run=run)
+
+
+def add_filters(parser: Any) -> None:
+    parser.add_argument("--session", type=text, metavar="ID", help="the runs of this session")
+    parser.add_argument("--user", type=text, metavar="ID", help="the runs of this user")
+    parser.add_argument("--agent", type=text, metavar="ID", help="the runs of this agent")
+
+
+def run(options: argparse.Namespace) -> int:
+    statuses = () if options.all else [status for status in RunStatus if not status.final]
+    which = Selection(None, options.session, options.user, options.agent, statuses)
+    with closing(open_place(options)) as place:
+        lines = place.runs(which, options.limit + 1)
+    lines, more = lines[: options.limit], len(lines) > options.limit
+    if options.json:
+        print(to_json(lines))
+        return Exit.ok
+    if lines:
+        print(table(COLUMNS, [_row(line) for line in lines], sys.stdout))
+    else:
+        note(f"no runs at {place.name}{'' if options.all else ' now; --all lists those that have ended too'}")
+    if more:
+        note(f"there are more than {options.limit}: --limit shows them")
+    return Exit.ok
+
+
+def _row(line: Line) -> list[str]:
+    phase = "" if line.phase is None or line.status.final else str(line.phase)
+    return [
+        line.run_id,
+        line.agent_id,
+        line.status.name,
+        phase or "-",
+        line.session_id,
+        line.user_id or "-",
+        age(line.created_at),
+    ]

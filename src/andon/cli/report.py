@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commands know of a run, wherever they know it from; as JSON, the keys that scripts may rely on.
+
+`andon run` has the run itself, a server answers with JSON, a database with records: all become these.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from andon.core.events import Event, RunEvent
+from andon.core.receipt import Interrupt, Receipt, RunResult
+from andon.core.states import CancelOutcome, Phase, RunStatus, StopReason
+from andon.core.store import RunRecord
+from andon.errors import describe
+from andon.messages import Usage
+
+
+class Line(Struct, frozen=True):
+    """A run, as `andon ps` lists it."""
+
+    run_id: str
+    agent_id: str
+    session_id: str
+    user_id: str | None
+    status: RunStatus
+    created_at: float
+    phase: Phase | None = None
+    """What it is doing; a database doesn't know."""
+
+    @classmethod
+    def of(cls, record: RunRecord) -> Line:
+        agent_id, user_id, session_id = record.session
+        return cls(record.run_id, agent_id, session_id, user_id, record.status, record.created_at)
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """How it stands with a run; once it has ended, how it ended."""
+
+    run_id: str
+    agent_id: str
+    session_id: str
+    status: RunStatus
+    stop_reason: StopReason | None = None
+    content: str = ""
+    usage: Usage | None = None
+    interrupts: list[Interrupt] = []
+    receipt: Receipt | None = None
+    error: str | None = None
+    warnings: list[str] = []
+
+    @classmethod
+    def of_result(cls, result: RunResult) -> Report:
+        shared = {name: getattr(result, name) for name in cls.__struct_fields__}
+        return cls(**shared | {"error": None if result.error is None else describe(result.error)})
+
+    @classmethod
+    def of_record(cls, record: RunRecord) -> Report:
+        shared = {name: getattr(record, name) for name in cls.__struct_fields__ if hasattr(record, name)}
+        return cls(**shared, agent_id=record.session.agent_id, session_id=record.session.session_id)
+
+    @classmethod
+    def of_event(cls, event: Event) -> Report:
+        """What a run's last event tells, or the one with which it paused."""
+        return cls(
+            run_id=event.run_id,
+            agent_id=event.agent_id,
+            session_id=event.session_id,
+            status=event.status or RunStatus.paused,
+            content=event.content,
+            usage=event.usage,
+            interrupts=event.interrupts or [],
+            receipt=event.receipt,
+            error=event.error,
+        )
+
+
+class Cancelled(Struct, frozen=True):
+    """What became of the request to cancel a run."""
+
+    run_id: str
+    outcome: CancelOutcome
+    status: RunStatus | None = None
+    receipt: Receipt | None = None
+
+
+def to_json(value: Any) -> str:
+    """One line, whatever is in it: text that is no Unicode is escaped, foreign objects become their text."""
+    plain = msgspec.to_builtins(value, enc_hook=str)
+    try:
+        return msgspec.json.encode(plain).decode()
+    except UnicodeEncodeError:
+        return json.dumps(plain)
+
+
+def event_of(wire: Mapping[str, Any]) -> Event | None:
+    """An event as a server sends it; None for a kind that this version doesn't know."""
+    fields: dict[str, Any] = {name: wire[name] for name in Event.__struct_fields__ if wire.get(name) is not None}
+    if (tool := fields.pop("tool", None)) is not None:
+        names = {"call_id": "tool_call_id", "name": "tool_name", "arguments": "tool_args"}
+        names |= {"result": "result", "outcome": "outcome"}
+        fields["tool"] = {name: tool.get(theirs) for name, theirs in names.items()}
+    if fields.get("event") == RunEvent.run_error:
+        fields["content"] = ""  # the server repeats the error there
+    try:
+        return msgspec.convert(fields, Event)
+    except msgspec.ValidationError:
+        return None

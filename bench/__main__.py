@@ -8,7 +8,7 @@ import json
 import platform
 from collections.abc import Callable
 
-from bench import growth, http, idle, latency, startup, streaming, telemetry, throughput
+from bench import across, growth, http, idle, latency, startup, streaming, telemetry, throughput
 from bench.report import Figure, Progress
 
 FIGURES: dict[str, Callable[[bool, Progress], Figure]] = {
@@ -20,6 +20,7 @@ FIGURES: dict[str, Callable[[bool, Progress], Figure]] = {
     "startup": startup.measure,
     "telemetry": telemetry.measure,
     "http": http.measure,
+    "across": across.measure,
 }
 
 

@@ -51,6 +51,8 @@ def _talk(request: ModelRequest) -> Iterator[str | Item]:
 runtime = Runtime(Forgetful())
 runtime.keep_ended(seconds=1)
 agent = Agent("Bench", ScriptedModel(then=_talk), runtime=runtime)
+talker = Agent("Bench", ScriptedModel(then=_talk))
+"""The same without a runtime: on the database that a server is given."""
 
 
 class Client:
@@ -58,6 +60,8 @@ class Client:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, run_id: str) -> None:
         self.reader, self.writer, self.run_id = reader, writer, run_id
+        self.last = b""
+        """The terminal event, once it was read."""
 
     @classmethod
     async def begin(cls, port: int, run_id: str, message: str) -> Client:
@@ -72,6 +76,7 @@ class Client:
             if not line:
                 raise RuntimeError(f"the stream of {self.run_id} ended without its end")
         at = time.perf_counter()
+        self.last = (await self.reader.readline()).removeprefix(b"data: ")
         await self.close()
         return at
 
@@ -88,7 +93,7 @@ def _request(path: str, body: str) -> bytes:
     ).encode()
 
 
-async def _post(port: int, path: str, body: str = "") -> None:
+async def post(port: int, path: str, body: str = "") -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(_request(path, body))
     status = await reader.readline()
@@ -127,9 +132,9 @@ async def cancel_round(port: int, number: int, count: int, message: str, *, sing
     ends = [asyncio.ensure_future(client.end()) for client in clients]
     start = time.perf_counter()
     if singly:
-        await asyncio.gather(*(_post(port, f"/agents/bench/runs/{name}/cancel") for name in names))
+        await asyncio.gather(*(post(port, f"/agents/bench/runs/{name}/cancel") for name in names))
     else:
-        await _post(port, "/runs/cancel", "all=true")
+        await post(port, "/runs/cancel", "all=true")
     return [(end - start) * 1000 for end in await asyncio.gather(*ends)]
 
 

@@ -25,6 +25,7 @@ ROWS = {
     "startup": 3,
     "telemetry": 2,
     "http": 3,
+    "across": 4,
 }
 
 

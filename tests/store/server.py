@@ -10,20 +10,22 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped] # it comes with the server
 
+HASTY = "fsync = off\nfull_page_writes = off\n"
+"""Tests don't outlive the machine."""
+
 
 class Server:
     """Its data is in `folder`; `shared` is a folder that all who start one at the same time have in common."""
 
-    def __init__(self, folder: Path, shared: Path) -> None:
+    def __init__(self, folder: Path, shared: Path, settings: str = HASTY) -> None:
         folder.chmod(0o755)
         fasteners, pgserver, self._pgexec = _packages(folder)
         with fasteners.InterProcessLock(shared / "postgres.lock"):  # as root, the first one makes an OS user
             self._server = pgserver.PostgresServer(folder / "data", cleanup_mode=None)
         (folder / "data").mkdir()
         self._server.ensure_pgdata_inited()
-        # Tests don't outlive the machine.
-        with (folder / "data" / "postgresql.conf").open("a") as settings:
-            settings.write("fsync = off\nfull_page_writes = off\nmax_connections = 200\n")
+        with (folder / "data" / "postgresql.conf").open("a") as file:
+            file.write(f"{settings}max_connections = 200\n")
         self.start()
 
     def start(self) -> None:

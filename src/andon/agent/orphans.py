@@ -41,8 +41,10 @@ def settle_orphan(taken: Taken, request: CancelRequest) -> tuple[RunRecord, list
     if messages and messages[-1].role == "tool":
         known = {result.call_id: result for result in messages.pop().tool_results}
     calls = messages[-1].tool_calls if messages and messages[-1].role == "assistant" else []
-    asking = {interrupt.call_id for interrupt in record.interrupts}
-    asks_first = {interrupt.call_id for interrupt in record.interrupts if interrupt.approval} - _started(record)
+    # Of a run that someone has gone on with, these are the questions of its last pause, which were answered.
+    interrupts = record.interrupts if record.status is RunStatus.paused else []
+    asking = {interrupt.call_id for interrupt in interrupts}
+    asks_first = {interrupt.call_id for interrupt in interrupts if interrupt.approval} - _started(record)
     cut = {call.id: _outcome(call.id in asks_first) for call in calls if call.id not in known}
     results = [known.get(call.id) or _result(call, call.id in asking, call.id in asks_first) for call in calls]
     content = record.content or "".join(message.text for message in messages if message.role == "assistant")

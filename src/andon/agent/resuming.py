@@ -14,6 +14,7 @@ from andon.agent.carry import Earlier, take_up
 from andon.agent.options import ContinueOptions, RunOptions
 from andon.agent.orphans import read_all
 from andon.core.budget import Budget
+from andon.core.events import RunEvent
 from andon.core.pause import check_answers
 from andon.core.receipt import RunResult
 from andon.core.run import Run
@@ -21,6 +22,7 @@ from andon.core.runtime import Runtime
 from andon.core.session import Session
 from andon.core.states import RunStatus
 from andon.core.store import Bookmark, RunRecord
+from andon.core.tenure import take_paused
 from andon.errors import AnswersError, NotContinuableError, UnknownRunError
 from andon.messages import Message
 
@@ -101,6 +103,10 @@ class Resuming:
         else:
             raise NotContinuableError(f"run {record.run_id!r} is no longer part of its session: send another prompt")
         events = await read_all(store, record.run_id)
+        asked = [event.interrupts for event in events if event.event is RunEvent.run_paused]
+        quicker = f"run {record.run_id!r} is not paused any more, or asks something else: someone else was quicker"
+        if asked[-1:] != [record.interrupts]:
+            raise NotContinuableError(quicker)
         options: RunOptions = {
             "session_id": record.session.session_id,
             "user_id": record.session.user_id,
@@ -113,8 +119,11 @@ class Resuming:
         }
         run = self._make([], options, restored=(record, base, messages))
         run.answer(answers)
-        run.begin_again(events, record.created_at)
-        await run.admitted()
+        # Nobody must see it here before: someone else may be quicker, and what they make of the run is what it is.
+        held = await take_paused(self.runtime.keeper, record.run_id, len(events))
+        if held is None:
+            raise NotContinuableError(quicker)
+        run.begin_again(events, record.created_at, held)
         return run
 
     async def rollback_run(self, run_id: str) -> None:

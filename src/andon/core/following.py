@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading the events of a run that another process holds, or that has ended: from the store, as they are written.
 
-It reads like `core.journal.Reader`: from any sequence number on, to the terminal event or to a pause.
+It reads like `core.journal.Reader`: from any sequence number on, to the terminal event or to a pause. Whoever has read
+the run where it was held may know events that died with its holder, unwritten; then its end has a number that was seen
+before, and is told all the same.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from andon.core.events import Event, RunEvent
@@ -14,6 +17,8 @@ from andon.core.states import RunStatus
 if TYPE_CHECKING:
     from andon.core.keeper import Keeper
     from andon.core.store import RunRecord
+
+EVENTS_AT_ONCE = 2_000
 
 
 class EventSource(Protocol):
@@ -34,7 +39,7 @@ class StoredReader:
 
     def __init__(self, keeper: Keeper, run_id: str, after: int = 0) -> None:
         self._keeper, self._run_id, self._taken = keeper, run_id, after
-        self.at_end = False
+        self._was_going = self.at_end = False
 
     async def batch(self, limit: int) -> list[Event]:
         keeper = self._keeper
@@ -44,6 +49,10 @@ class StoredReader:
             # The record first: what it says is true of all events that are read after it.
             record = await keeper.ask(lambda: keeper.store.find(self._run_id))
             events = await keeper.ask(lambda: keeper.store.read_events(self._run_id, self._taken, limit))
+            if record is not None and not record.status.final:
+                self._was_going = True
+            elif self._was_going and not events:  # the end was not told yet, so it is not what was read before
+                events = await last_event(keeper, self._run_id)
             if events:
                 self._taken = events[-1].seq
             self.at_end = self._is_over(record, events, limit)
@@ -62,6 +71,14 @@ class StoredReader:
             return not events
         paused = record.status is RunStatus.paused
         return paused and (not events or events[-1].event is RunEvent.run_paused)
+
+
+async def last_event(keeper: Keeper, run_id: str) -> list[Event]:
+    """The last one of a run, if any are kept."""
+    last, seq = [], 0
+    while batch := await keeper.ask(partial(keeper.store.read_events, run_id, seq, EVENTS_AT_ONCE)):
+        last, seq = batch[-1:], batch[-1].seq
+    return last
 
 
 async def follow(keeper: Keeper, run_id: str) -> RunRecord | None:

@@ -27,6 +27,7 @@ from andon.errors import AnswersError, NotContinuableError, StoreError, describe
 
 if TYPE_CHECKING:
     from andon.core.keeper import Keeper
+    from andon.core.shared import Lease
     from andon.core.store import RunRecord
 
 EVENTS_AT_ONCE = 2_000
@@ -170,12 +171,13 @@ class Pausing(Life):
         if self.signal.fate is not None and self._take(self._token):
             self._hand_over_soon()
 
-    def begin_again(self, events: Sequence[Event], created_at: float) -> None:
-        """Go on with a run that was paused elsewhere, from what the store has of it."""
+    def begin_again(self, events: Sequence[Event], created_at: float, held: tuple[Lease, float]) -> None:
+        """Go on with a run that was paused elsewhere, from what the store has of it, where it was taken up."""
         assert self.tenure is not None
         self.created_at, self.tenure.restoring, self.tenure.written = created_at, True, len(events)
-        self._enlist()
         self.journal.events.extend(events)
+        self._enlist()
+        self.tenure.hold(*held)
         self._cord.add(self, 0)
         self._go()
 

@@ -216,11 +216,14 @@ class Runtime:
             raise ValueError("say which runs: run_id=, session_id=, user_id=, agent_id=, or all=True")
         request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace)
         stored: dict[str, CancelOutcome] = {}
+        entered: set[str] = set()
         failure: StoreError | None = None
         if self.keeper is not None:  # truth first: what is acknowledged here is not lost, whatever happens next
+            held = {run.run_id for run in self.runs if run.tenure is not None and run.tenure.lease is not None}
             which = Selection(run_id, session_id, user_id, agent_id)
             try:
                 stored = await self.keeper.store.request_cancel(which, request)
+                entered = held
             except StoreError as error:  # what is held here can be cancelled all the same: a lost run ends as cancelled
                 failure = error
             stored = {key: outcome for key, outcome in stored.items() if outcome is not CancelOutcome.unknown}
@@ -228,18 +231,21 @@ class Runtime:
         fitting = [
             run
             for run in self.runs
-            if (run_id is None or run.run_id == run_id)
+            # The store has the last word: one that it knows to have ended is only not told so here yet.
+            if (stored.get(run.run_id) or run.run_id not in entered)
+            and (run_id is None or run.run_id == run_id)
             and (session_id is None or run.session_id == session_id)
             and (user_id is None or run.user_id == user_id)
             and (agent_id is None or run.agent_id == agent_id)
         ]
+        elsewhere = {run.run_id for run in fitting if run.is_paused}  # may have been answered there
         try:
             outcomes = {run.run_id: run.ask(request, batch) for run in fitting}
         finally:  # whoever was asked is woken, even if a Ctrl-C comes in between
             wake_all(batch, request)
         if self.keeper is not None:
             outcomes = {**stored, **{key: _joint(stored.get(key), outcome) for key, outcome in outcomes.items()}}
-            if failure is not None and not outcomes.get(run_id or ""):
+            if failure is not None and (run_id in elsewhere or not outcomes.get(run_id or "")):
                 raise failure
             with contextlib.suppress(StoreError):  # it has taken the cancel; the rest is done by any keeper
                 await self.keeper.end_orphans()  # paused ones may be nobody's

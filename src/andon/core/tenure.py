@@ -19,7 +19,7 @@ from andon.core.family import orphaned_by
 from andon.core.following import follow
 from andon.core.shared import Lease, Progress, Selection
 from andon.core.states import RunStatus
-from andon.errors import AndonError, NotContinuableError, SessionBusyError
+from andon.errors import AndonError, SessionBusyError
 
 if TYPE_CHECKING:
     from andon.core.events import Event
@@ -70,7 +70,7 @@ class Tenure:
         self.told = False
         """The store knows of the cancel that was asked for here."""
         self.restoring = False
-        """It was paused, and not here: it is not entered, but taken up."""
+        """It was paused, and not here: it was not entered, but taken up."""
         self.taking = self.unsure = False
         """The store is being asked to give the run back after a pause; it was, and what it did is not known."""
         self._noted: tuple[int, int] | None = None
@@ -88,11 +88,10 @@ class Tenure:
 
     async def enter(self, record: RunRecord, on_busy: OnBusy) -> None:
         """Take a place in the session's line, or be refused."""
+        if self.restoring:
+            return
         try:
-            if not self.restoring:
-                await self._enter(record, on_busy)
-            elif not await self.take_up():
-                raise NotContinuableError(f"run {record.run_id!r} is not paused any more: someone else was quicker")
+            await self._enter(record, on_busy)
         except AndonError as error:
             self.refusal = error
             raise
@@ -170,13 +169,12 @@ class Tenure:
             self._wanted -= 1
 
     async def take_up(self) -> bool:
-        """Hold the run again after a pause. False if someone else does, or it was asked to stop."""
-        began = time.monotonic()
+        """Hold the run again after a pause. False if someone else does, or has, or it was asked to stop."""
         self.taking = self.unsure = True
         try:
-            taken = await self._keeper.store.take_up(self._run.run_id, self._keeper.owner, self._keeper.seconds)
+            taken = await take_paused(self._keeper, self._run.run_id, len(self._run.journal.events))
             if taken is not None:
-                self.hold(taken.lease, began)
+                self.hold(*taken)
             self.unsure = False
         finally:
             self.taking = False
@@ -232,6 +230,20 @@ class Tenure:
 def _size(messages: list[Message]) -> tuple[int, int]:
     """Messages are only ever added, and results to the last one: so their number tells whether there are new ones."""
     return len(messages), len(messages[-1].content) if messages else 0
+
+
+async def take_paused(keeper: Keeper, run_id: str, known: int) -> tuple[Lease, float] | None:
+    """Hold a paused run of which so many events are known, and say since when. None if it is not paused any more, was
+    asked to stop, or was answered by someone else and paused again: then it waits on for other answers than these.
+    """
+    began = time.monotonic()
+    taken = await keeper.store.take_up(run_id, keeper.owner, keeper.seconds)
+    if taken is None:
+        return None
+    if taken.last_seq > known:
+        await keeper.store.finish(taken.lease, taken.record, taken.messages, [])
+        return None
+    return taken.lease, began
 
 
 async def pause_before_retry(tries: int) -> None:

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Iterable
 
 from andon.agent.agent import Agent
-from andon.core.following import StoredReader, follow
+from andon.core.following import StoredReader, follow, last_event
 from andon.core.keeper import Keeper
 from andon.core.receipt import CancelRequest, Receipt
 from andon.core.run import Run
@@ -46,8 +46,13 @@ class Distant:
 
     async def reader(self, after: int) -> StoredReader | None:
         """Its events from a number on; None if there are none to come."""
-        if self.status.final and not await self._keeper.store.read_events(self.run_id, after, 1):
-            return None
+        store, rests = self._keeper.store, self.status.final or self.status is RunStatus.paused
+        if rests and not await store.read_events(self.run_id, after, 1):
+            if after == 0 or await store.read_events(self.run_id, after - 1, 1):
+                return None
+            # It has read what died, unwritten, with the run's holder: it is told the end.
+            last = await last_event(self._keeper, self.run_id)
+            after = last[-1].seq - 1 if last else after
         return StoredReader(self._keeper, self.run_id, after)
 
 

@@ -245,8 +245,8 @@ async def cancel_run(request: Request, agent_id: str, run_id: str) -> Response:
     if isinstance(found, RunRecord):
         return _cancelled(run_id, CancelOutcome.already_finished, found.status, found.receipt, wanted)
     outcome = await cancel(agent, found, asked)
-    if isinstance(found, Run) and not outcome and found.signal.request is None:  # it may be about to say so
-        await found.result()
+    if isinstance(found, Run) and not outcome:
+        found = await host.ended_as(agent, found)
     if wanted.wait is None or found.status in (RunStatus.completed, RunStatus.error):
         return _cancelled(run_id, outcome, found.status, None, wanted)
     wait = wanted.wait

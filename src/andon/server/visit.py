@@ -96,6 +96,19 @@ class Visit:
         keeper = agent.runtime.keeper
         return Distant(keeper, found) if isinstance(found, RunRecord) and keeper is not None else found
 
+    async def ended_as(self, agent: Agent, run: Run) -> Run | Distant:
+        """A run of which a cancel was told that it has ended: how, the store knows, if it is one that processes share.
+        The run itself may be about to say so, or to learn it.
+        """
+        if agent.runtime.keeper is None:
+            if run.signal.request is None:
+                await run.result()
+            return run
+        record = await agent.runtime.keeper.store.find(run.run_id)
+        if record is None:  # it was refused
+            raise self._host.unknown(agent, run.run_id)
+        return Distant(agent.runtime.keeper, record)
+
     async def stored(self, which: Selection, limit: int) -> list[RunRecord]:
         """The runs that the shared stores know of, newest first."""
         keepers = [runtime.keeper for runtime in self._host.runtimes if runtime.keeper is not None]

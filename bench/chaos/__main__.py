@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of the trial."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import secrets
+import sys
+import time
+
+from bench.chaos.servers import DATABASES
+from bench.chaos.trial import Outcome, hold
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.chaos", description="Runs on several servers, which are killed and stopped at random."
+    )
+    parser.add_argument("--db", choices=(*DATABASES, "both"), default="both", help="which database (%(default)s)")
+    parser.add_argument("--servers", type=int, choices=(2, 3), default=3, help="how many of them (%(default)s)")
+    parser.add_argument("--runs", type=int, default=1000, help="how many runs in a round (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=0, help="begin new rounds for so long; otherwise one is held")
+    parser.add_argument("--seed", default="", help="what chance goes by, of the clients and troubles at least")
+    options = parser.parse_args()
+    kinds = DATABASES if options.db == "both" else (options.db,)
+    seed, began, number, sound = options.seed or secrets.token_hex(3), time.monotonic(), 0, True
+    totals = {kind: Outcome() for kind in kinds}
+    while number == 0 or time.monotonic() - began < options.seconds:
+        number += 1
+        for kind, total in totals.items():
+            outcome = asyncio.run(hold(kind, options.servers, options.runs, f"{seed}-{number}"))
+            total.add(outcome)
+            print(f"{kind}, {options.servers} servers, seed {seed}, round {number}, all in all:", flush=True)
+            print(total.show(), end="\n\n", flush=True)
+            sound = sound and outcome.sound
+    return 0 if sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

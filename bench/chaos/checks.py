@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold when all is quiet, whatever has happened before: by the database, and by a server that is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from andon import RunStatus, ToolOutcome
+from andon.agent.orphans import read_all
+from andon.core.shared import Selection
+from andon.core.store import RunRecord, SessionKey
+from andon.store.sql import SQLStore
+from andon.testing import next_prompt_accepted, validate
+from andon.testing.providers import FakeChat
+from bench.chaos.agent import AGENT
+from bench.chaos.clients import Clients, Ledger
+from bench.chaos.provider import NEXT
+
+T = TypeVar("T")
+
+ALL = 1_000_000
+GOING = (RunStatus.pending, RunStatus.running, RunStatus.cancelling)
+QUIET_SECONDS = 30.0
+AT_ONCE = 8
+
+LOST, TWO_ENDS, DISAGREE, REJECTED, ENDLESS, VANISHED, TWICE, ODD = (
+    "acknowledged cancels lost",
+    "runs with two ends, or gaps in their events",
+    "runs whose end was told in two ways",
+    "sessions rejected",
+    "runs without an end",
+    "runs that vanished",
+    "tool calls started twice, or although they were said not to be",
+    "answers that no server should give",
+)
+FAULTS = (LOST, TWO_ENDS, DISAGREE, REJECTED, ENDLESS, VANISHED, TWICE, ODD)
+
+
+class Checks:
+    """Finds faults, and says of each what was seen."""
+
+    def __init__(self, store: SQLStore, clients: Clients, provider: FakeChat) -> None:
+        self._store, self._clients, self._provider = store, clients, provider
+        self.faults: dict[str, list[str]] = {kind: [] for kind in FAULTS}
+        self.ends: Counter[str] = Counter()
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self._clients.ledger
+
+    async def make(self, url: str, started: Path) -> None:
+        """With one server left, at this address."""
+        self.faults[ODD] += self._ledger.odd
+        await self._quiet()
+        await self._end_paused(url)
+        await self._quiet()
+        records = await self._store.list_runs(Selection(), ALL)
+        self.ends.update(_end_of(record) for record in records)
+        for run_id in self._ledger.admitted - {record.run_id for record in records}:
+            self.faults[VANISHED].append(f"{run_id} was admitted")
+        for record in records:
+            await self._check_run(record)
+        self._check_tools(records, started)
+        await self._each(records, lambda record: self._check_http(url, record))
+        await self._each(sorted(self._ledger.sessions), lambda session: self._check_session(url, session))
+        for request in self._provider.served:
+            if "rejected" in request.reached:
+                self.faults[REJECTED].append(f"by the provider: {request.error}")
+
+    async def _each(self, items: Iterable[T], check: Callable[[T], Awaitable[None]]) -> None:
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def one(item: T) -> None:
+            async with gate:
+                await check(item)
+
+        await asyncio.gather(*map(one, items))
+
+    # -- runs ---------------------------------------------------------------------------------------------------------
+
+    async def _quiet(self) -> None:
+        """Leases run out, and what nobody holds is ended: until then, wait."""
+        deadline = time.monotonic() + QUIET_SECONDS
+        while await self._store.list_runs(Selection(statuses=GOING), 1):
+            if time.monotonic() > deadline:
+                return
+            await asyncio.sleep(0.2)
+
+    async def _end_paused(self, url: str) -> None:
+        """Those that nobody has answered; a cancel that was acknowledged would have ended them."""
+        for record in await self._store.list_runs(Selection(statuses=[RunStatus.paused]), ALL):
+            if record.run_id in self._ledger.acknowledged:
+                self.faults[LOST].append(f"{record.run_id} is still paused")
+            await self._clients.cancel(record.run_id, url)
+
+    async def _check_run(self, record: RunRecord) -> None:
+        run_id, status = record.run_id, record.status
+        if not status.final:
+            self.faults[ENDLESS].append(f"{run_id} is {status.name}")
+        if run_id in self._ledger.acknowledged and status is not RunStatus.cancelled:
+            self.faults[LOST].append(f"{run_id} is {status.name}")
+        events = await read_all(self._store, run_id)
+        if [event.seq for event in events] != list(range(1, len(events) + 1)):
+            self.faults[TWO_ENDS].append(f"{run_id} has the events {[event.seq for event in events]}")
+        ends = [(event.seq, event.status) for event in events if event.event.terminal]
+        if status.final and ends != [(len(events), status)]:
+            self.faults[TWO_ENDS].append(f"{run_id} is {status.name}, and of {len(events)} events ends are {ends}")
+        if self._ledger.ends[run_id] - {status.value}:
+            self.faults[DISAGREE].append(f"{run_id} is {status.name}; told was {self._ledger.ends[run_id]}")
+
+    async def _check_http(self, url: str, record: RunRecord) -> None:
+        path = f"/agents/{AGENT}/runs/{record.run_id}"
+        status, found = await self._clients.ask("GET", path, at=url)
+        if (status, found.get("status")) != (200, record.status.value):
+            self.faults[DISAGREE].append(f"{record.run_id} is {record.status.name}; HTTP says {status} {found}")
+
+    def _check_tools(self, records: list[RunRecord], started: Path) -> None:
+        lines: list[str] = []
+        with contextlib.suppress(FileNotFoundError):  # no tool was called
+            lines = started.read_text().splitlines()
+        calls = Counter(lines)
+        self.faults[TWICE] += [f"{call_id} started {times} times" for call_id, times in calls.items() if times > 1]
+        gone_on_with = {record.continues for record in records}  # whoever goes on starts what had not started
+        for record in records:
+            for each in record.receipt.tools if record.receipt and record.run_id not in gone_on_with else ():
+                if each.outcome is ToolOutcome.not_started and calls[each.call_id]:
+                    told = f"{each.call_id} of {record.run_id} is said not to have started: {record.receipt}"
+                    self.faults[TWICE].append(told)
+
+    # -- sessions -----------------------------------------------------------------------------------------------------
+
+    async def _check_session(self, url: str, session: str) -> None:
+        """Its conversation is valid for every provider, and the next prompt in it works."""
+        messages = await self._store.load(SessionKey(AGENT, None, session))
+        for problem in validate(messages) or next_prompt_accepted(messages):
+            self.faults[REJECTED].append(f"{session}: {problem}")
+        body = {"message": NEXT, "session_id": session, "stream": False}
+        status, said = await self._clients.ask("POST", f"/agents/{AGENT}/runs", at=url, json=body)
+        if (status, said.get("status")) != (200, "COMPLETED"):
+            self.faults[REJECTED].append(f"{session}: the next prompt got {status} {said.get('receipt')} {said}")
+
+
+def _end_of(record: RunRecord) -> str:
+    return record.status.name if record.receipt is None else f"{record.status.name}, {record.receipt.cause.value}"

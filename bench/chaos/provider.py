@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the model says: the prompt names the kind of answer, and chance does the rest."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from andon.testing.providers import FakeChat, Word, call, stall, text
+
+KINDS = ("story", "tools", "delete", "both", "stall")
+NEXT = "next"
+"""The prompt that is answered at once."""
+
+
+def make_provider(seed: str) -> FakeChat:
+    chance = Random(seed)
+
+    def say(words: int) -> Word:
+        return text("word " * words, pace=chance.uniform(0.005, 0.04))
+
+    def look_up() -> Word:
+        return call("look_up", {"word": "andon", "seconds": round(chance.uniform(0, 0.6), 3)}, pieces=3, pace=0.01)
+
+    def answer(body: dict[str, Any]) -> list[Word]:
+        last = body["messages"][-1]
+        kind = str(last["content"])
+        if last["role"] == "tool":  # some turns call again
+            return [say(chance.randrange(1, 20)), *([look_up()] if chance.random() < 0.2 else [])]
+        if kind == "tools":
+            return [say(3), look_up(), call("count", {"number": chance.randrange(40)}), look_up()]
+        if kind == "delete":
+            return [say(3), call("delete", {"name": "it"})]
+        if kind == "both":
+            return [look_up(), call("delete", {"name": "it"}), call("delete", {"name": "that"})]
+        if kind == "stall":
+            return [say(3), stall()]
+        return [text("Here I am.")] if kind == NEXT else [say(chance.randrange(1, 60))]
+
+    return FakeChat(answer)

@@ -101,10 +101,10 @@ def test_blocking_calls(url: str) -> None:
 
 def test_a_loop_that_is_blocked_for_longer_than_the_lease_loses_nothing(sqlite_url: str) -> None:
     """Blocking calls live on the portal's loop; the leases are renewed elsewhere."""
-    runtime = Runtime(SQLStore(sqlite_url), lease_seconds=0.5)
+    runtime = Runtime(SQLStore(sqlite_url), lease_seconds=1.5)
 
     def block(request: ModelRequest) -> str:
-        time.sleep(1.2)
+        time.sleep(2)
         return "Awake."
 
     result = on(runtime, block).run("go")
@@ -187,35 +187,5 @@ def test_a_script_that_ends_while_a_run_is_going_in_a_thread(sqlite_url: str) ->
             on(later)
             await ended(later, "r")
             await check_stored(later, "r", RunStatus.cancelled, CancelCause.lost)
-
-    play(main)
-
-
-def test_a_forked_child_keeps_its_own_runs(sqlite_url: str) -> None:
-    script(
-        sqlite_url,
-        """
-        import warnings
-        warnings.simplefilter("ignore", DeprecationWarning)  # a fork with threads is what is tested
-        agent.run("one", session_id="p", run_id="p1", timeout=0.1)
-        owner = runtime.keeper.owner
-        child = os.fork()
-        if child == 0:
-            assert runtime.keeper.owner != owner
-            assert agent.run("two", session_id="c", run_id="c1").status is RunStatus.completed
-            asyncio.run(runtime.close())
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        assert agent.run("three", session_id="p", run_id="p2").status is RunStatus.completed
-        asyncio.run(runtime.close())
-        """,
-    )
-
-    async def main() -> None:
-        async with runtimes(sqlite_url, 1) as (later,):
-            on(later)
-            await check_stored(later, "p1", RunStatus.cancelled, CancelCause.deadline)
-            for run_id in ("c1", "p2"):
-                await check_stored(later, run_id, RunStatus.completed)
 
     play(main)

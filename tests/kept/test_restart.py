@@ -11,7 +11,7 @@ from andon import Agent, Budget, CancelCause, CancelOutcome, Deny, RunStatus, Ru
 from andon.errors import AnswersError
 from andon.messages import Usage
 from andon.models.scripted import Call, ScriptedModel, Spend, Turn
-from tests.kept.keeping import check_stored, found, on, runtimes, store_of, stored_events
+from tests.kept.keeping import check_stored, on, runtimes
 from tests.support import paused, play
 from tests.support.till import DELETE, LOOK, PAY, Till
 
@@ -81,14 +81,14 @@ def test_a_question_of_a_sub_agent(url: str) -> None:
         call = Call("asker", {"prompt": "help"}, id="c")
         async with runtimes(url, 1) as (before,):
             run, result = await paused(_family(before, till, [DELETE, PAY], call), session_id="s")
-            assert len(result.interrupts) == 1  # one after the other
+            assert len(result.interrupts) == 2
         async with runtimes(url, 1) as (after,):
             agent = _family(after, till, "All gone.", "It is done.")
             while result.interrupts:
-                result = await agent.continue_run(run.run_id, {result.interrupts[0].id: True})
+                result = await agent.continue_run(run.run_id, {each.id: True for each in result.interrupts})
             assert (result.status, result.content) == (RunStatus.completed, "It is done.")
             assert result.messages[2].tool_results[0].content == "All gone."
-            assert till.did == ["all", True]
+            assert sorted(map(str, till.did)) == ["True", "all"]
             await check_stored(after, run.run_id, RunStatus.completed)
             await check_stored(after, f"{run.run_id}.c", RunStatus.completed)
 
@@ -132,31 +132,5 @@ def test_a_refusal_and_a_tool_that_is_not_there_any_more(url: str) -> None:
             assert "keep it" in told["d"]
             assert "pay" in told["p"]
             await check_stored(after, run.run_id, RunStatus.completed)
-
-    play(main)
-
-
-def test_a_cancel_at_the_start_of_going_on_is_kept(sqlite_url: str) -> None:
-    """The run was not taken up yet, here; what was told `requested` ends as cancelled."""
-
-    async def main() -> None:
-        async with runtimes(sqlite_url, 1) as (before,):
-            run, result = await paused(on(before, DELETE, tools=Till().tools), session_id="s")
-        async with runtimes(sqlite_url, 1) as (after,):
-            till = Till()
-            agent = on(after, "Never.", tools=till.tools)
-            record = await found(after, run.run_id)
-            history = await store_of(after).history(record.session)
-            events = await stored_events(after, run.run_id)
-            again = agent._make([], {"run_id": run.run_id, "session_id": "s"}, restored=(record, [], history[-1][1]))
-            again.answer({result.interrupts[0].id: True})
-            again.begin_again(events, record.created_at)
-            assert again.cancel(by="ann") is CancelOutcome.requested  # before its first step
-            done = await again.result()
-            await again.ended()
-            assert (done.status, till.did) == (RunStatus.cancelled, [])
-            record = await check_stored(after, run.run_id, RunStatus.cancelled, CancelCause.user)
-            assert record.receipt is not None
-            assert record.receipt.by == "ann"
 
     play(main)

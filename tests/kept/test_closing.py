@@ -195,18 +195,16 @@ def test_a_forked_child_keeps_its_own_runs(sqlite_url: str) -> None:
     script(
         sqlite_url,
         """
-        import warnings
-        warnings.simplefilter("ignore", DeprecationWarning)  # a fork with threads is what is tested
-        agent.run("one", session_id="p", run_id="p1", timeout=0.1)
         owner = runtime.keeper.owner
-        child = os.fork()
+        child = os.fork()  # as servers do that load a program once: nothing runs yet
         if child == 0:
             assert runtime.keeper.owner != owner
-            assert agent.run("two", session_id="c", run_id="c1").status is RunStatus.completed
+            agent.run("one", session_id="c", run_id="c1", timeout=0.2)
             asyncio.run(runtime.close())
             os._exit(0)
+        agent.run("two", session_id="p", run_id="p1", timeout=0.2)
         assert os.waitpid(child, 0)[1] == 0
-        assert agent.run("three", session_id="p", run_id="p2").status is RunStatus.completed
+        assert agent.run("three", session_id="c", run_id="p2").status is RunStatus.completed
         asyncio.run(runtime.close())
         """,
     )
@@ -214,8 +212,8 @@ def test_a_forked_child_keeps_its_own_runs(sqlite_url: str) -> None:
     async def main() -> None:
         async with runtimes(sqlite_url, 1) as (later,):
             on(later)
-            await check_stored(later, "p1", RunStatus.cancelled, CancelCause.deadline)
-            for run_id in ("c1", "p2"):
-                await check_stored(later, run_id, RunStatus.completed)
+            for run_id in ("c1", "p1"):
+                await check_stored(later, run_id, RunStatus.cancelled, CancelCause.deadline)
+            await check_stored(later, "p2", RunStatus.completed)
 
     play(main)

@@ -212,17 +212,19 @@ def test_a_refused_run_leaves_nothing_and_calls_no_hook(sqlite_url: str, caplog:
         async with runtimes(sqlite_url, 1) as (here,):
             reached = Flag()
             agent = on(here, [Reach(reached), Stall()], "Yes.", hooks=[Hook()])
-            async with agent.start("one", session_id="s", run_id="r1"):
+            async with agent.start("one", run_id="r1"):
                 await reached.arrived()
+                before = agent.messages
                 with pytest.raises(SessionBusyError):
-                    await agent.invoke_async("two", session_id="s", run_id="r2")
+                    await agent.invoke_async("two", run_id="r2")
                 with pytest.raises(SessionBusyError):
-                    async for _ in agent.stream_async("two", session_id="s", run_id="r2"):
+                    async for _ in agent.stream_async("two", run_id="r2"):
                         pass
+                assert agent.messages == before
             assert told == ["r1"]
             assert await store_of(here).find("r2") is None
             # So the same id may be tried again.
-            result = await agent.invoke_async("two", session_id="s", run_id="r2")
+            result = await agent.invoke_async("two", run_id="r2")
             assert result.status is RunStatus.completed
 
     play(main)

@@ -73,6 +73,13 @@ class Holding(Kin):
         if self.tenure is not None:
             await self.step(self.tenure.save, name="the store", cut_by=CancelMode.now)
 
+    async def _put_away(self, status: RunStatus) -> None:
+        if self.was_refused:  # it leaves nothing
+            self._record = self._make_record(status, self.settlement)
+            await self._pass_on()
+        else:
+            await super()._put_away(status)
+
     # -- the end ------------------------------------------------------------------------------------------------------
 
     async def _agree(self, status: RunStatus) -> RunStatus:

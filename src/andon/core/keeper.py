@@ -199,11 +199,15 @@ class Keeper:
             await asyncio.sleep(max(0.0, began + self.seconds / 3 - time.monotonic()))
 
     async def _watch_clock(self) -> None:
-        """Asks nobody: if the store can't be reached, the runs here are stopped before others may take them over."""
+        """Asks nobody: if the store can't be reached, the runs here are stopped before others may take them over.
+
+        A run whose loop was closed under it is ended as well: nobody else could, while it is held here.
+        """
         while True:
             await asyncio.sleep(self.seconds / 20)
             now = time.monotonic()
             for tenure in self._tenures():
+                tenure.run.end_if_lost()
                 if tenure.valid_until < now and not tenure.run.at_rest:
                     tenure.run.cancel_for(CancelCause.lost, "its lease could not be renewed in time")
 

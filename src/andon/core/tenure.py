@@ -103,10 +103,12 @@ class Tenure:
                 lease = await self._keeper.store.enter(record, self._keeper.owner, self._keeper.seconds, on_busy)
             except SessionBusyError as error:
                 holder = self._run.runtime.run(error.run_id)
+                if holder is not None:
+                    holder.end_if_lost()
                 request = None if holder is None else holder.signal.request
                 if request is None:
                     raise
-                # It was cancelled here, a moment ago, and does not count as busy: the store must know.
+                # It was cancelled here, or lost, and does not count as busy: the store must know.
                 await self._keeper.store.request_cancel(Selection(error.run_id), request)
             else:
                 self.hold(lease, began)

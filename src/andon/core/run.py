@@ -18,6 +18,7 @@ from andon.core.receipt import CancelRequest, Receipt, RunResult
 from andon.core.signal import Failed, stop_reason_of
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus, StopReason
 from andon.errors import HandleError
+from andon.messages import assistant
 
 __all__ = ["Run", "spectator"]
 
@@ -100,7 +101,7 @@ class Run(Pausing):
             self.agent_id,
             status,
             stop_reason,
-            conversation[-1],
+            conversation[-1] if conversation else assistant(),  # lost, before even the prompt was written
             left.content,
             list(conversation),
             left.usage,

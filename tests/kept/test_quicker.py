@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,13 +13,14 @@ from andon import CancelCause, CancelOutcome, RunStatus, Runtime, ToolOutcome
 from andon.agent.orphans import settle_orphan
 from andon.core.receipt import CancelRequest, Interrupt
 from andon.core.shared import Lease, Taken
-from andon.errors import NotContinuableError, StoreError
+from andon.errors import NotContinuableError, RunIdTakenError, StoreError
 from andon.messages import Text, ToolCall, assistant, user
 from andon.models.scripted import Stall
+from andon.server import create_app
 from andon.store.sql import SQLStore
 from tests.kept.keeping import LEASE, Shaky, check_stored, ended, found, on, runtimes, store_of
 from tests.store.making import record
-from tests.support import paused, play
+from tests.support import Flag, paused, play
 from tests.support.till import DELETE, PAY, Till
 
 
@@ -161,6 +163,37 @@ def test_a_run_that_was_lost_before_its_prompt_was_written_has_a_result(url: str
             result = await run.result()
             assert (result.status, result.messages, result.message.content) == (RunStatus.cancelled, [], [])
             assert await store_of(there).load(run.session.key) == []
+        await here.close()
+
+    play(main)
+
+
+def test_a_run_whose_id_is_taken_elsewhere_is_never_shown_here(url: str) -> None:
+    """A client that was not answered has asked another server: the first one comes to it later."""
+
+    async def main() -> None:
+        store, entering, go_on = SQLStore(url), Flag(), Flag()
+        enter = store.enter
+
+        async def late(*arguments: Any) -> Lease:
+            entering.set()
+            await go_on.arrived()
+            return await enter(*arguments)
+
+        store.enter = late  # type: ignore[method-assign, assignment]
+        here = Runtime(store)
+        async with runtimes(url, 1) as (there,):
+            agent = on(here, "Late.")
+            host = create_app([agent], here).state.andon
+            await on(there, "Done.").invoke_async("go", run_id="r", session_id="s")
+            asked = asyncio.create_task(agent.invoke_async("go", run_id="r", session_id="t"))
+            await entering.arrived()
+            looking = asyncio.create_task(host.find(agent, "r"))
+            go_on.set()
+            assert (await looking).status is RunStatus.completed
+            with pytest.raises(RunIdTakenError):
+                await asked
+            await check_stored(there, "r", RunStatus.completed)
         await here.close()
 
     play(main)

@@ -126,6 +126,13 @@ class Run(Pausing):
         self.begin()
         await self.admitted()
 
+    async def entered(self) -> bool:
+        """Wait until a shared store has taken the run in. False if it was refused: then it never was."""
+        tenure = self.tenure
+        if tenure is not None and self._stage is RunStatus.pending:
+            await self._waiters.wait(lambda: tenure.lease is not None or self._settled)
+        return not self.was_refused
+
     async def admitted(self) -> None:
         tenure = self.tenure
         if tenure is None:

@@ -8,6 +8,7 @@ is not known, so each is said to have been cut, its outcome unknown.
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import msgspec
 
@@ -84,31 +85,22 @@ def _result(call: ToolCall, asking: bool, asks_first: bool) -> ToolResult:
 def _events(taken: Taken, ended: RunRecord, cut: list[ToolCall], results: list[ToolResult]) -> list[Event]:
     said = {result.call_id: result.content for result in results}
     outcomes = {each.call_id: each.outcome for each in ended.cut_calls}
-    key, at = ended.session, time.time()
+    key, at, events = ended.session, time.time(), list[Event]()
 
-    def event(seq: int, kind: RunEvent, content: str = "", **facts: object) -> Event:
-        return Event(kind, ended.run_id, key.session_id, key.agent_id, seq, at, content, **facts)  # type: ignore[arg-type]
+    def add(kind: RunEvent, content: str = "", **facts: Any) -> None:
+        seq = taken.last_seq + len(events) + 1
+        events.append(Event(kind, ended.run_id, key.session_id, key.agent_id, seq, at, content, **facts))
 
-    events = [
-        event(
-            taken.last_seq + number,
-            RunEvent.tool_call_cancelled,
-            tool=ToolView(call.id, call.name, call.arguments, said[call.id], outcomes[call.id]),
-        )
-        for number, call in enumerate(cut, 1)
-    ]
+    if not taken.last_seq:  # its worker came to write nothing at all
+        add(RunEvent.run_started, parent_run_id=ended.parent_run_id)
+    for call in cut:
+        view = ToolView(call.id, call.name, call.arguments, said[call.id], outcomes[call.id])
+        add(RunEvent.tool_call_cancelled, tool=view)
     receipt = ended.receipt
     assert receipt is not None
-    last = event(
-        taken.last_seq + len(events) + 1,
-        TERMINAL_EVENT[ended.status],
-        ended.content,
-        status=ended.status,
-        usage=ended.usage,
-        receipt=receipt,
-        reason=receipt.reason,
-    )
-    return [*events, last]
+    facts = {"status": ended.status, "usage": ended.usage, "receipt": receipt, "reason": receipt.reason}
+    add(TERMINAL_EVENT[ended.status], ended.content, **facts)
+    return events
 
 
 async def read_all(store: SharedStore, run_id: str) -> list[Event]:

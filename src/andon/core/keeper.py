@@ -60,7 +60,7 @@ class Keeper:
         self._count = itertools.count(1)
         self.changes = 0
         """Counts the wake-ups."""
-        self.closed = False
+        self.closed = self._complained = False
         self._portal = Portal("andon-keeper")
         self.start_over()
         _keepers.add(self)
@@ -105,7 +105,7 @@ class Keeper:
             except StoreError as error:
                 if type(error) is not StoreError:  # it could be reached, and said no
                     raise
-                log.warning("the store can't be reached: %s", error)
+                self._complain("what is asked of the store has to wait", error)
             await pause_before_retry(tries)
             tries += 1
 
@@ -146,6 +146,11 @@ class Keeper:
         self.closed = True
         self._portal.close()
         self.wake()
+
+    def _complain(self, what: str, error: StoreError) -> None:
+        """Once for each time that the store goes away, and not each time that it is tried again."""
+        log.log(logging.DEBUG if self._complained else logging.WARNING, "%s: %s", what, error)
+        self._complained = True
 
     def _check_open(self) -> None:
         if self.closed:
@@ -189,7 +194,7 @@ class Keeper:
                         if tenure is not None and tenure.lease == lease:
                             tenure.valid_until = self.validity(began)
             except StoreError as error:
-                log.warning("leases could not be renewed: %s", error)
+                self._complain("leases could not be renewed", error)
             self.wake()  # the net under lost wake-ups
             await asyncio.sleep(max(0.0, began + self.seconds / 3 - time.monotonic()))
 
@@ -220,7 +225,7 @@ class Keeper:
                 lost = await self.store.write([progress for _, progress in news]) if news else []
                 await self._tell_cancels()
             except StoreError as error:
-                log.warning("the store can't be reached, what runs do is not written yet: %s", error)
+                self._complain("what runs do is not written yet", error)
                 await asyncio.sleep(0.5)
                 continue
             for tenure, progress in news:
@@ -248,7 +253,7 @@ class Keeper:
                 if leases:
                     self._act_on(await self.store.renew(leases, None), leases)
             except StoreError as error:
-                log.warning("cancels can't be heard: %s", error)
+                self._complain("cancels can't be heard", error)
             await self.changed(seen)
 
     def _leases(self) -> list[Lease]:
@@ -277,8 +282,9 @@ class Keeper:
         while True:
             try:
                 await self.end_orphans()
+                self._complained = False
             except StoreError as error:
-                log.warning("runs that others left behind can't be ended: %s", error)
+                self._complain("runs that others left behind can't be ended", error)
             await asyncio.sleep(self.seconds / 3)
 
     async def end_orphans(self) -> None:

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a runtime, and of a process: what runs is ended, nothing is left behind, and nothing hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from andon import CancelCause, RunEvent, RunStatus, Runtime
+from andon.errors import StoreError
+from andon.models.base import ModelRequest
+from andon.models.scripted import Stall
+from andon.store.sql import SQLStore
+from tests.kept.keeping import LEASE, LONG, Shaky, check_stored, ended, found, on, runtimes
+from tests.support import HANG, Flag, Reach, Worker, paused, play
+from tests.support.till import DELETE, Till
+
+
+def test_closing_a_runtime_ends_what_runs_and_keeps_what_waits(url: str) -> None:
+    async def main() -> None:
+        async with runtimes(url, 1) as (here,):
+            one, two = Flag(), Flag()
+            agent = on(here, ["One", Reach(one), Stall()], [Reach(two), Stall()])
+            going = [agent.start("go", session_id=str(number), run_id=f"r{number}") for number in range(2)]
+            for run, reached in zip(going, (one, two), strict=True):
+                await run.open()
+                await reached.arrived()
+            queued = agent.start("me too", session_id="0", run_id="r2", on_busy="queue")
+            await queued.open()
+            await paused(on(here, DELETE, tools=Till().tools), run_id="r3")
+            await here.close()
+            assert {run.status for run in (*going, queued)} == {RunStatus.cancelled}
+            with pytest.raises(StoreError, match="closed"):
+                await agent.invoke_async("and now?")
+            with pytest.raises(StoreError, match="closed"):
+                await here.cancel(all=True)
+        async with runtimes(url, 1) as (later,):
+            on(later)
+            for number in range(3):
+                await check_stored(later, f"r{number}", RunStatus.cancelled, CancelCause.shutdown)
+            assert (await found(later, "r3")).status is RunStatus.paused
+
+    play(main)
+
+
+def test_closing_does_not_wait_for_a_store_that_is_away(sqlite_url: str) -> None:
+    async def main() -> None:
+        store, reached = Shaky(sqlite_url), Flag()
+        here = Runtime(store, lease_seconds=LONG, settle_seconds=0.1, child_seconds=0.1)
+        run = on(here, [Reach(reached), Stall()]).start("go")
+        await run.open()
+        await reached.arrived()
+        store.away = True
+        await here.close()
+        await run.ended()  # nobody will store its end any more, so it is told
+        assert run.status is RunStatus.cancelled
+        assert "could not take" in run.warnings[0]
+
+    play(main)
+
+
+def test_a_close_that_is_cancelled(sqlite_url: str) -> None:
+    async def main() -> None:
+        here = Runtime(SQLStore(sqlite_url))
+        await on(here, "Yes.").invoke_async("go")
+        closing = asyncio.create_task(here.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await here.close()  # again is safe
+
+    play(main)
+
+
+def test_blocking_calls(url: str) -> None:
+    runtime = Runtime(SQLStore(url), lease_seconds=LONG)
+    agent = on(runtime, "Hello.", ["One ", "two ", Stall()], "Bye.")
+    assert agent.run("hi", session_id="s").content == "Hello."
+    stream = agent.run("count", session_id="s", stream=True)
+    for event in stream:
+        if event.event is RunEvent.run_content:
+            break
+    stream.close()
+    result = agent.run("bye", session_id="s")
+    assert [message.role for message in result.messages] == ["user", "assistant"] * 3
+
+    async def main() -> None:
+        assert (await found(runtime, result.run_id)).status is RunStatus.completed
+        await runtime.close()
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_is_blocked_for_longer_than_the_lease_loses_nothing(sqlite_url: str) -> None:
+    """Blocking calls live on the portal's loop; the leases are renewed elsewhere."""
+    runtime = Runtime(SQLStore(sqlite_url), lease_seconds=0.5)
+
+    def block(request: ModelRequest) -> str:
+        time.sleep(1.2)
+        return "Awake."
+
+    result = on(runtime, block).run("go")
+    assert (result.status, result.content) == (RunStatus.completed, "Awake.")
+    asyncio.run(runtime.close())
+
+
+def test_many_threads_begin_at_once_and_one_keeper_serves_them(sqlite_url: str) -> None:
+    threads = set(threading.enumerate())
+    runtime, together = Runtime(SQLStore(sqlite_url)), threading.Barrier(8)
+    agent = on(runtime)
+
+    def begin(session_id: str) -> None:
+        together.wait(HANG)
+        asyncio.run(agent.invoke_async("go", session_id=session_id))
+
+    for worker in [Worker(functools.partial(begin, f"s{number}")) for number in range(8)]:
+        worker.done()
+    keepers = [thread for thread in set(threading.enumerate()) - threads if thread.name == "andon-keeper"]
+    assert len(keepers) == 1
+    asyncio.run(runtime.close())
+    assert {thread.name for thread in set(threading.enumerate()) - threads} <= {"andon-portal"}
+
+
+# -- the end of a process ---------------------------------------------------------------------------------------------
+
+BEGINNING = """
+import asyncio, os, sys, threading
+from andon import Agent, RunStatus, Runtime
+from andon.models.scripted import ScriptedModel, Stall
+from andon.store.sql import SQLStore
+runtime = Runtime(SQLStore(sys.argv[1]), lease_seconds=float(sys.argv[2]))
+agent = Agent("Keeper", ScriptedModel(["One ", Stall()], then="Yes."), runtime=runtime)
+"""
+
+
+def script(url: str, body: str) -> None:
+    program = [sys.executable, "-W", "error", "-c", BEGINNING + textwrap.dedent(body), url, str(LEASE)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=HANG, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+def test_a_script_that_ends_while_its_blocking_run_is_going(url: str) -> None:
+    began = time.monotonic()
+    script(
+        url,
+        """
+        events = agent.run("go", run_id="r", stream=True)
+        while next(events).content != "One ":
+            pass
+        keep = [events]
+        """,
+    )
+    assert time.monotonic() - began < HANG / 2
+
+    async def main() -> None:
+        async with runtimes(url, 1) as (later,):
+            on(later)  # it was ended by the process itself: nobody has to wait for its lease
+            await check_stored(later, "r", RunStatus.cancelled, CancelCause.caller)
+
+    play(main)
+
+
+def test_a_script_that_ends_while_a_run_is_going_in_a_thread(sqlite_url: str) -> None:
+    script(
+        sqlite_url,
+        """
+        reached = threading.Event()
+        async def main():
+            async for event in agent.stream_async("go", run_id="r"):
+                if event.content == "One ":
+                    reached.set()
+        threading.Thread(target=lambda: asyncio.run(main()), daemon=True).start()
+        reached.wait()
+        """,
+    )
+
+    async def main() -> None:
+        async with runtimes(sqlite_url, 1, LEASE) as (later,):
+            on(later)
+            await ended(later, "r")
+            await check_stored(later, "r", RunStatus.cancelled, CancelCause.lost)
+
+    play(main)
+
+
+def test_a_forked_child_keeps_its_own_runs(sqlite_url: str) -> None:
+    script(
+        sqlite_url,
+        """
+        import warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork with threads is what is tested
+        agent.run("one", session_id="p", run_id="p1", timeout=0.1)
+        owner = runtime.keeper.owner
+        child = os.fork()
+        if child == 0:
+            assert runtime.keeper.owner != owner
+            assert agent.run("two", session_id="c", run_id="c1").status is RunStatus.completed
+            asyncio.run(runtime.close())
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert agent.run("three", session_id="p", run_id="p2").status is RunStatus.completed
+        asyncio.run(runtime.close())
+        """,
+    )
+
+    async def main() -> None:
+        async with runtimes(sqlite_url, 1) as (later,):
+            on(later)
+            await check_stored(later, "p1", RunStatus.cancelled, CancelCause.deadline)
+            for run_id in ("c1", "p2"):
+                await check_stored(later, run_id, RunStatus.completed)
+
+    play(main)

@@ -147,4 +147,5 @@ class Checks:
 
 
 def _end_of(record: RunRecord) -> str:
-    return record.status.name if record.receipt is None else f"{record.status.name}, {record.receipt.cause.value}"
+    why = record.error if record.receipt is None else record.receipt.cause.value
+    return record.status.name if why is None else f"{record.status.name}, {why}"

@@ -224,8 +224,11 @@ class Reading:
             return 0
 
     def _take(self, event: Json) -> None:
-        if (event["seq"] <= self.seq and event["event"] not in TERMINAL) or event["seq"] > self.seq + 1:
-            self._ledger.odd.append(f"{self._run_id}: event {event['seq']} comes after {self.seq}")
+        if event["seq"] <= self.seq and event["event"] in (*TERMINAL, "RunPaused"):
+            # What a server that was killed has shown last was not stored: how it stands is told once more.
+            self._ledger.counts[f"{event['event']} told to who had read further"] += 1
+        elif event["seq"] != self.seq + 1:
+            self._ledger.odd.append(f"{self._run_id}: event {event['seq']}, {event['event']}, comes after {self.seq}")
         self.seq = event["seq"]
         self.asks = event["event"] == "RunPaused"
         if event["event"] in TERMINAL:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -25,8 +26,7 @@ from tests.store.server import Server as Postgres
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60.0
-LOG_LINES = 60
-"""So much of a server's log is shown from a traceback on."""
+_TRACEBACK = re.compile(r"^Traceback \(.*\n(?: .*\n)+.*", re.MULTILINE)
 DATABASES = ("sqlite", "postgres")
 
 
@@ -115,10 +115,12 @@ class Server:
 
     @property
     def defects(self) -> list[str]:
-        """What its log says that it should never say: each traceback, and the lines around it."""
-        lines = self._log.read_text(errors="replace").splitlines()
-        places = [place for place, line in enumerate(lines) if line.startswith("Traceback (")]
-        return ["\n".join(lines[max(0, place - 2) : place + LOG_LINES]) for place in places]
+        """What its log says that it should never say: each traceback, by the frames that are ours."""
+        found = []
+        for traceback in _TRACEBACK.findall(self._log.read_text(errors="replace")):
+            frames = traceback.split("  File ")
+            found.append("  File ".join(frame for frame in frames if "site-packages" not in frame.partition("\n")[0]))
+        return found
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None

@@ -18,6 +18,7 @@ from andon.core.receipt import CancelRequest, Receipt, RunResult
 from andon.core.signal import Failed, stop_reason_of
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus, StopReason
 from andon.errors import HandleError
+from andon.messages import assistant
 
 __all__ = ["Run", "spectator"]
 
@@ -100,7 +101,7 @@ class Run(Pausing):
             self.agent_id,
             status,
             stop_reason,
-            conversation[-1],
+            conversation[-1] if conversation else assistant(),  # lost, before even the prompt was written
             left.content,
             list(conversation),
             left.usage,
@@ -124,6 +125,13 @@ class Run(Pausing):
         """Begin, and wait until a shared store has taken the run in; or raise what kept it from starting."""
         self.begin()
         await self.admitted()
+
+    async def entered(self) -> bool:
+        """Wait until a shared store has taken the run in. False if it was refused: then it never was."""
+        tenure = self.tenure
+        if tenure is not None and self._stage is RunStatus.pending:
+            await self._waiters.wait(lambda: tenure.lease is not None or self._settled)
+        return not self.was_refused
 
     async def admitted(self) -> None:
         tenure = self.tenure

@@ -99,15 +99,17 @@ class Host:
         return run if run is not None and run.agent_id == agent.id else None
 
     async def find(self, agent: Agent, run_id: str) -> Run | RunRecord:
-        """A run of this agent, or what the store has of it."""
+        """A run of this agent, or what the store has of it. One that is refused never was; the id may be another's."""
         run = self.run(agent, run_id)
-        if run is not None:
-            return run
-        store = agent.runtime.store
-        record = None if store is None else await store.find(run_id)
-        if record is None or record.session.agent_id != agent.id:
-            raise self.unknown(agent, run_id)
-        return self.run(agent, run_id) or record
+        if run is None or not await run.entered():
+            store = agent.runtime.store
+            record = None if store is None else await store.find(run_id)
+            if record is None or record.session.agent_id != agent.id:
+                raise self.unknown(agent, run_id)
+            run = self.run(agent, run_id)
+            if run is None or not await run.entered():
+                return record
+        return run
 
     def unknown(self, agent: Agent, run_id: str) -> Problem:
         return Problem(404, f"agent {agent.id!r} has no run {run_id!r}")

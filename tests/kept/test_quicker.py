@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Someone else was quicker, and this process does not know it yet: what it says and does is what the store says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from andon import CancelCause, CancelOutcome, RunStatus, Runtime, ToolOutcome
+from andon.agent.orphans import settle_orphan
+from andon.core.receipt import CancelRequest, Interrupt
+from andon.core.shared import Lease, Taken
+from andon.errors import NotContinuableError, RunIdTakenError, StoreError
+from andon.messages import Text, ToolCall, assistant, user
+from andon.models.scripted import Stall
+from andon.server import create_app
+from andon.store.sql import SQLStore
+from tests.kept.keeping import LEASE, Shaky, check_stored, ended, found, on, runtimes, store_of
+from tests.store.making import record
+from tests.support import Flag, paused, play
+from tests.support.till import DELETE, PAY, Till
+
+
+class Overtaken(SQLStore):
+    """Something happens just before a run is taken up."""
+
+    def __init__(self, url: str, before: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(url)
+        self._before = before
+
+    async def take_up(self, run_id: str, owner: str, seconds: float) -> Taken | None:
+        await self._before()
+        return await super().take_up(run_id, owner, seconds)
+
+
+async def deaf(runtime: Runtime) -> None:
+    """From here on it hears of nothing."""
+    assert runtime.keeper is not None
+    await runtime.keeper.close()
+
+
+def test_a_run_that_was_answered_and_has_ended_elsewhere_is_not_cancelled_here(url: str) -> None:
+    async def main() -> None:
+        async with runtimes(url) as (here, there):
+            till = Till()
+            run, result = await paused(on(here, DELETE, tools=till.tools), session_id="s")
+            await deaf(here)
+            await on(there, "Done.", tools=till.tools).continue_run(run.run_id, {result.interrupts[0].id: True})
+            assert run.status is RunStatus.paused  # as far as is known here
+            assert await here.cancel(run_id=run.run_id) == {run.run_id: CancelOutcome.already_finished}
+            assert await here.cancel(session_id="s") == {}
+            assert await here.cancel(all=True) == {}
+            await check_stored(there, run.run_id, RunStatus.completed)
+
+    play(main)
+
+
+def test_a_cancel_of_a_paused_run_is_not_acknowledged_while_the_store_is_away(url: str) -> None:
+    async def main() -> None:
+        store = Shaky(url)
+        here = Runtime(store)
+        try:
+            run, _ = await paused(on(here, DELETE, tools=Till().tools), session_id="s")
+            store.away = True  # so nobody knows whether someone else has answered
+            with pytest.raises(StoreError):
+                await here.cancel(run_id=run.run_id)
+            store.away = False
+            await run.ended()
+            await check_stored(here, run.run_id, RunStatus.cancelled, CancelCause.user)
+        finally:
+            await here.close()
+
+    play(main)
+
+
+def test_whoever_is_slower_to_answer_shows_nothing_of_the_run(url: str) -> None:
+    async def main() -> None:
+        till, seen = Till(), []
+        async with runtimes(url) as (here, there):
+
+            async def before() -> None:
+                seen.append(third.runs)
+                await on(there, "Done.", tools=till.tools).continue_run(run.run_id, answers)
+
+            third = Runtime(Overtaken(url, before))
+            run, result = await paused(on(here, DELETE, tools=till.tools), session_id="s")
+            answers = {result.interrupts[0].id: True}
+            with pytest.raises(NotContinuableError, match="quicker"):
+                await on(third, "Done.", tools=till.tools).continue_run(run.run_id, answers)
+            assert seen == [[]]
+            assert not third.runs
+            assert third.recent(run.run_id) is None
+            assert till.did == ["all"]
+            await check_stored(there, run.run_id, RunStatus.completed)
+            await third.close()
+
+    play(main)
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["paused here", "paused elsewhere"])
+def test_an_answer_is_not_given_to_a_later_question(url: str, local: bool) -> None:
+    async def main() -> None:
+        till = Till()
+        async with runtimes(url) as (other, there):
+
+            async def before() -> None:
+                if here.keeper is not None:
+                    await here.keeper.close()  # it would hear of it
+                await on(there, PAY, tools=till.tools).continue_run(run.run_id, answers)
+
+            here = Runtime(Overtaken(url, before))
+            mine = on(here, DELETE, tools=till.tools)
+            run, result = await paused(mine if local else on(other, DELETE, tools=till.tools), session_id="s")
+            answers = {result.interrupts[0].id: True}
+            with pytest.raises(NotContinuableError, match="quicker"):
+                await mine.continue_run(run.run_id, answers)
+            record = await found(there, run.run_id)
+            assert record.status is RunStatus.paused
+            (question,) = record.interrupts
+            assert question.call_id == "p"
+            last = await on(there, "Paid.", tools=till.tools).continue_run(run.run_id, {question.id: "yes"})
+            assert last.status is RunStatus.completed
+            assert till.did == ["all", "yes"]
+            await check_stored(there, run.run_id, RunStatus.completed)
+            await here.close()
+
+    play(main)
+
+
+def test_a_call_that_was_approved_before_its_worker_died_may_have_started() -> None:
+    calls = [ToolCall("d", "delete", {}), ToolCall("e", "delete", {})]
+    asks = [Interrupt(f"{call.id}-1", "delete", {}, call.id, approval=True) for call in calls]
+    messages = [user("go"), assistant(Text("Well."), *calls)]
+    request = CancelRequest.make(CancelCause.lost)
+    for status, outcome in ((RunStatus.paused, ToolOutcome.not_started), (RunStatus.running, ToolOutcome.cut)):
+        taken = Taken(Lease("r", 2), record("r", status, interrupts=asks), messages, None, 3)
+        end, _, _ = settle_orphan(taken, request)
+        assert end.receipt is not None
+        assert [each.outcome for each in end.receipt.tools] == [outcome, outcome]
+
+
+def test_a_run_that_was_lost_before_its_prompt_was_written_has_a_result(url: str) -> None:
+    async def main() -> None:
+        store = Shaky(url)
+        entering = store.enter
+
+        async def enter(*arguments: Any) -> Lease:
+            lease = await entering(*arguments)
+            store.away = True  # nothing after this gets through
+            return lease
+
+        store.enter = enter  # type: ignore[method-assign, assignment]
+        here = Runtime(store, lease_seconds=LEASE)
+        async with runtimes(url, 1, LEASE) as (there,):
+            on(there)
+            run = on(here, [Stall()]).start("go", session_id="s")
+            await run.open()
+            await ended(there, run.run_id)
+            store.away = False
+            result = await run.result()
+            assert (result.status, result.messages, result.message.content) == (RunStatus.cancelled, [], [])
+            assert await store_of(there).load(run.session.key) == []
+        await here.close()
+
+    play(main)
+
+
+def test_a_run_whose_id_is_taken_elsewhere_is_never_shown_here(url: str) -> None:
+    """A client that was not answered has asked another server: the first one comes to it later."""
+
+    async def main() -> None:
+        store, entering, go_on = SQLStore(url), Flag(), Flag()
+        enter = store.enter
+
+        async def late(*arguments: Any) -> Lease:
+            entering.set()
+            await go_on.arrived()
+            return await enter(*arguments)
+
+        store.enter = late  # type: ignore[method-assign, assignment]
+        here = Runtime(store)
+        async with runtimes(url, 1) as (there,):
+            agent = on(here, "Late.")
+            host = create_app([agent], here).state.andon
+            await on(there, "Done.").invoke_async("go", run_id="r", session_id="s")
+            asked = asyncio.create_task(agent.invoke_async("go", run_id="r", session_id="t"))
+            await entering.arrived()
+            looking = asyncio.create_task(host.find(agent, "r"))
+            go_on.set()
+            assert (await looking).status is RunStatus.completed
+            with pytest.raises(RunIdTakenError):
+                await asked
+            await check_stored(there, "r", RunStatus.completed)
+        await here.close()
+
+    play(main)

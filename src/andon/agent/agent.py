@@ -223,11 +223,13 @@ class Agent(Resuming):
 
     def _find_session(self, session_id: str | None, user_id: str | None) -> Session:
         if user_id is None and session_id in (None, self.session_id):
-            before = self._own_session()
-            if self.runtime.keeper is not None:  # each run has a session object of its own
-                self._session = None
-                self._own_session().show(before.messages)
-            return self._own_session()
+            own = self._own_session()
+            if self.runtime.keeper is None:
+                return own
+            session = self.runtime.session(own.key)  # each run has one of its own there
+            session.show(own.messages)
+            session.view = own
+            return session
         return self.runtime.session(SessionKey(self.id, user_id, session_id or self.session_id))
 
     def _own_session(self) -> Session:

@@ -137,7 +137,7 @@ class Resuming:
         await store.take_back(run_id)
         session.refresh(await store.load(record.session))
         if self.runtime.keeper is not None and record.session == self._own_session().key:
-            self._session = session
+            self._own_session().show(session.messages)
 
     async def _find_record(self, run_id: str) -> RunRecord:
         assert self.runtime.store is not None

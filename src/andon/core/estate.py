@@ -96,8 +96,10 @@ class Estate(Stepper):
             base = await by.bounded(lambda: store.load(session.key), "the store", self.bounds.settle_seconds)
             if base is not None:
                 own = self.settlement.messages
-                # Behind others that have not ended, it is not part of the conversation yet.
-                session.open(base if not own or base[-len(own) :] == own else own, [])
+                if own and base[-len(own) :] != own:  # behind others that have not ended, it is no part of it yet
+                    session.show(own)
+                else:
+                    session.open(base, [])
 
     async def _keep(self, by: Estate, record: RunRecord, messages: list[Message]) -> bool:
         """Have the store keep it, bounded. False if it could not."""

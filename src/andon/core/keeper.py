@@ -47,6 +47,9 @@ TRUSTED = 0.8
 
 ORPHANS_AT_ONCE = 20
 
+AWAY_SECONDS = 0.5
+"""How long what is new waits while the store can't be reached."""
+
 MENDING_SECONDS = 1.0
 """How long a part of the keeper rests after a defect of ours."""
 
@@ -182,34 +185,40 @@ class Keeper:
 
     # -- its parts ----------------------------------------------------------------------------------------------------
 
+    # Each part waits in a frame that knows of no run, so that one which has ended is freed.
+
     async def _renew_leases(self) -> None:
         while True:
             began = time.monotonic()
-            leases = self._leases()
             try:
-                if leases:
-                    self._act_on(await self.store.renew(leases, self.seconds), leases)
-                    for lease in leases:
-                        tenure = self._held.get(lease.run_id)
-                        if tenure is not None and tenure.lease == lease:
-                            tenure.valid_until = self.validity(began)
+                await self._renew(began)
             except StoreError as error:
                 self._complain("leases could not be renewed", error)
             self.wake()  # the net under lost wake-ups
             await asyncio.sleep(max(0.0, began + self.seconds / 3 - time.monotonic()))
 
+    async def _renew(self, began: float) -> None:
+        if leases := self._leases():
+            self._act_on(await self.store.renew(leases, self.seconds), leases)
+            for lease in leases:
+                tenure = self._held.get(lease.run_id)
+                if tenure is not None and tenure.lease == lease:
+                    tenure.valid_until = self.validity(began)
+
     async def _watch_clock(self) -> None:
+        while True:
+            await asyncio.sleep(self.seconds / 20)
+            self._stop_overdue(time.monotonic())
+
+    def _stop_overdue(self, now: float) -> None:
         """Asks nobody: if the store can't be reached, the runs here are stopped before others may take them over.
 
         A run whose loop was closed under it is ended as well: nobody else could, while it is held here.
         """
-        while True:
-            await asyncio.sleep(self.seconds / 20)
-            now = time.monotonic()
-            for tenure in self._tenures():
-                tenure.run.end_if_lost()
-                if tenure.valid_until < now and not tenure.run.at_rest:
-                    tenure.run.cancel_for(CancelCause.lost, "its lease could not be renewed in time")
+        for tenure in self._tenures():
+            tenure.run.end_if_lost()
+            if tenure.valid_until < now and not tenure.run.at_rest:
+                tenure.run.cancel_for(CancelCause.lost, "its lease could not be renewed in time")
 
     async def _write_progress(self) -> None:
         while True:
@@ -217,27 +226,33 @@ class Keeper:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_SECONDS):
                     await self._bell.wait(lambda: bool(self._urgent))
-            news = [
-                (tenure, progress)
-                for tenure in self._tenures()
-                if not tenure.run.at_rest and (progress := tenure.progress()) is not None
-            ]
-            if not news and self._urgent:  # whoever waits is waiting for a run that is over: let it look
-                self._waiters.wake()
-                await asyncio.sleep(FLUSH_SECONDS)
             try:
-                lost = await self.store.write([progress for _, progress in news]) if news else []
+                wrote = await self._write_news()
                 await self._tell_cancels()
             except StoreError as error:
                 self._complain("what runs do is not written yet", error)
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(AWAY_SECONDS)
                 continue
-            for tenure, progress in news:
-                if tenure.run.run_id not in lost:
-                    tenure.note(progress)
-            if lost:  # paused or ended just now, or taken over: whoever looks for cancels finds out which
-                self.wake()
             self._waiters.wake()
+            if not wrote and self._urgent:  # all is written that they wait for: give them the time to see it
+                await asyncio.sleep(FLUSH_SECONDS)
+
+    async def _write_news(self) -> bool:
+        """False if there was nothing to write."""
+        news = [
+            (tenure, progress)
+            for tenure in self._tenures()
+            if not tenure.run.at_rest and (progress := tenure.progress()) is not None
+        ]
+        if not news:
+            return False
+        lost = await self.store.write([progress for _, progress in news])
+        for tenure, progress in news:
+            if tenure.run.run_id not in lost:
+                tenure.note(progress)
+        if lost:  # paused or ended just now, or taken over: whoever looks for cancels finds out which
+            self.wake()
+        return True
 
     async def _tell_cancels(self) -> None:
         """A run that was cancelled here, and takes its time to end, is known to be cancelled elsewhere too."""

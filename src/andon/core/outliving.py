@@ -111,8 +111,9 @@ class Outliving(Holding):
         self._stage = RunStatus.error if self.signal.request is None else RunStatus.cancelled
         with contextlib.suppress(Exception):  # what broke once may break again, each time at another place
             self._receipt = None if self.signal.request is None else self._make_receipt()
+            self._record = self._make_record(self._stage, self._settlement)
+            self._stage = await self._agree(self._stage)
             if kept:
-                self._record = self._make_record(self._stage, self._settlement)
                 await self._write(self)
         with contextlib.suppress(Exception):
             await self._pass_on()

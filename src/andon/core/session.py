@@ -70,7 +70,7 @@ class Place:
 class Session:
     """One conversation, and the line of runs that want to go on with it."""
 
-    __slots__ = ("__weakref__", "_lock", "_parts", "_places", "ahead", "key", "loaded")
+    __slots__ = ("__weakref__", "_lock", "_parts", "_places", "ahead", "key", "loaded", "view")
 
     def __init__(self, key: SessionKey) -> None:
         self.key = key
@@ -78,6 +78,8 @@ class Session:
         self.loaded = False
         self.ahead = False
         """The store could not keep what was said here last, so it is not asked what was said."""
+        self.view: Session | None = None
+        """Another one, that shows what is said in this one."""
         self._lock = threading.Lock()
         self._places: list[Place] = []
 
@@ -166,6 +168,8 @@ class Session:
     def open(self, base: list[Message], tail: list[Message]) -> None:
         """The holder begins: the conversation as the store has it, and the list to which the holder adds."""
         self._parts, self.loaded = (base, tail), True
+        if self.view is not None:
+            self.view.open(base, tail)
 
     def refresh(self, base: list[Message]) -> None:
         """The store has another conversation than before. A run that has begun meanwhile has read it, or will."""
@@ -176,6 +180,8 @@ class Session:
     def close(self, messages: list[Message]) -> None:
         """Put what the holder leaves in place of what it had so far."""
         self._parts = ([*self.base, *messages], [])
+        if self.view is not None and self.loaded:  # else it is not known what came before
+            self.view.show(self.base)
 
     def leave(self, place: Place) -> Place | None:
         """Give the session to the next in line, and return its place: if that has a bequest, the writing is yours."""

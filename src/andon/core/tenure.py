@@ -44,7 +44,6 @@ class Tenure:
         "_keeper",
         "_noted",
         "_run",
-        "_wanted",
         "closing",
         "lease",
         "refusal",
@@ -74,7 +73,6 @@ class Tenure:
         self.taking = self.unsure = False
         """The store is being asked to give the run back after a pause; it was, and what it did is not known."""
         self._noted: tuple[int, int] | None = None
-        self._wanted = 0
 
     @property
     def run(self) -> Run:
@@ -151,7 +149,7 @@ class Tenure:
         events = self._run.journal.events[self.written : self.written + EVENTS_AT_ONCE]
         messages = self._run.so_far()
         noted = _size(messages)
-        if not events and noted == self._noted and not self._wanted:
+        if not events and noted == self._noted:
             return None
         return Progress(lease, None if noted == self._noted else messages, events, self._run.goes_on_with)
 
@@ -164,11 +162,7 @@ class Tenure:
     async def save(self) -> None:
         """Wait until what the run has done so far is written."""
         size = _size(self._run.so_far())
-        self._wanted += 1
-        try:
-            await self._keeper.flushed(lambda: self._noted is not None and self._noted >= size)
-        finally:
-            self._wanted -= 1
+        await self._keeper.flushed(lambda: self._noted is not None and self._noted >= size)
 
     async def take_up(self) -> bool:
         """Hold the run again after a pause. False if someone else does, or has, or it was asked to stop."""

@@ -5,21 +5,24 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import weakref
 
 import pytest
 
 from andon import CancelCause, RunEvent, RunStatus, Runtime
+from andon.agent.loop import Loop
 from andon.errors import StoreError
 from andon.models.base import ModelRequest
 from andon.models.scripted import Stall
 from andon.store.sql import SQLStore
 from tests.kept.keeping import LEASE, LONG, Shaky, check_stored, ended, found, on, runtimes
-from tests.support import HANG, Flag, Reach, Worker, paused, play
+from tests.support import HANG, Flag, Reach, Worker, paused, play, until
 from tests.support.till import DELETE, Till
 
 
@@ -127,6 +130,38 @@ def test_many_threads_begin_at_once_and_one_keeper_serves_them(sqlite_url: str) 
     assert len(keepers) == 1
     asyncio.run(runtime.close())
     assert {thread.name for thread in set(threading.enumerate()) - threads} <= {"andon-portal"}
+
+
+def test_a_run_that_can_not_be_settled_frees_its_session_at_once(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: Loop, fate: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    async def main() -> None:
+        async with runtimes(sqlite_url, 1) as (here,):
+            agent = on(here, "Hello.", "Yes.")
+            with monkeypatch.context() as patch:
+                patch.setattr(Loop, "settle", broken)
+                assert (await agent.invoke_async("go", run_id="r")).status is RunStatus.error
+            assert "could not be ended properly" in caplog.text
+            assert (await agent.invoke_async("next")).status is RunStatus.completed
+            assert (await found(here, "r")).status is RunStatus.error
+
+    play(main)
+
+
+def test_nobody_holds_on_to_a_run_that_has_ended(sqlite_url: str) -> None:
+    async def main() -> None:
+        async with runtimes(sqlite_url, 1) as (here,):
+            run = on(here, "Hello.").start("go")
+            await run.open()
+            await run.ended()
+            gone = weakref.ref(run)
+            del run
+            await until(lambda: gc.collect() >= 0 and gone() is None)
+
+    play(main)
 
 
 # -- the end of a process ---------------------------------------------------------------------------------------------

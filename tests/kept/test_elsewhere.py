@@ -221,6 +221,7 @@ def test_a_refused_run_leaves_nothing_and_calls_no_hook(sqlite_url: str, caplog:
                     async for _ in agent.stream_async("two", run_id="r2"):
                         pass
                 assert agent.messages == before
+            assert agent.messages == [user("one"), assistant(Text("Cancelled by the caller"))]
             assert told == ["r1"]
             assert await store_of(here).find("r2") is None
             # So the same id may be tried again.

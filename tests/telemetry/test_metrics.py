@@ -71,7 +71,10 @@ def test_tokens_by_type() -> None:
 
 def test_tokens_that_were_estimated_are_marked() -> None:
     watch = Watch()
-    watch.agent("A", ScriptedModel(["Well, I think ", Stall()])).run("Go on", timeout=0.01)
+    agent = watch.agent("A", ScriptedModel(["Well, I think ", Stall()]))
+    for event in agent.run("Go on", stream=True):
+        if event.event is RunEvent.run_content:
+            agent.cancel()
     points = watch.metric("gen_ai.client.token.usage")
     assert {facts["gen_ai.token.type"]: value for facts, value in points} == {"input": (1, 2), "output": (1, 4)}
     assert all(facts["andon.usage.estimated"] is True for facts, _ in points)

@@ -177,11 +177,13 @@ class Host:
                     f"the idempotency key {key!r} was used for another request, which was not the same: use a new one"
                 )
                 raise Problem(422, detail)
-            try:
-                return await self.find(agent, kept[1])
-            except Problem:  # nobody knows that run any more, so nobody would be told twice
-                if self._keys.get((agent.id, user_id, key)) == kept:
-                    del self._keys[agent.id, user_id, key]
+            with contextlib.suppress(Problem):  # nobody knows that run any more, so nobody would be told twice
+                found = await self.find(agent, kept[1])
+                # What was asked for may have been refused, because the id was another user's.
+                if user_of(found) == user_id:
+                    return found
+            if self._keys.get((agent.id, user_id, key)) == kept:
+                del self._keys[agent.id, user_id, key]
         return None
 
     def remember(self, agent: Agent, user_id: str | None, key: str, said: bytes, run_id: str) -> None:
@@ -212,6 +214,10 @@ class Host:
         finally:
             # Whoever has drained it already, as `andon serve` does, need not wait once more.
             await self.shut_down(0 if self.draining else None)
+
+
+def user_of(found: Run | RunRecord) -> str | None:
+    return found.session.user_id if isinstance(found, RunRecord) else found.user_id
 
 
 async def _ended(runs: list[Run], seconds: float) -> None:

@@ -21,7 +21,7 @@ from andon.core.states import CancelOutcome
 from andon.core.store import RunRecord, SessionKey
 from andon.server.access import Principal, principal_of
 from andon.server.distant import Distant
-from andon.server.host import Host, Settings
+from andon.server.host import Host, Settings, user_of
 from andon.server.problems import Problem
 
 log = logging.getLogger("andon.server")
@@ -73,12 +73,9 @@ class Visit:
     async def find(self, agent: Agent, run_id: str) -> Run | RunRecord:
         """A run, or what the store has of it."""
         found = await self._host.find(agent, run_id)
-        if isinstance(found, RunRecord):
-            if self.principal.sees(found.session.user_id):
-                return found
-        elif self.principal.sees(found.user_id):
-            return self._about(found)
-        raise self._host.unknown(agent, run_id)
+        if not self.principal.sees(user_of(found)):
+            raise self._host.unknown(agent, run_id)
+        return self._about(found) if isinstance(found, Run) else found
 
     @property
     def live(self) -> list[Run]:
@@ -139,8 +136,7 @@ class Visit:
         return await self._host.admitted(run)
 
     async def go_on(self, agent: Agent, run_id: str, answers: Mapping[str, Any]) -> Run:
-        found = await self.find(agent, run_id)
-        user_id = found.session.user_id if isinstance(found, RunRecord) else found.user_id
+        user_id = user_of(await self.find(agent, run_id))
         return self._about(await self._host.go_on(agent, run_id, answers, user_id))
 
     async def known_by(self, agent: Agent, user_id: str | None, key: str, said: bytes) -> Run | RunRecord | None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import threading
@@ -17,7 +18,7 @@ from andon.core.shared import Selection
 from andon.store.sql import SQLStore, database
 from andon.store.sql.lanes import Lane
 from tests.store.making import KEY, LONG, asking, opened, record, said
-from tests.support import Flag, play, until
+from tests.support import Flag, Worker, eventually, play, until
 
 
 class Gate:
@@ -140,6 +141,26 @@ def test_a_store_that_is_forgotten_leaves_no_thread_and_no_connection(url: str) 
         await until(lambda: not [each for each in threading.enumerate() if each.name.startswith("andon-store")])
 
     play(main)
+
+
+def test_a_store_may_be_forgotten_by_whoever_has_its_locks_and_while_it_works(sqlite_url: str) -> None:
+    """The garbage collector comes at any moment, on any thread: it finds no lock to wait for, and waits for nobody."""
+    forgetting = [database.Database(sqlite_url)]
+    hub, lanes, work = forgetting[0].hub, forgetting[0]._lanes, Gate()
+    going = lanes[0].submit(work)
+    work.begun.wait()
+
+    def forget() -> None:
+        with contextlib.ExitStack() as stack:
+            for lock in {hub._lock, *(lane._lock for lane in lanes)}:
+                stack.enter_context(lock)
+            forgetting.clear()
+            gc.collect()
+
+    Worker(forget).done()
+    assert not going.done()
+    work.may_go_on.set()
+    eventually(lambda: not [each for each in threading.enumerate() if each.name.startswith("andon-store")])
 
 
 def test_a_forked_child_has_connections_and_threads_of_its_own(url: str) -> None:

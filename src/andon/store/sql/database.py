@@ -9,7 +9,9 @@ by id and then runs by number; should two transactions still meet, the one that 
 
 from __future__ import annotations
 
+import _thread
 import atexit
+import contextlib
 import os
 import sqlite3
 import threading
@@ -108,13 +110,13 @@ class Database:
         self._release = self._make_release()
 
     def _make_release(self) -> weakref.finalize[[Engine, list[Lane], Hub], Database]:
-        release = weakref.finalize(self, _release, self._engine, self._lanes, self._hub)
+        release = weakref.finalize(self, _release_soon, self._engine, self._lanes, self._hub)
         release.atexit = False  # see `_at_exit`
         return release
 
     def release(self) -> None:
-        self._closed = True
-        self._release()
+        if (held := self._release.detach()) is not None:
+            _release(*held[2])
 
     def _start(self) -> None:
         self._opening = threading.Lock()
@@ -233,6 +235,15 @@ def _make_engine(address: Address) -> Engine:
         connection.commit()
 
     return engine
+
+
+def _release_soon(engine: Engine, lanes: list[Lane], hub: Hub) -> None:
+    """The garbage collector calls this, on any thread, between any two steps of it: on a loop's, or under these very
+    locks. So it waits for nobody, and takes no lock, not even those that it takes to start a thread.
+    """
+    closing = threading.Thread(target=_release, args=(engine, lanes, hub), name="andon-store-close", daemon=True)
+    with contextlib.suppress(RuntimeError):  # the interpreter is about to exit, and all ends with it
+        _thread.start_new_thread(closing.start, ())
 
 
 def _release(engine: Engine, lanes: list[Lane], hub: Hub) -> None:

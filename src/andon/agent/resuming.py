@@ -70,10 +70,12 @@ class Resuming:
         if run is not None and run.agent_id == self.id:
             if options:
                 raise TypeError(f"a paused run keeps its options; {', '.join(options)} can't be given")
+            await self.runtime.check_blocks(run.session.key)
             await run.resume(answers or {})
             return run
         record = await self._find_record(run_id)
         if record.status is RunStatus.paused and self.runtime.keeper is not None:
+            await self.runtime.check_blocks(record.session)
             return await self._restore(record, answers or {}, options.get("output_type"))
         if record.status not in (RunStatus.cancelled, RunStatus.error):
             raise NotContinuableError(f"run {run_id!r} is {record.status.name}: to go on, send another prompt")

@@ -256,7 +256,9 @@ class Runtime:
     # -- the kill switch ----------------------------------------------------------------------------------------------
 
     async def block(self, kind: BlockKind, id: str, by: str | None = None, reason: str | None = None) -> Block:
-        """Refuse new runs of this user, or of this agent, until `unblock`. What runs already is for `cancel` to end.
+        """Refuse new runs of this user, or of this agent, and answers to paused ones, until `unblock`.
+
+        What runs already is for `cancel` to end.
 
         >>> await runtime.block("user", "mallory", by="ops", reason="too many complaints")
         >>> await runtime.cancel(user_id="mallory")
@@ -277,6 +279,12 @@ class Runtime:
     async def blocks(self) -> list[Block]:
         """What is blocked, the oldest first."""
         return list(self._blocks.copy().values()) if self.keeper is None else await self.keeper.store.blocks()
+
+    async def check_blocks(self, key: SessionKey) -> None:
+        """Raise if nothing of this user, or of this agent, is to go on that waits."""
+        for block in await self.blocks():
+            if block.id == (key.user_id if block.kind == "user" else key.agent_id):
+                raise block.refusal()
 
     async def cancel_log(self, which: Selection, limit: int = 100) -> list[CancelEntry]:
         """Who cancelled what, when and why, newest first; of ended runs, if `keep_ended` was called."""

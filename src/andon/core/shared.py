@@ -79,7 +79,7 @@ BlockKind = Literal["user", "agent"]
 
 
 class Block(Struct, frozen=True):
-    """New runs of this user, or of this agent, are refused."""
+    """New runs of this user, or of this agent, are refused; those that are paused can't go on."""
 
     kind: BlockKind
     id: str
@@ -90,7 +90,7 @@ class Block(Struct, frozen=True):
     def refusal(self) -> BlockedError:
         """What whoever wants to start one is told."""
         why = f" ({self.reason})" if self.reason else ""
-        return BlockedError(f"new runs of {self.kind} {self.id!r} are blocked{why}, until someone unblocks them")
+        return BlockedError(f"runs of {self.kind} {self.id!r} are blocked{why}, until someone unblocks them")
 
 
 class CancelEntry(Struct, frozen=True):

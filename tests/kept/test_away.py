@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from andon import CancelCause, CancelOutcome, RunEvent, RunStatus, Runtime, ToolContext, tool
+from andon.core.shared import Taken
 from andon.errors import NotContinuableError, StoreError
 from andon.models.scripted import Call, Pause, Say, Stall
+from andon.store.sql import SQLStore
 from tests.kept.keeping import LONG, Shaky, changed_to, check_same, check_stored, ended, on, runtimes, stored_events
 from tests.store.server import Server
 from tests.store.test_outage import own_server
@@ -237,16 +239,25 @@ def test_going_on_with_a_paused_run_whose_store_does_not_answer(sqlite_url: str)
     play(main)
 
 
-def test_cancelled_while_the_store_is_asked_to_give_a_paused_run_back(sqlite_url: str) -> None:
+def test_cancelled_while_the_store_is_asked_to_give_a_paused_run_back(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         async with shaky(sqlite_url) as (here, store):
             for delay_first in (False, True):
+                asked = Flag()
+
+                async def watched(*arguments: Any, asked: Flag = asked) -> Taken | None:
+                    asked.set()
+                    return await SQLStore.take_up(store, *arguments)
+
+                monkeypatch.setattr(store, "take_up", watched)
                 run, result = await paused(on(here, DELETE, tools=Till().tools))
                 store.delay = 0.05 if delay_first else 0.0
                 going_on = asyncio.create_task(
                     on(here, id=run.agent_id).continue_run(run.run_id, {result.interrupts[0].id: True})
                 )
-                await asyncio.sleep(0)  # it has asked
+                await asked.arrived()
                 going_on.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await going_on

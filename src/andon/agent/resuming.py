@@ -22,7 +22,7 @@ from andon.core.runtime import Runtime
 from andon.core.session import Session
 from andon.core.states import RunStatus
 from andon.core.store import Bookmark, RunRecord
-from andon.core.tenure import take_paused
+from andon.core.tenure import take_paused_for
 from andon.errors import AnswersError, NotContinuableError, UnknownRunError
 from andon.messages import Message
 
@@ -122,7 +122,8 @@ class Resuming:
         run = self._make([], options, restored=(record, base, messages))
         run.answer(answers)
         # Nobody must see it here before: someone else may be quicker, and what they make of the run is what it is.
-        held = await take_paused(self.runtime.keeper, record.run_id, len(events))
+        seconds = self.runtime.bounds.settle_seconds
+        held = await take_paused_for(self.runtime.keeper, record.run_id, len(events), seconds)
         if held is None:
             raise NotContinuableError(quicker)
         run.begin_again(events, record.created_at, held)

@@ -18,8 +18,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from andon.core.journal import Waiters
 from andon.core.portal import Portal
@@ -134,6 +134,11 @@ class Keeper:
         self._waiters.wake()
 
     # -- its life -----------------------------------------------------------------------------------------------------
+
+    def submit(self, make: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
+        """Have something done here that whoever asks for it may not live to see."""
+        self._check_open()
+        return self._portal.submit(make)
 
     def start(self) -> None:
         """Begin to look after runs; also after those that other processes have left behind."""
@@ -311,11 +316,14 @@ class Keeper:
         while taken := await self.store.take_orphans(self.owner, self.seconds, ORPHANS_AT_ONCE):
             for each in taken:
                 try:
-                    await self._end_orphan(self.store, each, each.cancel or CancelRequest.make(CancelCause.lost))
+                    await self.end_orphan(each, each.cancel or CancelRequest.make(CancelCause.lost))
                 except StoreError:
                     raise
                 except Exception as error:
                     log.critical("run %s could not be ended: %s", each.record.run_id, describe(error), exc_info=error)
+
+    async def end_orphan(self, taken: Taken, request: CancelRequest) -> None:
+        await self._end_orphan(self.store, taken, request)
 
 
 _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()

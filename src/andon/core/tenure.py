@@ -9,24 +9,28 @@ cancel that it has accepted makes every other end a cancel, and an end that some
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from andon.core.family import orphaned_by
 from andon.core.following import follow
+from andon.core.receipt import CancelRequest
 from andon.core.shared import Lease, Progress, Selection
 from andon.core.states import RunStatus
-from andon.errors import AndonError, SessionBusyError
+from andon.errors import AndonError, SessionBusyError, StoreError
 
 if TYPE_CHECKING:
+    import concurrent.futures
+
     from andon.core.events import Event
     from andon.core.keeper import Keeper
-    from andon.core.receipt import CancelRequest
     from andon.core.run import Run
     from andon.core.session import OnBusy
+    from andon.core.shared import Taken
     from andon.core.store import RunRecord
     from andon.messages import Message
 
@@ -237,9 +241,50 @@ async def take_paused(keeper: Keeper, run_id: str, known: int) -> tuple[Lease, f
     if taken is None:
         return None
     if taken.last_seq > known:
-        await keeper.store.finish(taken.lease, taken.record, taken.messages, [])
+        await _give_back(keeper, taken)
         return None
     return taken.lease, began
+
+
+async def take_paused_for(keeper: Keeper, run_id: str, known: int, seconds: float) -> tuple[Lease, float] | None:
+    """The same for someone who may be cancelled meanwhile, or not be answered: then the run waits on, as it did.
+
+    Whoever was cancelled waits for that, for so many seconds at the most.
+    """
+    taking = keeper.submit(lambda: take_paused(keeper, run_id, known))
+    try:
+        return await asyncio.shield(asyncio.wrap_future(taking))
+    except asyncio.CancelledError:
+        leaving = keeper.submit(lambda: _leave_paused(keeper, run_id, taking))
+        await asyncio.wait([asyncio.wrap_future(leaving)], timeout=seconds)
+        raise
+    except StoreError:
+        keeper.submit(lambda: _leave_paused(keeper, run_id, taking))
+        raise
+
+
+async def _leave_paused(keeper: Keeper, run_id: str, taking: concurrent.futures.Future[Any]) -> None:
+    """Have it as it was before it was taken up, if it was: nobody may know."""
+    with contextlib.suppress(StoreError):  # the keeper is closed: then it is lost, like all that nobody holds
+        if not await _has_failed(taking) and taking.result() is None:
+            return
+        taken = await keeper.ask(lambda: keeper.store.take_up(run_id, keeper.owner, keeper.seconds))
+        if taken is not None:
+            await keeper.ask(lambda: _give_back(keeper, taken))
+
+
+async def _has_failed(taking: concurrent.futures.Future[Any]) -> bool:
+    await asyncio.wait([asyncio.wrap_future(taking)])
+    return taking.cancelled() or taking.exception() is not None
+
+
+async def _give_back(keeper: Keeper, taken: Taken) -> None:
+    """Have a run that was taken up wait on for a person; or end, if it was asked to meanwhile."""
+    # Taken up twice, because an answer was lost, it is said to be running; but it has not begun to.
+    taken = taken._replace(record=msgspec.structs.replace(taken.record, status=RunStatus.paused))
+    answer = await keeper.store.finish(taken.lease, taken.record, taken.messages, [])
+    if isinstance(answer, CancelRequest):
+        await keeper.end_orphan(taken, answer)
 
 
 async def pause_before_retry(tries: int) -> None:

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A paused run that was taken up for someone who is not there any more: it waits on, as if nobody had come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from andon import CancelCause, RunStatus, Runtime
+from andon.core.shared import Taken
+from andon.core.tenure import take_paused
+from andon.errors import StoreError
+from andon.store.sql import SQLStore
+from tests.kept.keeping import LONG, changed_to, check_stored, ended, found, on, runtimes, stored_events
+from tests.support import Flag, paused, play
+from tests.support.till import DELETE, Till
+
+
+class Late(SQLStore):
+    """Takes a run up, and answers when it may, or says that the answer was lost."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.taken, self.may_answer, self.mute = Flag(), Flag(), False
+
+    async def take_up(self, run_id: str, owner: str, seconds: float) -> Taken | None:
+        answer = await super().take_up(run_id, owner, seconds)
+        if not self.taken.is_set():
+            self.taken.set()
+            await self.may_answer.arrived()
+            if self.mute:
+                raise StoreError("the answer was lost, says the test")
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def late(url: str) -> AsyncIterator[tuple[Runtime, Late, Till, str, dict[str, bool]]]:
+    """A run that has paused in a process that is gone, and a runtime whose store is late with it."""
+    till, store = Till(), Late(url)
+    async with runtimes(url, 1) as (before,):
+        run, result = await paused(on(before, DELETE, tools=till.tools), session_id="s")
+    here = Runtime(store, lease_seconds=LONG)
+    try:
+        yield here, store, till, run.run_id, {result.interrupts[0].id: True}
+    finally:
+        store.may_answer.set()
+        await here.close()
+
+
+def test_whoever_answers_is_cancelled_while_the_run_is_taken_up(url: str) -> None:
+    async def main() -> None:
+        async with late(url) as (here, store, till, run_id, answers):
+            agent = on(here, "Done.", tools=till.tools)
+            going_on = asyncio.create_task(agent.continue_run(run_id, answers))
+            await store.taken.arrived()
+            going_on.cancel()
+            store.may_answer.set()
+            with pytest.raises(asyncio.CancelledError):
+                await going_on
+            assert (await found(here, run_id)).status is RunStatus.paused
+            assert not here.runs
+            assert (await agent.continue_run(run_id, answers)).status is RunStatus.completed
+            assert till.did == ["all"]
+            await check_stored(here, run_id, RunStatus.completed)
+
+    play(main)
+
+
+def test_it_was_asked_to_stop_meanwhile(url: str) -> None:
+    async def main() -> None:
+        async with late(url) as (here, store, till, run_id, answers):
+            going_on = asyncio.create_task(on(here, "Done.", tools=till.tools).continue_run(run_id, answers))
+            await store.taken.arrived()
+            assert await here.cancel(run_id=run_id)
+            going_on.cancel()
+            store.may_answer.set()
+            with pytest.raises(asyncio.CancelledError):
+                await going_on
+            await ended(here, run_id)
+            await check_stored(here, run_id, RunStatus.cancelled, CancelCause.user)
+            assert till.did == []
+
+    play(main)
+
+
+def test_the_stores_answer_is_lost(url: str) -> None:
+    async def main() -> None:
+        async with late(url) as (here, store, till, run_id, answers):
+            agent = on(here, "Done.", tools=till.tools)
+            store.mute = True
+            store.may_answer.set()
+            with pytest.raises(StoreError, match="lost"):
+                await agent.continue_run(run_id, answers)
+            await changed_to(here, run_id, lambda record: record.status is RunStatus.paused)
+            assert (await agent.continue_run(run_id, answers)).status is RunStatus.completed
+            assert till.did == ["all"]
+
+    play(main)
+
+
+def test_one_that_was_taken_up_twice_and_asks_something_else_is_not_left_to_nobody(url: str) -> None:
+    async def main() -> None:
+        async with late(url) as (here, store, till, run_id, _):
+            on(here, tools=till.tools)
+            assert here.keeper is not None
+            store.may_answer.set()
+            assert await store.take_up(run_id, here.keeper.owner, LONG)  # and nobody was told
+            known = len(await stored_events(here, run_id)) - 1
+            assert await take_paused(here.keeper, run_id, known) is None
+            assert (await found(here, run_id)).status is RunStatus.paused
+
+    play(main)

@@ -3,9 +3,17 @@
 
 from __future__ import annotations
 
-from andon import Agent, tool
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from andon import Agent, RunStatus, Runtime, SessionKey, tool
 from andon.models.scripted import ScriptedModel, Stall
+from andon.server import lists
+from andon.store.sql import SQLStore
 from tests.server.live import Live, serving
+from tests.store.making import record
 
 RUNS = "/agents/helper/runs"
 
@@ -61,6 +69,33 @@ def test_runs_are_listed_by_what_is_asked_for() -> None:
         assert listed(f"{RUNS}?status=COMPLETED") == ["r1"]
         (line,) = live.client.get("/runs?user_id=ada").json()
         assert (line["agent_id"], line["session_id"], line["user_id"]) == ("helper", "s1", "ada")
+
+
+def test_what_is_asked_for_is_not_crowded_out_by_what_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database has many runs that have ended, and others that this server has no agent for."""
+    monkeypatch.setattr(lists, "LIMIT", 2)
+    store = SQLStore(f"sqlite:///{tmp_path}/andon.db")
+    runtime = Runtime(store)
+
+    async def fill() -> None:
+        await store.enter(record("old", at=1.0), "someone", 1000.0, "reject")
+        for number in range(3):
+            ended = record(f"r{number}", RunStatus.completed, SessionKey("helper", None, "s2"), 2.0 + number)
+            await store.save(ended, [])
+            elsewhere = record(f"x{number}", RunStatus.completed, SessionKey("strange", None, "s2"), 3.0 + number)
+            await store.save(elsewhere, [])
+
+    asyncio.run(fill())
+    with serving(Agent("Helper", ScriptedModel(), runtime=runtime), Agent("Other", ScriptedModel())) as live:
+
+        def listed(path: str) -> list[str]:
+            return [line["run_id"] for line in live.client.get(path).json()]
+
+        assert listed("/runs") == listed(RUNS) == ["r2", "r1"]
+        assert listed("/runs?status=PENDING") == listed(f"{RUNS}?status=running,pending") == ["old"]
+        assert listed("/agents/other/runs") == []
+        assert live.client.get("/runs?status=PENDING,WHAT").status_code == 422
+    asyncio.run(runtime.close())
 
 
 def test_health_readiness_and_metrics() -> None:

@@ -21,12 +21,15 @@ from andon.cli.report import Cancelled, Line, Report
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
 from andon.core.shared import Selection
+from andon.core.states import RunStatus
 
 DEFAULT_URL = "http://127.0.0.1:7777"
 DEFAULT_FILE = "andon.db"
 SHORTEST = 4
 """The beginning of an id stands for it, from so many characters on."""
 
+
+LIVE = tuple(status for status in RunStatus if not status.final)
 
 if TYPE_CHECKING:
     from andon.cli.local import Local
@@ -117,8 +120,9 @@ def find(place: Place, given: str) -> Report:
     if (report := place.look(text(given))) is not None:
         return report
     fitting: Sequence[Line] = []
-    if len(given) >= SHORTEST:
-        fitting = [line for line in place.runs(Selection(), 10_000) if line.run_id.startswith(given)]
+    if len(given) >= SHORTEST:  # of those that have ended, the newest are enough
+        listed = [line for which in (Selection(statuses=LIVE), Selection()) for line in place.runs(which, 10_000)]
+        fitting = list({line.run_id: line for line in listed if line.run_id.startswith(given)}.values())
     if len(fitting) > 1:
         ids = ", ".join(line.run_id for line in fitting[:5])
         raise Mistake(f"{given!r} begins the ids of {len(fitting)} runs at {place.name}: {ids}", Exit.usage)

@@ -10,11 +10,10 @@ from typing import Any
 
 from andon.cli.mistake import Exit
 from andon.cli.options import add_parser, count, text
-from andon.cli.place import add_where, open_place
+from andon.cli.place import LIVE, add_where, open_place
 from andon.cli.report import Line, to_json
 from andon.cli.show import Column, age, note, table
 from andon.core.shared import Selection
-from andon.core.states import RunStatus
 
 EXAMPLES = """
   andon ps
@@ -51,7 +50,7 @@ def add_filters(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    statuses = () if options.all else [status for status in RunStatus if not status.final]
+    statuses = () if options.all else LIVE
     which = Selection(None, options.session, options.user, options.agent, statuses)
     with closing(open_place(options)) as place:
         lines = place.runs(which, options.limit + 1)

@@ -95,6 +95,7 @@ class Remote:
 
     def runs(self, which: Selection, limit: int) -> list[Line]:
         asked = {"session_id": which.session_id, "user_id": which.user_id, "agent_id": which.agent_id}
+        asked["status"] = ",".join(which.statuses) or None  # a server lists only so many of those that have ended
         query = urlencode({name: value for name, value in asked.items() if value is not None})
         lines = self._convert(self._ask("GET", f"/runs?{query}"), list[Line])
         return [line for line in lines if not which.statuses or line.status in which.statuses][:limit]

@@ -52,8 +52,7 @@ async def get_agent(request: Request, agent_id: str) -> Response:
 
 @router.get("/agents/{agent_id}/runs")
 async def list_runs_of(request: Request, agent_id: str) -> Response:
-    agent = host_of(request).agent(agent_id)
-    return answer([line for line in await _fitting(request) if line["agent_id"] == agent.id])
+    return answer(await _fitting(request, host_of(request).agent(agent_id).id))
 
 
 @router.get("/runs")
@@ -95,13 +94,12 @@ def _summary(agent: Agent) -> dict[str, Any]:
     }
 
 
-async def _fitting(request: Request) -> list[dict[str, Any]]:
+async def _fitting(request: Request, of_agent: str | None = None) -> list[dict[str, Any]]:
     """Newest first."""
     wanted = read_query(request, RunFilter)
-    if wanted.status is not None and wanted.status.upper() not in set(RunStatus):
-        raise Problem(422, f"status is {wanted.status!r}; use one of {', '.join(RunStatus)}")
+    statuses = _statuses(wanted.status)
     host = host_of(request)
-    which = Selection(None, wanted.session_id, wanted.user_id, wanted.agent_id)
+    which = Selection(None, wanted.session_id, wanted.user_id, of_agent or wanted.agent_id, statuses)
     # What is in memory is more recent. A run that ends is for a moment in both. Two agents that have runtimes of their
     # own may use the same id.
     stored = {(each.session.agent_id, each.run_id): each for each in await host.stored(which, LIMIT)}
@@ -110,11 +108,20 @@ async def _fitting(request: Request) -> list[dict[str, Any]]:
     return [
         line
         for line in (_line(run) if isinstance(run, Run) else _record_line(run) for run in newest_first)
-        if wanted.session_id in (None, line["session_id"])
-        and wanted.user_id in (None, line["user_id"])
+        if which.session_id in (None, line["session_id"])
+        and which.user_id in (None, line["user_id"])
         and wanted.agent_id in (None, line["agent_id"])
-        and (wanted.status is None or wanted.status.upper() == line["status"])
+        and of_agent in (None, line["agent_id"])
+        and (not statuses or line["status"] in statuses)
     ]
+
+
+def _statuses(given: str | None) -> list[RunStatus]:
+    try:
+        return [] if given is None else [RunStatus(each.strip().upper()) for each in given.split(",")]
+    except ValueError:
+        known = ", ".join(RunStatus)
+        raise Problem(422, f"status is {given!r}; use one of {known}, or some with commas between them") from None
 
 
 def _line(run: Run) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from starlette.requests import HTTPConnection
 
 from andon.agent.agent import Agent, RunOptions
@@ -107,12 +108,15 @@ class Visit:
         return Distant(agent.runtime.keeper, record)
 
     async def stored(self, which: Selection, limit: int) -> list[RunRecord]:
-        """The runs that the shared stores know of, newest first."""
+        """The runs that the shared stores know of: of each agent the newest so many, whoever else uses the store."""
         keepers = [runtime.keeper for runtime in self._host.runtimes if runtime.keeper is not None]
-        found = [record for keeper in keepers for record in await keeper.store.list_runs(which, limit)]
-        return [
-            each for each in found if each.session.agent_id in self.agents and self.principal.sees(each.session.user_id)
+        wanted = [
+            msgspec.structs.replace(which, agent_id=agent_id)
+            for agent_id in self.agents
+            if which.agent_id in (None, agent_id)
         ]
+        found = [each for keeper in keepers for one in wanted for each in await keeper.store.list_runs(one, limit)]
+        return [each for each in found if self.principal.sees(each.session.user_id)]
 
     async def ping(self) -> None:
         """Raise `StoreError` if a shared store can't be asked."""

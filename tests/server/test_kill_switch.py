@@ -93,6 +93,7 @@ def test_an_agent_is_stopped_for_everybody(live: Live, root: httpx.Client) -> No
         {"session_id": "s1"},
         {"session_id": "s1", "user_id": "ada"},
         {"user_id": "ada", "agent_id": "helper"},
+        {"user_id": "a" * 257},
     ],
 )
 def test_a_block_is_for_one_user_or_one_agent(root: httpx.Client, fields: dict[str, Any]) -> None:

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import math
+import random
+import string
 
 import pytest
 
 from andon import Interrupt, NotContinuableError, RunStatus, SessionKey, UnknownRunError
+from andon.core.shared import Block
+from andon.errors import ConfigurationError
 from andon.messages import Message as Said
 from andon.messages import Reasoning, Text, ToolCall, ToolResult, Usage, assistant, user
-from tests.store.making import KEY, opened_any, record, said
+from tests.store.making import KEY, LONG, opened, opened_any, record, said
 from tests.support import play
 
 DONE = RunStatus.completed
@@ -89,6 +93,33 @@ def test_any_text_is_a_name(any_url: str) -> None:
             for name, key in zip(names, keys, strict=True):
                 assert await store.added(name) == said("x")
                 assert [session.key for session in await store.list_sessions(name, name)] == [key]
+
+    play(main)
+
+
+@pytest.mark.parametrize("long", ["x" * 5_000, "é" * 1_400, "\x00" * 900])
+def test_a_name_that_no_index_takes_is_refused_in_clear_words(url: str, long: str) -> None:
+    """Whatever Postgres would make of it; and who only asks for one is told that it is not there."""
+
+    async def main() -> None:
+        async with opened(url) as store:
+            keys = [KEY._replace(session_id=long), KEY._replace(user_id=long), KEY._replace(agent_id=long)]
+            for key in keys:
+                with pytest.raises(
+                    ConfigurationError, match=r"agent, user and session together would take [\d,]+ bytes"
+                ):
+                    await store.enter(record("r1", session=key), "me", LONG, "reject")
+                with pytest.raises(ConfigurationError):
+                    await store.create_session(key, {})
+                assert await store.find_session(key) is None
+            with pytest.raises(ConfigurationError, match="the id would take"):
+                await store.enter(record(long), "me", LONG, "reject")
+            with pytest.raises(ConfigurationError, match="the id would take"):
+                await store.block(Block("user", long))
+            assert await store.find(long) is None
+            assert not await store.unblock("user", long)
+            ids = ["".join(random.choices(string.ascii_letters, k=820)) for _ in range(3)]
+            await store.enter(record("".join(ids), session=SessionKey(*ids)), "me", LONG, "reject")
 
     play(main)
 

@@ -23,7 +23,7 @@ from andon.core.states import CancelCause, CancelMode, Phase, RunStatus, StopRea
 from andon.core.step import CutAloneError, StrayCancelError
 from andon.core.tenure import Tenure, pause_before_retry
 from andon.core.work import Settlement
-from andon.errors import LeaseLostError, StartError, StoreError, describe
+from andon.errors import ConfigurationError, LeaseLostError, StartError, StoreError, describe
 from andon.messages import UNKNOWN_USAGE, Usage
 
 if TYPE_CHECKING:
@@ -108,7 +108,10 @@ class Holding(Kin):
             last = self._last_event(record)
             try:
                 answer = await self._unstoppable(functools.partial(tenure.finish, record, messages, last))
-            except StartError as error:  # cancelled before it was entered, and it would have been refused
+            except (
+                StartError,
+                ConfigurationError,
+            ) as error:  # cancelled before it was entered, and it would have been refused
                 tenure.refusal = error
                 return None
             except Exception as error:  # noqa: BLE001 - the boundary to the store

@@ -287,6 +287,7 @@ async def _block(host: Visit, wanted: CancelMany) -> dict[str, Any]:
     kind, id = one_of(wanted.user_id, wanted.agent_id)
     if wanted.session_id:
         raise Problem(422, "block is for a user or an agent as a whole: leave out session_id")
+    check_user_id(wanted.user_id)
     await host.block(kind, id, asked.by, asked.reason)
     return {"blocked": {"kind": kind, "id": id}}
 

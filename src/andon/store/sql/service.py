@@ -14,7 +14,7 @@ from sqlalchemy import delete, exists, func, select, update
 from andon.core.shared import Block
 from andon.store.sql.codec import dump, read_block
 from andon.store.sql.database import Tx
-from andon.store.sql.tables import LIVE, blocks, cancels, events, records, runs, sessions
+from andon.store.sql.tables import LIVE, Id, blocks, cancels, events, records, runs, sessions
 
 SESSIONS_AT_ONCE = 50
 RUNS_AT_ONCE = 200
@@ -22,6 +22,7 @@ EVENTS_AT_ONCE = 5_000
 
 
 def block(tx: Tx, wanted: Block) -> None:
+    Id.check(wanted.id)
     tx.pass_gate(shut=True)  # a run that is entering now is in the line before this is known, and can be cancelled
     data = dump(wanted)
     row = {"kind": wanted.kind, "id": wanted.id, "data": data}

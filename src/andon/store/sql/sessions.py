@@ -21,7 +21,7 @@ from andon.errors import NotContinuableError, RunIdTakenError, UnknownRunError
 from andon.messages import Message
 from andon.store.sql.codec import dump, read_messages, read_record, read_state
 from andon.store.sql.database import Tx
-from andon.store.sql.tables import LIVE, records, runs, sessions
+from andon.store.sql.tables import LIVE, Id, records, runs, sessions
 
 
 class Part(NamedTuple):
@@ -71,6 +71,7 @@ def _is(key: SessionKey) -> Any:
 
 def head_of_line(tx: Tx, key: SessionKey, created: float) -> Row[Any]:
     """The session's row, made if it is not there, and locked: whoever has it decides what comes next in the line."""
+    Id.check(*key)
     wanted = select(sessions).where(_is(key)).with_for_update()
     fresh = {
         "agent_id": key.agent_id,
@@ -209,6 +210,7 @@ def save(tx: Tx, record: RunRecord, messages: Sequence[Message]) -> None:
 
 def insert_run(tx: Tx, record: RunRecord, session: int, **columns: Any) -> bool:
     """False if the id is taken."""
+    Id.check(record.run_id)
     row = {
         "run_id": record.run_id,
         "session": session,

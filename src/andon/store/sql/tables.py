@@ -27,8 +27,13 @@ from sqlalchemy import (
 )
 
 from andon.core.states import RunStatus
+from andon.errors import ConfigurationError
 
 metadata = MetaData()
+
+
+LONGEST = 2_500
+"""The bytes of what an index of Postgres' has in a row, less what it needs itself."""
 
 
 class Id(TypeDecorator[str]):
@@ -42,10 +47,23 @@ class Id(TypeDecorator[str]):
     _ESCAPED = "\x01"
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is None or (value.isprintable() and value.isascii()):
+        return None if value is None else self._written(value)
+
+    @classmethod
+    def _written(cls, value: str) -> str:
+        if value.isprintable() and value.isascii():
             return value
-        odd = "\x00" in value or value.startswith(self._ESCAPED) or any("\ud800" <= each <= "\udfff" for each in value)
-        return self._ESCAPED + quote(value, safe="", errors="surrogatepass") if odd else value
+        odd = "\x00" in value or value.startswith(cls._ESCAPED) or any("\ud800" <= each <= "\udfff" for each in value)
+        return cls._ESCAPED + quote(value, safe="", errors="surrogatepass") if odd else value
+
+    @classmethod
+    def check(cls, *names: str | None) -> None:
+        """Raise if these, which are found by an index together, are longer than one takes: Postgres' has a limit."""
+        if (size := sum(len(cls._written(name or "").encode()) for name in names)) > LONGEST:
+            what = "the id" if len(names) == 1 else "the ids of agent, user and session together"
+            raise ConfigurationError(
+                f"{what} would take {size:,} bytes; a database takes {LONGEST:,}: use shorter ones"
+            )
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
         if value is None or not value.startswith(self._ESCAPED):

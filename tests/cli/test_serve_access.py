@@ -60,18 +60,21 @@ def serving(here: Path, *options: str, **environment: str) -> Iterator[tuple[htt
 
 
 def test_tokens_come_from_the_command_the_environment_and_a_file(here: Path) -> None:
-    (here / "tokens").write_text("\n# people\nada-1 user=ada   # the first\n\nolga-1 user=olga admin\nrobot-1 admin\n")
+    lines = ["", "# people", "ada-1 user=ada   # the first", "", "olga-1 user=olga admin", "robot-1 admin"]
+    (here / "tokens").write_text("\n".join([*lines, "#eve-1 admin", "c#1 user=c#2 #c"]))
     options = ("--token", "t1", "--token", "t2", "--token-file", "tokens")
     with serving(here, *options, ANDON_TOKEN="t3\n") as (client, hint):
         assert "$ANDON_TOKEN" in hint
 
         def codes(path: str) -> list[int]:
-            tokens = ("t1", "t2", "t3", "ada-1", "olga-1", "robot-1", "people", "t4")
+            tokens = ("t1", "t2", "t3", "ada-1", "olga-1", "robot-1", "people", "eve-1")
             return [client.get(path, headers={"authorization": f"Bearer {each}"}).status_code for each in tokens]
 
         assert codes("/agents") == [200] * 6 + [401] * 2
         assert codes("/blocks") == [200, 200, 200, 403, 200, 200, 401, 401]
         assert client.get("/agents").status_code == 401
+        for user, code in {"c%232": 200, "c": 403}.items():
+            assert client.get(f"/runs?user_id={user}", headers={"authorization": "Bearer c#1"}).status_code == code
 
 
 def test_other_machines_are_served_with_a_token_or_if_one_says_so(here: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import itertools
 import os
 import socket
 from pathlib import Path
@@ -37,7 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     access.add_argument(
         "--token-file",
         metavar="FILE",
-        help="a token a line: `TOKEN user=NAME`, `TOKEN admin`, or both; # begins a comment",
+        help="a token a line: `TOKEN user=NAME`, `TOKEN admin`, or both; a word with # begins a comment",
     )
     access.add_argument("--allow-open", action="store_true", help="serve other machines though there is no token")
     access.add_argument(
@@ -99,9 +100,10 @@ def _of_file(name: str | None) -> list[Token]:
         raise Mistake(f"--token-file {name} can't be read: {why}") from None
     tokens = []
     for number, line in enumerate(lines, 1):
-        secret, *words = line.partition("#")[0].split() or [""]
-        if not secret:
+        # Only at the beginning of a word: inside one it is part of a token, or of a name.
+        if not (written := list(itertools.takewhile(lambda word: not word.startswith("#"), line.split()))):
             continue
+        secret, *words = written
         users = [word.removeprefix("user=") for word in words if word.startswith("user=")]
         # Whoever forgets a word must not have made an admin by it.
         if not words or len(users) > 1 or "" in users or set(words) - {"admin"} - {f"user={user}" for user in users}:

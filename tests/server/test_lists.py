@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,23 @@ def test_health_readiness_and_metrics() -> None:
         assert live.client.get("/health").status_code == 200
         refused = live.post(RUNS, message="Hi")
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+
+
+def test_a_database_that_is_away_is_told_to_strangers_without_its_address(caplog: pytest.LogCaptureFixture) -> None:
+    runtime = Runtime(SQLStore("postgresql://ada:hush-hush@127.0.0.1:1/x?passfile=hush-hush"))
+    agent = Agent("Helper", ScriptedModel(), runtime=runtime)
+    with caplog.at_level(logging.DEBUG), serving(agent, tokens="t1") as live:
+        ready = live.client.get("/ready")
+        assert (ready.status_code, ready.json()["detail"].partition(";")[0]) == (
+            503,
+            "the database can't be asked just now",
+        )
+        assert "127.0.0.1" in caplog.text
+        assert not [word for word in ("127.0.0.1", "ada") if word in ready.text]
+        refused = live.client.post(RUNS, json={"message": "Hi"}, headers={"authorization": "Bearer t1"})
+        assert refused.status_code == 503
+    asyncio.run(runtime.close())
+    assert "hush" not in refused.text + caplog.text + repr(runtime.store)
 
 
 def test_of_a_run_that_has_left_memory_the_record_is_left() -> None:

@@ -5,6 +5,7 @@ those that a shared store has, newest first.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,11 +17,13 @@ from andon.core.run import Run
 from andon.core.shared import Selection
 from andon.core.states import RunStatus
 from andon.core.store import RunRecord
+from andon.errors import StoreError
 from andon.server.body import read_query
 from andon.server.problems import Problem
 from andon.server.visit import host_of
 from andon.server.wire import model_of, to_json
 
+log = logging.getLogger("andon.server")
 router = APIRouter()
 
 LIMIT = 1000
@@ -78,7 +81,11 @@ async def health() -> Response:
 async def ready(request: Request) -> Response:
     if host_of(request).draining:
         raise Problem(503, "the server is shutting down")
-    await host_of(request).ping()
+    try:
+        await host_of(request).ping()
+    except StoreError as error:  # which names the database: strangers may ask here
+        log.warning("not ready: %s", error)
+        raise Problem(503, "the database can't be asked just now; the server's log says why") from None
     return answer({"status": "ready"})
 
 

@@ -7,14 +7,17 @@ import http.server
 import json
 import re
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from andon import Agent, tool
+from andon import Agent, CancelCause, tool
 from andon.cli import remote
 from andon.cli.remote import Remote
 from andon.models.scripted import Call, Fail, ScriptedModel, Stall
@@ -327,6 +330,32 @@ def test_questions_are_answered_with_options(andon: Andon) -> None:
         code, _, err = andon("continue", "r-one", *url)
         assert code == 1
         assert "r-one" in err
+
+
+@pytest.mark.parametrize("command", ["watch", "continue"])
+def test_whoever_reads_the_output_leaves_while_the_run_is_silent(tmp_path: Path, command: str) -> None:
+    agent = talker()
+    with serving(agent) as live:
+        run = live.run_of(agent, start(live, agent))
+        if command == "continue":
+            live.post(f"/agents/{agent.id}/runs/{run.run_id}/cancel?wait=30")
+        arguments = [sys.executable, "-m", "andon", command, run.run_id, "--url", live.url, "-q"]
+        with subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            try:
+                assert process.stdout.read(4) == b"One "
+                (going,) = agent.runtime.runs
+                process.stdout.close()
+                assert process.wait(HANG) == 141
+                assert process.stderr.read() == b""
+            finally:
+                process.kill()
+        if command == "watch":
+            assert going is run
+            assert not going.is_cancelling
+        else:
+            eventually(lambda: going.receipt is not None and going.receipt.cause is CancelCause.disconnect)
 
 
 def test_a_run_that_was_cut_goes_on_as_another(andon: Andon) -> None:

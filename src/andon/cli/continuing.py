@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import Any
 
 from andon.cli.asking import Answers, ask, can_ask, explain_pause, given, on_the_wire
-from andon.cli.driving import Hands, drive, who
+from andon.cli.driving import Hands, drive, leave_with_reader, who
 from andon.cli.mistake import Exit, Mistake
 from andon.cli.options import add_parser, text
 from andon.cli.place import Place, add_where, find, how_to_go_on, open_place, without_secrets
@@ -115,6 +115,7 @@ def _follow(place: Place, found: Report, events: Iterator[Event], teller: Teller
         except Mistake as mistake:
             note(f"andon: {mistake}", "yellow")
 
+    leave_with_reader()
     with Hands() as hands:
         try:
             for event in events:

@@ -193,6 +193,11 @@ def on_reader_gone(act: Callable[[], object]) -> None:
     threading.Thread(target=watch, name="andon-stdout", daemon=True).start()
 
 
+def leave_with_reader() -> None:
+    """End this process when whoever reads our stdout has left. A server that does a run for us sees that."""
+    on_reader_gone(lambda: os._exit(Exit.pipe_closed))
+
+
 def _quieten_the_log() -> None:
     """That a run failed is told anyway. Where nobody has set up logging, only what is worse is shown."""
     log = logging.getLogger("andon")

@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import Any
 
 from andon.cli.asking import explain_pause
+from andon.cli.driving import leave_with_reader
 from andon.cli.mistake import Exit, Mistake
 from andon.cli.options import add_parser, text
 from andon.cli.place import Place, add_where, find, how_to_go_on, open_place
@@ -41,6 +42,7 @@ def run(options: argparse.Namespace) -> int:
     with closing(open_place(options)) as place:
         watched = find(place, options.id)
         last: Event | None = None
+        leave_with_reader()
         try:
             for event in place.events(watched):
                 teller.tell(event, watched.run_id)

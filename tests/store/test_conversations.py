@@ -197,12 +197,18 @@ def test_all_that_a_message_and_a_record_can_hold_comes_back(any_url: str) -> No
     play(main)
 
 
+class Shy:
+    def __repr__(self) -> str:
+        raise ValueError("not for you")
+
+
 def test_what_json_has_no_form_for_is_kept_as_text(url: str) -> None:
     async def main() -> None:
         async with opened_any(url) as store:
             endless: list[object] = []
             endless.append(endless)
             odd = {"set": {1}, "half": "\ud800", "nan": math.nan, "key": {(1, 2): 3}, "thing": KEY, "endless": endless}
+            odd["shy"] = Shy()
             await store.create_session(KEY, odd)
             await store.save(record("r1", DONE, error="\ud800"), [user("x"), Said("user", [Text("half \udfff")])])
             found = await store.find_session(KEY)
@@ -211,6 +217,7 @@ def test_what_json_has_no_form_for_is_kept_as_text(url: str) -> None:
             assert found.state["half"] == "?"
             assert found.state["nan"] is None
             assert list(found.state["key"].values()) == [3]
+            assert found.state["shy"] == "<Shy, whose repr failed: ValueError>"
             assert [message.text for message in await store.load(KEY)] == ["x", "half ?"]
 
     play(main)

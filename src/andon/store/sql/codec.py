@@ -16,7 +16,15 @@ from andon.messages import Message, sendable
 
 MAX_DEPTH = 200
 
-_encoder = msgspec.json.Encoder(enc_hook=repr)
+
+def _as_text(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is kept
+        return f"<{type(value).__name__}, whose repr failed: {type(error).__name__}>"
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_as_text)
 _encode = _encoder.encode
 read_record = msgspec.json.Decoder(RunRecord).decode
 read_messages = msgspec.json.Decoder(list[Message]).decode

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import urlencode
 
 import httpx
@@ -18,12 +20,14 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from andon import Agent, Runtime
-from andon.core.states import CancelCause
+from andon.core.states import CancelCause, RunStatus
 from andon.core.store import SessionKey, SessionRecord
 from andon.models.scripted import ScriptedModel
+from andon.server import sessions
 from andon.store.memory import MemoryStore
 from tests.server.by_session import ABORTED, Client, Shape, served, texts
-from tests.support import HANG, Silence, eventually
+from tests.store.making import KEY
+from tests.support import HANG, Silence, eventually, play
 
 
 class Talk:
@@ -339,3 +343,22 @@ def test_a_server_that_goes_down_tells_whoever_talks(tmp_path: Path) -> None:
             assert process.stderr.read() == ""
         finally:
             process.kill()
+
+
+def test_who_talks_and_does_not_listen_is_not_heard_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each prompt is a run that is kept until it was told: so there can't be any number of them."""
+
+    async def begin(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(status=RunStatus.completed, cancel_for=lambda cause: None)
+
+    async def main() -> None:
+        monkeypatch.setattr(sessions, "_begin", begin)
+        talk, agent = sessions._Talk(cast("Any", None)), Agent("Talker", ScriptedModel())
+        for _ in range(sessions.UNTOLD):
+            await talk._answer("Hi", agent, KEY)
+        one_more = asyncio.create_task(talk._answer("Hi", agent, KEY))
+        assert not (await asyncio.wait([one_more], timeout=0.05))[0]
+        talk._to_tell.get_nowait()
+        await one_more
+
+    play(main)

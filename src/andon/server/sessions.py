@@ -112,6 +112,9 @@ async def _begin(
 # -- talking ----------------------------------------------------------------------------------------------------------
 
 
+UNTOLD = 16
+"""A client that talks and does not listen is not heard any more when so many answers wait for it."""
+
 _CLOSE_CODES = {404: 1002, 413: 1009, 415: 1003, 422: 1007}
 
 
@@ -143,7 +146,7 @@ class _Talk:
         self._pieces: list[str] = []
         self._held = 0
         """How many characters the pieces have."""
-        self._to_tell: asyncio.Queue[Run | Shape] = asyncio.Queue()
+        self._to_tell: asyncio.Queue[Run | Shape] = asyncio.Queue(UNTOLD)
 
     async def go(self, socket: WebSocket) -> None:
         """Until the client leaves or says so, or something is wrong."""
@@ -194,11 +197,11 @@ class _Talk:
             refusal = Invocation(uuid.uuid4().hex, agent.id, {}).event(
                 "end", time.time(), errorCode=REFUSED, errorMessage=problem.detail, turnComplete=True
             )
-            self._to_tell.put_nowait(refusal)
+            await self._to_tell.put(refusal)
             return
-        self._to_tell.put_nowait(self._run)
         if before is not None:  # only now: what was refused interrupts nothing
             before.cancel_for(CancelCause.superseded)
+        await self._to_tell.put(self._run)
 
     async def _tell(self, socket: WebSocket) -> None:
         while True:

@@ -326,6 +326,8 @@ def test_keys_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> No
             answer = live.client.post(RUNS, json={"message": "Hi", "stream": False}, headers={"idempotency-key": key})
             return str(answer.json()["run_id"])
 
+        long = live.client.post(RUNS, json={"message": "Hi"}, headers={"idempotency-key": "k" * 257})
+        assert long.status_code == 422
         first, second, third = map(ask, ("k1", "k2", "k3"))
         assert (ask("k2"), ask("k3")) == (second, third)
         assert ask("k1") != first

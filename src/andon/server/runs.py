@@ -24,7 +24,16 @@ from andon.core.run import Run
 from andon.core.shared import BlockKind
 from andon.core.states import CancelCause, CancelOutcome, RunStatus
 from andon.core.store import RunRecord
-from andon.server.body import check_session_id, check_user_id, described, fill, read_body, read_fields, read_query
+from andon.server.body import (
+    ID_LENGTH,
+    check_session_id,
+    check_user_id,
+    described,
+    fill,
+    read_body,
+    read_fields,
+    read_query,
+)
 from andon.server.distant import Distant, cancel, find_many
 from andon.server.lists import answer
 from andon.server.problems import Problem
@@ -112,6 +121,8 @@ async def start_run(request: Request, agent_id: str) -> Response:
     wanted = await read_body(request, Start, host.settings.max_body)
     wanted.check()
     key, said = request.headers.get("idempotency-key"), wanted.digest()
+    if key and len(key) > ID_LENGTH:  # it is remembered
+        raise Problem(422, f"the idempotency key has {len(key):,} characters, and may have {ID_LENGTH}")
     if key and (found := await host.known_by(agent, wanted.user_id, key, said)) is not None:
         return _again(host, agent, wanted, found)
     # From where the key was not known to the run's beginning nothing waits: two requests can't both start a run.

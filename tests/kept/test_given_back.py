@@ -69,6 +69,19 @@ def test_whoever_answers_is_cancelled_while_the_run_is_taken_up(url: str) -> Non
     play(main)
 
 
+def test_the_runtime_is_closed_while_a_run_is_taken_up(sqlite_url: str) -> None:
+    async def main() -> None:
+        async with late(sqlite_url) as (here, store, till, run_id, answers):
+            going_on = asyncio.create_task(on(here, "Done.", tools=till.tools).continue_run(run_id, answers))
+            await store.taken.arrived()
+            await here.close()
+            with pytest.raises(StoreError, match="closed"):
+                await going_on
+            assert till.did == []
+
+    play(main)
+
+
 def test_it_was_asked_to_stop_meanwhile(url: str) -> None:
     async def main() -> None:
         async with late(url) as (here, store, till, run_id, answers):

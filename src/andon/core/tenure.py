@@ -255,27 +255,29 @@ async def take_paused_for(keeper: Keeper, run_id: str, known: int, seconds: floa
     try:
         return await asyncio.shield(asyncio.wrap_future(taking))
     except asyncio.CancelledError:
-        leaving = keeper.submit(lambda: _leave_paused(keeper, run_id, taking))
-        await asyncio.wait([asyncio.wrap_future(leaving)], timeout=seconds)
+        if taking.cancelled():  # which is what the end of the keeper does, and not our host
+            raise StoreError("the runtime was closed while the run was taken up") from None
+        with contextlib.suppress(StoreError):
+            leaving = keeper.submit(lambda: _leave_paused(keeper, run_id, taking))
+            await asyncio.wait([asyncio.wrap_future(leaving)], timeout=seconds)
         raise
     except StoreError:
-        keeper.submit(lambda: _leave_paused(keeper, run_id, taking))
+        with contextlib.suppress(StoreError):
+            keeper.submit(lambda: _leave_paused(keeper, run_id, taking))
         raise
 
 
 async def _leave_paused(keeper: Keeper, run_id: str, taking: concurrent.futures.Future[Any]) -> None:
     """Have it as it was before it was taken up, if it was: nobody may know."""
     with contextlib.suppress(StoreError):  # the keeper is closed: then it is lost, like all that nobody holds
-        if not await _has_failed(taking) and taking.result() is None:
-            return
+        try:
+            if await asyncio.wrap_future(taking) is None:
+                return
+        except StoreError:
+            pass
         taken = await keeper.ask(lambda: keeper.store.take_up(run_id, keeper.owner, keeper.seconds))
         if taken is not None:
             await keeper.ask(lambda: _give_back(keeper, taken))
-
-
-async def _has_failed(taking: concurrent.futures.Future[Any]) -> bool:
-    await asyncio.wait([asyncio.wrap_future(taking)])
-    return taking.cancelled() or taking.exception() is not None
 
 
 async def _give_back(keeper: Keeper, taken: Taken) -> None:

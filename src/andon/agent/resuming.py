@@ -66,13 +66,13 @@ class Resuming:
         self, run_id: str, answers: Mapping[str, Any] | None = None, **options: Unpack[ContinueOptions]
     ) -> Run:
         """The same, but return the handle of the run as soon as it goes on."""
-        run = self.runtime.run(run_id)
-        if run is not None and run.agent_id == self.id:
+        if (run := self._own_run(run_id)) is not None:
             if options:
                 raise TypeError(f"a paused run keeps its options; {', '.join(options)} can't be given")
             await self.runtime.check_blocks(run.session.key)
-            await run.resume(answers or {})
-            return run
+            if (run := self._own_run(run_id)) is not None:  # it may have gone on elsewhere meanwhile
+                await run.resume(answers or {})
+                return run
         record = await self._find_record(run_id)
         if record.status is RunStatus.paused and self.runtime.keeper is not None:
             await self.runtime.check_blocks(record.session)
@@ -131,7 +131,7 @@ class Resuming:
 
     async def rollback_run(self, run_id: str) -> None:
         """Put the session back to what it was before that run. The run, with its receipt, stays on record."""
-        if (run := self.runtime.run(run_id)) is not None and run.agent_id == self.id:
+        if (run := self._own_run(run_id)) is not None:
             raise NotContinuableError(f"run {run_id!r} is {run.status.name}: cancel it, then take it back")
         record = await self._find_record(run_id)
         store, session = self.runtime.store, self.runtime.session(record.session)
@@ -141,6 +141,11 @@ class Resuming:
         session.refresh(await store.load(record.session))
         if self.runtime.keeper is not None and record.session == self._own_session().key:
             self._own_session().show(session.messages)
+
+    def _own_run(self, run_id: str) -> Run | None:
+        """The run, if it has not ended and is this agent's."""
+        run = self.runtime.run(run_id)
+        return run if run is not None and run.agent_id == self.id else None
 
     async def _find_record(self, run_id: str) -> RunRecord:
         assert self.runtime.store is not None

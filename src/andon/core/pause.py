@@ -188,6 +188,7 @@ class Pausing(Life):
         tenure = self.tenure
         if tenure is not None and self._take(self._token):
             tenure.let_go()
+            self.runtime.forget(self)  # whoever answers finds it where it is
             portal.submit(self._go_along)
         else:
             self.cancel_for(CancelCause.lost, "another worker has taken it over")
@@ -197,7 +198,6 @@ class Pausing(Life):
         self.loop, tenure = asyncio.get_running_loop(), self.tenure
         assert tenure is not None
         self._stage, self._last = RunStatus.running, None
-        self.runtime.forget(self)
         tenure.keeper.ring()  # a cancel that is asked for here is told to the store from now on
         try:
             record = await self._watch_elsewhere(tenure.keeper)

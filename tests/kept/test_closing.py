@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 import weakref
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,34 @@ def test_closing_does_not_wait_for_a_store_that_is_away(sqlite_url: str) -> None
         await run.ended()  # nobody will store its end any more, so it is told
         assert run.status is RunStatus.cancelled
         assert "could not take" in run.warnings[0]
+
+    play(main)
+
+
+def test_a_keeper_that_is_closed_while_it_begins_stays_closed(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with runtimes(sqlite_url, 1) as (runtime,):
+            on(runtime)
+            assert runtime.keeper is not None
+            portal, beginning, gone = runtime.keeper._portal, Flag(), threading.Event()
+            submit, close = portal.submit, portal.close
+
+            def slowly(make: Any) -> Any:
+                beginning.set()
+                gone.wait(0.2)  # which must not happen meanwhile
+                return submit(make)
+
+            def end() -> None:
+                close()
+                gone.set()
+
+            monkeypatch.setattr(portal, "submit", slowly)
+            monkeypatch.setattr(portal, "close", end)
+            starting = Worker(runtime.keeper.start)
+            beginning.wait()
+            await runtime.keeper.close()
+            starting.done()
+            assert not [each for each in threading.enumerate() if each.name == "andon-keeper"]
 
     play(main)
 

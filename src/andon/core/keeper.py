@@ -137,8 +137,9 @@ class Keeper:
 
     def submit(self, make: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
         """Have something done here that whoever asks for it may not live to see."""
-        self._check_open()
-        return self._portal.submit(make)
+        with self._lock:
+            self._check_open()
+            return self._portal.submit(make)
 
     def start(self) -> None:
         """Begin to look after runs; also after those that other processes have left behind."""
@@ -151,7 +152,8 @@ class Keeper:
         await asyncio.to_thread(self.stop)
 
     def stop(self) -> None:
-        self.closed = True
+        with self._lock:  # whoever is about to begin something has begun it, and it is ended with the rest
+            self.closed = True
         self._portal.close()
         self.wake()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from andon import Agent
 from andon.models.scripted import ScriptedModel
-from tests.support.flags import HANG
+from tests.support.flags import HANG, eventually
 
 
 def play(main: Callable[[], Coroutine[Any, Any, None]], *, seconds: float = HANG) -> None:
@@ -22,9 +22,14 @@ def play(main: Callable[[], Coroutine[Any, Any, None]], *, seconds: float = HANG
     threads, files = set(threading.enumerate()), _open_files()
     asyncio.run(_guarded(main, seconds))
     for thread in set(threading.enumerate()) - threads:
+        eventually(functools.partial(_has_started, thread))  # another thread may be about to start it
         thread.join(HANG)  # a thread that the test has just released may need a moment
         assert not thread.is_alive(), f"left behind: {thread}"
     assert _open_files() <= files
+
+
+def _has_started(thread: threading.Thread) -> bool:
+    return thread.ident is not None
 
 
 async def _guarded(main: Callable[[], Coroutine[Any, Any, None]], seconds: float) -> None:

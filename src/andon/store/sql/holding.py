@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, and_, or_, select, text, update
+from sqlalchemy import Row, and_, bindparam, or_, select, text, update
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest, describe_open
@@ -77,16 +77,20 @@ def _check_blocks(tx: Tx, record: RunRecord) -> None:
 
 
 def take_turn(tx: Tx, lease: Lease) -> bool:
-    row = tx.execute(select(runs).where(runs.c.run_id == lease.run_id).with_for_update()).first()
+    row = tx.execute(_LOCK, {"run_ids": [lease.run_id]}).first()
     if row is None or row.epoch != lease.epoch or row.status not in HELD:
         raise lost(lease)
+    tx.wakes = False  # nobody waits for it
     if row.status == RunStatus.running.value:
         return True
-    ahead = select(runs.c.number).where(runs.c.session == row.session, LIVE, runs.c.number < row.number)
-    if tx.execute(ahead.limit(1)).first() is not None:
+    if tx.execute(_AHEAD, {"line": row.session, "place": row.number}).first() is not None:
         return False
-    tx.execute(update(runs).where(runs.c.number == row.number).values(status=RunStatus.running.value))
+    tx.write(sessions.CHANGE, {"which": row.number, "status": RunStatus.running.value})
     return True
+
+
+_AHEAD = select(runs.c.number).where(runs.c.session == bindparam("line"), LIVE, runs.c.number < bindparam("place"))
+_AHEAD = _AHEAD.limit(1)
 
 
 def lost(lease: Lease) -> LeaseLostError:
@@ -97,9 +101,12 @@ def _find(tx: Tx, run_ids: Iterable[str], *, lock: bool) -> dict[str, Row[Any]]:
     """These runs, locked in the order in which everybody locks them."""
     found: dict[str, Row[Any]] = {}
     for these in chunks(list(dict.fromkeys(run_ids))):
-        wanted = select(runs).where(runs.c.run_id.in_(these)).order_by(runs.c.number)
-        found |= {row.run_id: row for row in tx.execute(wanted.with_for_update() if lock else wanted)}
+        found |= {row.run_id: row for row in tx.execute(_LOCK if lock else _LOOK, {"run_ids": these})}
     return found
+
+
+_LOOK = select(runs).where(runs.c.run_id.in_(bindparam("run_ids", expanding=True))).order_by(runs.c.number)
+_LOCK = _LOOK.with_for_update()
 
 
 def renew(tx: Tx, leases: Sequence[Lease], seconds: float | None) -> Renewal:
@@ -116,7 +123,7 @@ def renew(tx: Tx, leases: Sequence[Lease], seconds: float | None) -> Renewal:
             held.append(row.number)
     if seconds is not None:
         for these in chunks(held):
-            tx.execute(update(runs).where(runs.c.number.in_(these)).values(lease_until=tx.now + seconds))
+            tx.write(update(runs).where(runs.c.number.in_(these)).values(lease_until=tx.now + seconds))
     return answer
 
 
@@ -133,9 +140,9 @@ def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
             refused[lease.run_id] = None
             continue
         if messages is not None and row.session in there:
-            tx.execute(update(records).where(records.c.number == row.number).values(messages=dump(messages)))
+            tx.write(sessions.KEEP, {"which": row.number, "messages": dump(messages)})
             if continues != row.continues:
-                tx.execute(update(runs).where(runs.c.number == row.number).values(continues=continues))
+                tx.write(sessions.CHANGE, {"which": row.number, "continues": continues})
             touched.add(row.session)
         new.setdefault(row.run_id, []).extend(what)
     if touched:
@@ -144,7 +151,7 @@ def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
         if what:
             row = rows[run_id]
             last = max(row.last_seq, what[-1].seq)
-            tx.execute(update(runs).where(runs.c.number == row.number).values(last_seq=last))
+            tx.write(sessions.CHANGE, {"which": row.number, "last_seq": last})
             append(tx, row.number, what)
     return list(refused)
 
@@ -155,12 +162,12 @@ def append(tx: Tx, number: int, what: Sequence[Event]) -> None:
         return
     lines, first = dump_lines(what), what[0].seq
     if tx.postgres and what[-1].seq == first + len(what) - 1:  # one text takes a tenth of the time of as many rows
-        tx.execute(_APPEND, {"number": number, "first": first, "lines": lines})
+        tx.write(_APPEND, {"number": number, "first": first, "lines": lines})
         return
     rows = [
         {"number": number, "seq": each.seq, "data": data} for each, data in zip(what, lines.split("\n"), strict=True)
     ]
-    tx.execute(tx.insert(events).on_conflict_do_nothing(), rows)
+    tx.write(tx.insert(events).on_conflict_do_nothing(), rows)
 
 
 _APPEND = text(
@@ -176,11 +183,10 @@ _APPEND = text(
 def finish(
     tx: Tx, lease: Lease, record: RunRecord, messages: Sequence[Message], what: Sequence[Event]
 ) -> RunRecord | CancelRequest | None:
-    found = _find(tx, [lease.run_id], lock=False).get(lease.run_id)
-    if found is None:
+    there = sessions.lock_of(tx, lease.run_id)
+    row = _find(tx, [lease.run_id], lock=True).get(lease.run_id)
+    if row is None:
         raise lost(lease)
-    there = sessions.lock_all(tx, {found.session})
-    row = _find(tx, [lease.run_id], lock=True)[lease.run_id]
     # A paused run is nobody's, but it may be cancelled, and whoever paused it may still say so.
     may_end = (*HELD, RunStatus.paused.value) if record.status is RunStatus.cancelled else HELD
     if row.epoch != lease.epoch or row.status not in may_end:
@@ -197,7 +203,7 @@ def finish(
         "last_seq": max([row.last_seq, *(each.seq for each in what[-1:])]),
         "ended": time.time() if record.status.final else None,
     }
-    tx.execute(update(runs).where(runs.c.number == row.number).values(end))
+    tx.write(sessions.CHANGE, {"which": row.number, **end})
     sessions.keep(tx, row.number, record, messages if there else None)
     if there:
         sessions.touch(tx, there)
@@ -212,7 +218,7 @@ def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[
     taken = []
     for row in found:
         status = RunStatus.pending if row.status == RunStatus.pending.value else RunStatus.running
-        tx.execute(
+        tx.write(
             update(runs)
             .where(runs.c.number == row.number)
             .values(epoch=row.epoch + 1, owner=owner, lease_until=tx.now + seconds, status=status.value)
@@ -242,4 +248,6 @@ def take_up(tx: Tx, run_id: str, owner: str, seconds: float) -> Taken | None:
 def take_orphans(tx: Tx, owner: str, seconds: float, limit: int) -> list[Taken]:
     stopped = and_(runs.c.status == RunStatus.paused.value, runs.c.cancel.is_not(None))
     wanted = select(runs).where(LIVE, or_(_expired(tx), stopped)).order_by(runs.c.number).limit(limit)
-    return take(tx, tx.execute(wanted.with_for_update(skip_locked=True)).all(), owner, seconds)
+    found = tx.execute(wanted.with_for_update(skip_locked=True)).all()
+    tx.wakes = bool(found)
+    return take(tx, found, owner, seconds)

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from andon.errors import AndonError, describe
 
@@ -141,6 +141,8 @@ class Hub:
             return
         open_database()
         del open_database  # or the thread would keep the store alive
+        with self._engine.connect() as connection:
+            connection.execute(select(1))  # fails if the server was restarted, and then all that are idle are renewed
         borrowed = self._engine.raw_connection()
         driver: Any = borrowed.driver_connection
         borrowed.detach()  # it never goes back among those that transactions use

@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Row, and_, delete, select, update
+from sqlalchemy import Row, and_, bindparam, delete, select, update
 
 from andon.core.session import still_busy
 from andon.core.states import RunStatus
@@ -71,32 +71,37 @@ def _is(key: SessionKey) -> Any:
 
 def head_of_line(tx: Tx, key: SessionKey, created: float) -> Row[Any]:
     """The session's row, made if it is not there, and locked: whoever has it decides what comes next in the line."""
-    wanted = select(sessions).where(_is(key)).with_for_update()
-    fresh = {
-        "agent_id": key.agent_id,
-        "user_id": key.user_id or "",
-        "session_id": key.session_id,
-        "state": "{}",
-        "begun": False,
-        "created": created,
-        "updated": created,
-    }
-    while (row := tx.execute(wanted).first()) is None:  # again, if it was deleted in between
-        tx.execute(tx.insert(sessions).values(fresh).on_conflict_do_nothing())
+    names = {"agent_id": key.agent_id, "user_id": key.user_id or "", "session_id": key.session_id}
+    fresh = {**names, "state": "{}", "begun": False, "created": created, "updated": created}
+    while (row := tx.execute(_HEAD, names).first()) is None:  # again, if it was deleted in between
+        tx.write(tx.insert(sessions).values(fresh).on_conflict_do_nothing())
     return row
+
+
+_HEAD = select(sessions).where(*(sessions.c[name] == bindparam(name) for name in ("agent_id", "user_id", "session_id")))
+_HEAD = _HEAD.with_for_update()
 
 
 def lock_all(tx: Tx, ids: Set[int]) -> set[int]:
     """Lock these sessions, in the order in which everybody locks them; without those that were deleted."""
-    if not ids:
-        return set()
-    wanted = select(sessions.c.id).where(sessions.c.id.in_(ids)).order_by(sessions.c.id).with_for_update()
-    return set(tx.execute(wanted).scalars())
+    return set(tx.execute(_THESE, {"ids": list(ids)}).scalars()) if ids else set()
+
+
+def lock_of(tx: Tx, run_id: str) -> set[int]:
+    """Lock the session of a run; none, if it was deleted."""
+    return set(tx.execute(_THAT, {"run_id": run_id}).scalars())
 
 
 def touch(tx: Tx, ids: Set[int]) -> None:
     """A run has left something there."""
-    tx.execute(update(sessions).where(sessions.c.id.in_(ids)).values(begun=True, updated=time.time()))
+    tx.write(_TOUCH, {"ids": list(ids), "begun": True, "updated": time.time()})
+
+
+_its_session = select(runs.c.session).where(runs.c.run_id == bindparam("run_id")).scalar_subquery()
+_THAT = select(sessions.c.id).where(sessions.c.id == _its_session).with_for_update()
+_of_these = sessions.c.id.in_(bindparam("ids", expanding=True))
+_THESE = select(sessions.c.id).where(_of_these).order_by(sessions.c.id).with_for_update()
+_TOUCH = update(sessions).where(_of_these)
 
 
 def _session(row: Row[Any]) -> SessionRecord:
@@ -180,8 +185,11 @@ def find_run(tx: Tx, run_id: str) -> RunRecord | None:
 
 
 def _run(tx: Tx, run_id: str) -> Row[Any] | None:
-    wanted = select(runs, records.c.record).join(records, records.c.number == runs.c.number)
-    return tx.execute(wanted.where(runs.c.run_id == run_id)).first()
+    return tx.execute(_RUN, {"run_id": run_id}).first()
+
+
+_RUN = select(runs, records.c.record).join(records, records.c.number == runs.c.number)
+_RUN = _RUN.where(runs.c.run_id == bindparam("run_id"))
 
 
 def added(tx: Tx, run_id: str) -> list[Message] | None:
@@ -202,7 +210,7 @@ def save(tx: Tx, record: RunRecord, messages: Sequence[Message]) -> None:
         insert_run(tx, record, head.id, epoch=0, **state)
         row = tx.execute(select(runs).where(runs.c.run_id == record.run_id)).one()
     else:
-        tx.execute(update(runs).where(runs.c.number == row.number).values(state))
+        tx.write(CHANGE, {"which": row.number, **state})
     keep(tx, row.number, record, messages if row.session == head.id else None)
     touch(tx, {head.id})
 
@@ -221,18 +229,23 @@ def insert_run(tx: Tx, record: RunRecord, session: int, **columns: Any) -> bool:
         "created": record.created_at,
         **columns,
     }
-    # Of an INSERT, SQLAlchemy counts the rows only if it is asked to, and only if it does not ask for new keys itself.
-    adding = tx.insert(runs).values(row).on_conflict_do_nothing().inline()
+    # Of an INSERT, SQLAlchemy counts the rows only if it is asked to.
+    adding = tx.insert(runs).values(row).on_conflict_do_nothing()
     if not tx.execute(adding, execution_options={"preserve_rowcount": True}).rowcount:
         return False
     number = select(runs.c.number).where(runs.c.run_id == record.run_id).scalar_subquery()
-    tx.execute(tx.insert(records).values(number=number, record=dump(record), messages=None))
+    tx.write(tx.insert(records).values(number=number, record=dump(record), messages=None))
     return True
 
 
 def keep(tx: Tx, number: int, record: RunRecord, messages: Sequence[Message] | None) -> None:
     kept = None if messages is None else dump(messages)
-    tx.execute(update(records).where(records.c.number == number).values(record=dump(record), messages=kept))
+    tx.write(KEEP, {"which": number, "record": dump(record), "messages": kept})
+
+
+KEEP = update(records).where(records.c.number == bindparam("which"))
+CHANGE = update(runs).where(runs.c.number == bindparam("which"))
+"""One run; what is changed is said with it."""
 
 
 def take_back(tx: Tx, run_id: str) -> None:

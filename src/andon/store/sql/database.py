@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from sqlalchemy import (
     ColumnElement,
@@ -29,7 +29,7 @@ from sqlalchemy import (
     Engine,
     Executable,
     Table,
-    Transaction,
+    bindparam,
     create_engine,
     event,
     func,
@@ -46,9 +46,10 @@ from andon.store.sql import schema
 from andon.store.sql.address import Address, parse
 from andon.store.sql.faults import CutOffError, is_transient, translate
 from andon.store.sql.lanes import Lane
-from andon.store.sql.push import CHANNEL, Hub, watch_file, watch_server
+from andon.store.sql.push import CHANNEL, PROGRESS, Hub, watch_file, watch_server
 
 T = TypeVar("T")
+Wakes = Literal["", "progress"] | None
 Values = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
 CHUNK = 5_000
@@ -77,11 +78,11 @@ class Tx:
 
     __slots__ = ("_connection", "_unsent", "now", "postgres", "wakes")
 
-    def __init__(self, connection: Connection, postgres: bool, wakes: bool) -> None:
+    def __init__(self, connection: Connection, postgres: bool, wakes: Wakes) -> None:
         self._connection, self.postgres = connection, postgres
         self._unsent: list[tuple[Executable, Values]] = []
         self.wakes = wakes
-        """Whether others are to look. Who has changed nothing after all may say so."""
+        """What others are told so that they look, if anything. Who has nothing for them after all may say so."""
         self.now: ColumnElement[float] = _SERVER_CLOCK if postgres else literal(time.time(), Double)
         """The clock that leases go by. The machine's is the database's, where that is a file."""
 
@@ -94,21 +95,23 @@ class Tx:
         """Do this before whatever comes next, the commit at the latest. Nobody needs an answer."""
         self._unsent.append((statement, values))
 
-    def commit(self, transaction: Transaction) -> None:
-        if self.wakes and self.postgres:  # a file tells by itself that it has changed
-            self.write(_NOTIFY)
+    def commit(self) -> None:
+        """Send what was not sent yet, and the commit with it."""
+        if self.wakes is not None and self.postgres:  # a file tells by itself that it has changed
+            self.write(_NOTIFY, {"says": self.wakes})
         if not (self._unsent and self.postgres):
             self._send()
-            transaction.commit()
+            self._connection.commit()
             return
         driver: Any = self._connection.connection.driver_connection
         try:
-            with driver.pipeline():  # all at once; should one of them fail, so does the commit
+            with driver.pipeline():  # all in one go; should one of them fail, so does the commit
                 self._send()
-                transaction.commit()
+                driver.execute("COMMIT")
         except BaseException:
-            self._connection.invalidate()  # SQLAlchemy would take the transaction for ended, and use it again
+            self._connection.invalidate()  # nobody knows what state it is in
             raise
+        self._connection.commit()  # SQLAlchemy has to know as well; the driver finds that nothing is left to do
 
     def _send(self) -> None:
         unsent, self._unsent = self._unsent, []
@@ -174,16 +177,16 @@ class Database:
     # -- from loops ---------------------------------------------------------------------------------------------------
 
     async def read(self, work: Callable[[Tx], T]) -> T:
-        return await self._run(self._reads, work, False, False)
+        return await self._run(self._reads, work, False, None)
 
     async def change(self, work: Callable[[Tx], T], *, wakes: bool = True) -> T:
         """Write, and wake whoever listens, unless it is nothing to others."""
-        return await self._run(self._changes, work, True, wakes)
+        return await self._run(self._changes, work, True, "" if wakes else None)
 
     async def progress(self, work: Callable[[Tx], T]) -> T:
-        return await self._run(self._progress, work, True, True)
+        return await self._run(self._progress, work, True, PROGRESS)
 
-    async def _run(self, lane: Lane, work: Callable[[Tx], T], writes: bool, wakes: bool) -> T:
+    async def _run(self, lane: Lane, work: Callable[[Tx], T], writes: bool, wakes: Wakes) -> T:
         return await lane.run(lambda: self._attempt(work, writes, wakes))
 
     @property
@@ -206,13 +209,13 @@ class Database:
                 self._patiently(lambda: schema.open(self._engine, self.address))
                 self._ready = True
 
-    def _attempt(self, work: Callable[[Tx], T], writes: bool, wakes: bool) -> T:
+    def _attempt(self, work: Callable[[Tx], T], writes: bool, wakes: Wakes) -> T:
         if not self._ready:
             self.open()
         return self._patiently(lambda: self._once(work, writes, wakes))
 
-    def _once(self, work: Callable[[Tx], T], writes: bool, wakes: bool) -> T:
-        with (self._writing if writes else self._reading).connect() as connection, connection.begin() as transaction:
+    def _once(self, work: Callable[[Tx], T], writes: bool, wakes: Wakes) -> T:
+        with (self._writing if writes else self._reading).connect() as connection:
             tx = Tx(connection, self.postgres, wakes)
             try:
                 result = work(tx)
@@ -220,7 +223,7 @@ class Database:
                 if error.connection_invalidated:
                     raise CutOffError from error
                 raise
-            tx.commit(transaction)
+            tx.commit()
             return result
 
     def _patiently(self, work: Callable[[], T]) -> T:
@@ -231,7 +234,7 @@ class Database:
         while True:
             try:
                 return work()
-            except (SQLAlchemyError, sqlite3.Error) as error:
+            except (SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error) as error:
                 if not is_transient(error) or time.monotonic() > deadline:
                     raise translate(error, self.address) from None
             time.sleep(RETRY_PAUSE)
@@ -244,7 +247,7 @@ class Database:
         self._release = self._make_release()
 
 
-_NOTIFY = select(func.pg_notify(CHANNEL, ""))
+_NOTIFY = select(func.pg_notify(CHANNEL, bindparam("says")))
 
 
 def _make_engine(address: Address) -> Engine:

@@ -45,6 +45,8 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy
                 raise _taken(record)
             return Lease(record.run_id, other.epoch)  # this was asked before, and only the answer was lost
     _check_blocks(tx, record)
+    if on_busy != "cancel":
+        tx.wakes = None  # nobody waits for one who comes last
     if on_busy == "reject":
         _check_free(record, ahead)
     elif on_busy == "cancel":
@@ -80,7 +82,7 @@ def take_turn(tx: Tx, lease: Lease) -> bool:
     row = tx.execute(_LOCK, {"run_ids": [lease.run_id]}).first()
     if row is None or row.epoch != lease.epoch or row.status not in HELD:
         raise lost(lease)
-    tx.wakes = False  # nobody waits for it
+    tx.wakes = None  # nobody waits for it
     if row.status == RunStatus.running.value:
         return True
     if tx.execute(_AHEAD, {"line": row.session, "place": row.number}).first() is not None:
@@ -249,5 +251,6 @@ def take_orphans(tx: Tx, owner: str, seconds: float, limit: int) -> list[Taken]:
     stopped = and_(runs.c.status == RunStatus.paused.value, runs.c.cancel.is_not(None))
     wanted = select(runs).where(LIVE, or_(_expired(tx), stopped)).order_by(runs.c.number).limit(limit)
     found = tx.execute(wanted.with_for_update(skip_locked=True)).all()
-    tx.wakes = bool(found)
+    if not found:
+        tx.wakes = None
     return take(tx, found, owner, seconds)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, and_, bindparam, or_, select, text, update
+from sqlalchemy import Row, Select, and_, bindparam, func, or_, select, text, update
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest, describe_open
@@ -79,7 +79,7 @@ def _check_blocks(tx: Tx, record: RunRecord) -> None:
 
 
 def take_turn(tx: Tx, lease: Lease) -> bool:
-    row = tx.execute(_LOCK, {"run_ids": [lease.run_id]}).first()
+    row = sessions.lock_run(tx, lease.run_id)
     if row is None or row.epoch != lease.epoch or row.status not in HELD:
         raise lost(lease)
     tx.wakes = None  # nobody waits for it
@@ -99,20 +99,22 @@ def lost(lease: Lease) -> LeaseLostError:
     return LeaseLostError(f"run {lease.run_id!r} belongs to another worker now, or has ended")
 
 
-def _find(tx: Tx, run_ids: Iterable[str], *, lock: bool) -> dict[str, Row[Any]]:
-    """These runs, locked in the order in which everybody locks them."""
+def _find(tx: Tx, run_ids: Iterable[str], wanted: Select[Any]) -> dict[str, Row[Any]]:
+    """These runs, in the order in which everybody locks them."""
     found: dict[str, Row[Any]] = {}
     for these in chunks(list(dict.fromkeys(run_ids))):
-        found |= {row.run_id: row for row in tx.execute(_LOCK if lock else _LOOK, {"run_ids": these})}
+        found |= {row.run_id: row for row in tx.execute(wanted, {"run_ids": these})}
     return found
 
 
 _LOOK = select(runs).where(runs.c.run_id.in_(bindparam("run_ids", expanding=True))).order_by(runs.c.number)
 _LOCK = _LOOK.with_for_update()
+_KEEP_HOLD = _LOOK.with_for_update(read=True, key_share=True)
+"""Nobody ends these runs or takes them over meanwhile; but they can be asked to stop."""
 
 
 def renew(tx: Tx, leases: Sequence[Lease], seconds: float | None) -> Renewal:
-    rows = _find(tx, (lease.run_id for lease in leases), lock=seconds is not None)
+    rows = _find(tx, (lease.run_id for lease in leases), _LOOK if seconds is None else _LOCK)
     answer, held = Renewal([], {}), []
     for lease in leases:
         row = rows.get(lease.run_id)
@@ -131,8 +133,8 @@ def renew(tx: Tx, leases: Sequence[Lease], seconds: float | None) -> Renewal:
 
 def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
     talking = [each.lease.run_id for each in batch if each.messages is not None]
-    there = sessions.lock_all(tx, {row.session for row in _find(tx, talking, lock=False).values()})
-    rows = _find(tx, (each.lease.run_id for each in batch), lock=True)
+    there = sessions.lock_all(tx, {row.session for row in _find(tx, talking, _LOOK).values()})
+    rows = _find(tx, (each.lease.run_id for each in batch), _KEEP_HOLD)
     refused: dict[str, None] = {}
     new: dict[str, list[Event]] = {}
     touched: set[int] = set()
@@ -150,11 +152,7 @@ def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
     if touched:
         sessions.touch(tx, touched)
     for run_id, what in new.items():
-        if what:
-            row = rows[run_id]
-            last = max(row.last_seq, what[-1].seq)
-            tx.write(sessions.CHANGE, {"which": row.number, "last_seq": last})
-            append(tx, row.number, what)
+        append(tx, rows[run_id].number, what)
     return list(refused)
 
 
@@ -172,6 +170,7 @@ def append(tx: Tx, number: int, what: Sequence[Event]) -> None:
     tx.write(tx.insert(events).on_conflict_do_nothing(), rows)
 
 
+_LAST = select(func.coalesce(func.max(events.c.seq), 0)).where(events.c.number == bindparam("of"))
 _APPEND = text(
     "INSERT INTO andon_events (number, seq, data) "
     "SELECT CAST(:number AS bigint), CAST(:first AS integer) + line.place - 1, line.data "
@@ -186,7 +185,7 @@ def finish(
     tx: Tx, lease: Lease, record: RunRecord, messages: Sequence[Message], what: Sequence[Event]
 ) -> RunRecord | CancelRequest | None:
     there = sessions.lock_of(tx, lease.run_id)
-    row = _find(tx, [lease.run_id], lock=True).get(lease.run_id)
+    row = sessions.lock_run(tx, lease.run_id)
     if row is None:
         raise lost(lease)
     # A paused run is nobody's, but it may be cancelled, and whoever paused it may still say so.
@@ -202,7 +201,7 @@ def finish(
         "owner": None,
         "lease_until": None,
         "continues": record.continues,
-        "last_seq": max([row.last_seq, *(each.seq for each in what[-1:])]),
+        "last_seq": what[-1].seq if what else tx.execute(_LAST, {"of": row.number}).scalar_one(),
         "ended": time.time() if record.status.final else None,
     }
     tx.write(sessions.CHANGE, {"which": row.number, **end})
@@ -231,15 +230,16 @@ def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[
 
 def _taken_over(tx: Tx, row: Row[Any], epoch: int) -> Taken:
     kept = tx.execute(select(records).where(records.c.number == row.number)).one()
+    last_seq = tx.execute(_LAST, {"of": row.number}).scalar_one()
     messages = [] if kept.messages is None else read_messages(kept.messages)
     record = sessions.with_status(kept.record, RunStatus(row.status))
     record = msgspec.structs.replace(record, continues=row.continues)
     cancel = None if row.cancel is None else read_request(row.cancel)
-    return Taken(Lease(row.run_id, epoch), record, messages, cancel, row.last_seq)
+    return Taken(Lease(row.run_id, epoch), record, messages, cancel, last_seq)
 
 
 def take_up(tx: Tx, run_id: str, owner: str, seconds: float) -> Taken | None:
-    row = tx.execute(select(runs).where(runs.c.run_id == run_id).with_for_update()).first()
+    row = sessions.lock_run(tx, run_id)
     if row is not None and row.status == RunStatus.paused.value and row.cancel is None:
         return take(tx, [row], owner, seconds)[0]
     if row is not None and row.status in HELD and row.owner == owner:  # asked before, and the answer was lost

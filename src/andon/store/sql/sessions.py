@@ -188,6 +188,11 @@ def _run(tx: Tx, run_id: str) -> Row[Any] | None:
     return tx.execute(_RUN, {"run_id": run_id}).first()
 
 
+def lock_run(tx: Tx, run_id: str) -> Row[Any] | None:
+    return tx.execute(_LOCKED, {"run_id": run_id}).first()
+
+
+_LOCKED = select(runs).where(runs.c.run_id == bindparam("run_id")).with_for_update()
 _RUN = select(runs, records.c.record).join(records, records.c.number == runs.c.number)
 _RUN = _RUN.where(runs.c.run_id == bindparam("run_id"))
 
@@ -201,7 +206,7 @@ def added(tx: Tx, run_id: str) -> list[Message] | None:
 def save(tx: Tx, record: RunRecord, messages: Sequence[Message]) -> None:
     """Keep a run that nobody holds a lease of, and that is written by one process only."""
     head = head_of_line(tx, record.session, record.created_at)
-    row = tx.execute(select(runs).where(runs.c.run_id == record.run_id).with_for_update()).first()
+    row = lock_run(tx, record.run_id)
     if row is not None and row.created != record.created_at:
         raise RunIdTakenError(f"run id {record.run_id!r} belongs to another run")
     ended = time.time() if record.status.final else None

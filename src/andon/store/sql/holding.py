@@ -132,8 +132,7 @@ def renew(tx: Tx, leases: Sequence[Lease], seconds: float | None) -> Renewal:
 
 
 def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
-    talking = [each.lease.run_id for each in batch if each.messages is not None]
-    there = sessions.lock_all(tx, {row.session for row in _find(tx, talking, _LOOK).values()})
+    there = sessions.lock_all(tx, [each.lease.run_id for each in batch if each.messages is not None])
     rows = _find(tx, (each.lease.run_id for each in batch), _KEEP_HOLD)
     refused: dict[str, None] = {}
     new: dict[str, list[Event]] = {}
@@ -184,7 +183,7 @@ _APPEND = text(
 def finish(
     tx: Tx, lease: Lease, record: RunRecord, messages: Sequence[Message], what: Sequence[Event]
 ) -> RunRecord | CancelRequest | None:
-    there = sessions.lock_of(tx, lease.run_id)
+    there = sessions.lock_all(tx, [lease.run_id])
     row = sessions.lock_run(tx, lease.run_id)
     if row is None:
         raise lost(lease)

@@ -82,14 +82,9 @@ _HEAD = select(sessions).where(*(sessions.c[name] == bindparam(name) for name in
 _HEAD = _HEAD.with_for_update()
 
 
-def lock_all(tx: Tx, ids: Set[int]) -> set[int]:
-    """Lock these sessions, in the order in which everybody locks them; without those that were deleted."""
-    return set(tx.execute(_THESE, {"ids": list(ids)}).scalars()) if ids else set()
-
-
-def lock_of(tx: Tx, run_id: str) -> set[int]:
-    """Lock the session of a run; none, if it was deleted."""
-    return set(tx.execute(_THAT, {"run_id": run_id}).scalars())
+def lock_all(tx: Tx, run_ids: Sequence[str]) -> set[int]:
+    """Lock the sessions of these runs, in the order in which everybody locks them; without those that were deleted."""
+    return set(tx.execute(_THEIRS, {"run_ids": run_ids}).scalars()) if run_ids else set()
 
 
 def touch(tx: Tx, ids: Set[int]) -> None:
@@ -97,11 +92,9 @@ def touch(tx: Tx, ids: Set[int]) -> None:
     tx.write(_TOUCH, {"ids": list(ids), "begun": True, "updated": time.time()})
 
 
-_its_session = select(runs.c.session).where(runs.c.run_id == bindparam("run_id")).scalar_subquery()
-_THAT = select(sessions.c.id).where(sessions.c.id == _its_session).with_for_update()
-_of_these = sessions.c.id.in_(bindparam("ids", expanding=True))
-_THESE = select(sessions.c.id).where(_of_these).order_by(sessions.c.id).with_for_update()
-_TOUCH = update(sessions).where(_of_these)
+_their_sessions = select(runs.c.session).where(runs.c.run_id.in_(bindparam("run_ids", expanding=True)))
+_THEIRS = select(sessions.c.id).where(sessions.c.id.in_(_their_sessions)).order_by(sessions.c.id).with_for_update()
+_TOUCH = update(sessions).where(sessions.c.id.in_(bindparam("ids", expanding=True)))
 
 
 def _session(row: Row[Any]) -> SessionRecord:
@@ -257,7 +250,7 @@ def take_back(tx: Tx, run_id: str) -> None:
     row = _run(tx, run_id)
     if row is None:
         raise UnknownRunError(f"there is no run {run_id!r}")
-    lock_all(tx, {row.session})
+    lock_all(tx, [run_id])
     wanted = select(runs).where(runs.c.session == row.session, LIVE).order_by(runs.c.number)
     if (holder := tx.execute(wanted).first()) is not None:
         raise still_busy(key_of(holder), holder.run_id, status_of(holder))

@@ -85,6 +85,7 @@ class Keeper:
         self._held[tenure.run.run_id] = tenure
         self._bell.wake()
         self.start()
+        self.wake()  # it may have been asked to stop since it was entered, and nobody has looked for it
         tenure.run.wake_waiters()
 
     def ring(self) -> None:

@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import (
     ColumnElement,
@@ -49,7 +49,6 @@ from andon.store.sql.lanes import Lane
 from andon.store.sql.push import CHANNEL, PROGRESS, Hub, watch_file, watch_server
 
 T = TypeVar("T")
-Wakes = Literal["", "progress"] | None
 Values = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
 CHUNK = 5_000
@@ -78,11 +77,11 @@ class Tx:
 
     __slots__ = ("_connection", "_unsent", "now", "postgres", "wakes")
 
-    def __init__(self, connection: Connection, postgres: bool, wakes: Wakes) -> None:
+    def __init__(self, connection: Connection, postgres: bool, wakes: bool) -> None:
         self._connection, self.postgres = connection, postgres
         self._unsent: list[tuple[Executable, Values]] = []
         self.wakes = wakes
-        """What others are told so that they look, if anything. Who has nothing for them after all may say so."""
+        """Whether others are to look. Who has nothing for them after all may say so."""
         self.now: ColumnElement[float] = _SERVER_CLOCK if postgres else literal(time.time(), Double)
         """The clock that leases go by. The machine's is the database's, where that is a file."""
 
@@ -97,8 +96,8 @@ class Tx:
 
     def commit(self) -> None:
         """Send what was not sent yet, and the commit with it."""
-        if self.wakes is not None and self.postgres:  # a file tells by itself that it has changed
-            self.write(_NOTIFY, {"says": self.wakes})
+        if self.wakes and self.postgres:  # a file tells by itself that it has changed
+            self.write(_NOTIFY, {"says": ""})
         if not (self._unsent and self.postgres):
             self._send()
             self._connection.commit()
@@ -177,16 +176,20 @@ class Database:
     # -- from loops ---------------------------------------------------------------------------------------------------
 
     async def read(self, work: Callable[[Tx], T]) -> T:
-        return await self._run(self._reads, work, False, None)
+        return await self._run(self._reads, work, False, False)
 
     async def change(self, work: Callable[[Tx], T], *, wakes: bool = True) -> T:
         """Write, and wake whoever listens, unless it is nothing to others."""
-        return await self._run(self._changes, work, True, "" if wakes else None)
+        return await self._run(self._changes, work, True, wakes)
 
     async def progress(self, work: Callable[[Tx], T]) -> T:
-        return await self._run(self._progress, work, True, PROGRESS)
+        """Write what runs have done, and wake their readers."""
+        result = await self._run(self._progress, work, True, False)
+        if self.postgres:
+            await self._run(self._progress, _tell_readers, False, False)
+        return result
 
-    async def _run(self, lane: Lane, work: Callable[[Tx], T], writes: bool, wakes: Wakes) -> T:
+    async def _run(self, lane: Lane, work: Callable[[Tx], T], writes: bool, wakes: bool) -> T:
         return await lane.run(lambda: self._attempt(work, writes, wakes))
 
     @property
@@ -209,12 +212,12 @@ class Database:
                 self._patiently(lambda: schema.open(self._engine, self.address))
                 self._ready = True
 
-    def _attempt(self, work: Callable[[Tx], T], writes: bool, wakes: Wakes) -> T:
+    def _attempt(self, work: Callable[[Tx], T], writes: bool, wakes: bool) -> T:
         if not self._ready:
             self.open()
         return self._patiently(lambda: self._once(work, writes, wakes))
 
-    def _once(self, work: Callable[[Tx], T], writes: bool, wakes: Wakes) -> T:
+    def _once(self, work: Callable[[Tx], T], writes: bool, wakes: bool) -> T:
         with (self._writing if writes else self._reading).connect() as connection:
             tx = Tx(connection, self.postgres, wakes)
             try:
@@ -248,6 +251,13 @@ class Database:
 
 
 _NOTIFY = select(func.pg_notify(CHANNEL, bindparam("says")))
+
+
+def _tell_readers(tx: Tx) -> None:
+    """By itself, because it changes nothing, and so waits for no disk. Of all who notify, one at a time may commit:
+    a cancel would have to wait until a batch of events is on the disk.
+    """
+    tx.execute(_NOTIFY, {"says": PROGRESS})
 
 
 def _make_engine(address: Address) -> Engine:

@@ -46,7 +46,7 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy
             return Lease(record.run_id, other.epoch)  # this was asked before, and only the answer was lost
     _check_blocks(tx, record)
     if on_busy != "cancel":
-        tx.wakes = None  # nobody waits for one who comes last
+        tx.wakes = False  # nobody waits for one who comes last
     if on_busy == "reject":
         _check_free(record, ahead)
     elif on_busy == "cancel":
@@ -82,7 +82,7 @@ def take_turn(tx: Tx, lease: Lease) -> bool:
     row = sessions.lock_run(tx, lease.run_id)
     if row is None or row.epoch != lease.epoch or row.status not in HELD:
         raise lost(lease)
-    tx.wakes = None  # nobody waits for it
+    tx.wakes = False  # nobody waits for it
     if row.status == RunStatus.running.value:
         return True
     if tx.execute(_AHEAD, {"line": row.session, "place": row.number}).first() is not None:
@@ -251,5 +251,5 @@ def take_orphans(tx: Tx, owner: str, seconds: float, limit: int) -> list[Taken]:
     wanted = select(runs).where(LIVE, or_(_expired(tx), stopped)).order_by(runs.c.number).limit(limit)
     found = tx.execute(wanted.with_for_update(skip_locked=True)).all()
     if not found:
-        tx.wakes = None
+        tx.wakes = False
     return take(tx, found, owner, seconds)

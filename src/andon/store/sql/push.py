@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import Engine, select
 
@@ -23,7 +23,7 @@ from andon.errors import AndonError, describe
 log = logging.getLogger("andon")
 
 CHANNEL = "andon"
-PROGRESS: Final = "progress"
+PROGRESS = "progress"
 """What is said on the channel where runs have made progress, and nothing else has changed."""
 POLL_SECONDS = 0.02
 """SQLite has no way to tell another process: its counter of changes is looked at this often."""

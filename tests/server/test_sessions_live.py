@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import subprocess
@@ -21,7 +22,9 @@ from andon import Agent, Runtime
 from andon.core.states import CancelCause
 from andon.core.store import SessionKey, SessionRecord
 from andon.models.scripted import ScriptedModel
+from andon.server import create_app
 from andon.store.memory import MemoryStore
+from andon.testing import virtual_run
 from tests.server.by_session import ABORTED, Client, Shape, served, texts
 from tests.support import HANG, Silence, eventually
 
@@ -339,3 +342,32 @@ def test_a_server_that_goes_down_tells_whoever_talks(tmp_path: Path) -> None:
             assert process.stderr.read() == ""
         finally:
             process.kill()
+
+
+def test_a_client_that_never_reads_is_not_listened_to_for_ever() -> None:
+    """What it says waits in its own buffers then, instead of in ours as runs."""
+    agent = Agent("Helper", ScriptedModel(then="Yes."))
+    prompt = json.dumps({"content": {"role": "user", "parts": [{"text": "Are you there?"}]}})
+    said: list[str] = []
+
+    async def receive() -> dict[str, Any]:
+        said.append("connect" if not said else prompt)
+        assert len(said) < 100, "it goes on listening"
+        return {"type": "websocket.connect"} if len(said) == 1 else {"type": "websocket.receive", "text": prompt}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "websocket.send":
+            await asyncio.Future()  # all buffers are full
+
+    async def talk() -> None:
+        app = create_app(agent)
+        assert isinstance(agent.runtime.store, MemoryStore)
+        await agent.runtime.store.create_session(SessionKey("helper", "ada", "s1"), {})
+        query = b"app_name=helper&user_id=ada&session_id=s1"
+        scope = {"type": "websocket", "path": "/run_live", "query_string": query, "headers": [(b"host", b"localhost")]}
+        async with asyncio.timeout(60):  # of virtual time
+            await app(scope, receive, send)
+
+    with pytest.raises(TimeoutError):  # it waits, for a client that reads
+        virtual_run(talk())
+    assert len(said) > 2, "it has listened at all"

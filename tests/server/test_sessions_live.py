@@ -18,10 +18,10 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from andon import Agent, Runtime
+from andon import Agent, Runtime, tool
 from andon.core.states import CancelCause
 from andon.core.store import SessionKey, SessionRecord
-from andon.models.scripted import ScriptedModel
+from andon.models.scripted import Call, ScriptedModel
 from andon.server import create_app
 from andon.store.memory import MemoryStore
 from andon.testing import virtual_run
@@ -117,6 +117,21 @@ def test_a_new_text_interrupts_the_answer_to_the_one_before(client: Client, sile
         assert texts(talk.turn()) == ["And on."]
     assert silence.cuts == 1
     assert texts(client.get()["events"]) == ["Tell me a story", "Once upon a time", ABORTED, "No, stop", "And on."]
+
+
+def test_a_turn_that_asks_a_person_is_complete_and_the_next_text_takes_its_place() -> None:
+    @tool(approval=True)
+    async def delete() -> str:
+        """Delete all."""
+        return "deleted"
+
+    with served(Agent("Helper", ScriptedModel(Call("delete", id="c1"), then="Never mind."), tools=[delete])) as client:
+        client.create()
+        with talking(client) as talk:
+            talk.say("Tidy up")
+            assert talk.turn()[-1]["longRunningToolIds"] == ["c1"]
+            talk.say("Rather not")
+            assert texts(talk.turn()) == ["Never mind."]
 
 
 def test_what_is_refused_interrupts_nothing(client: Client, silence: Silence) -> None:

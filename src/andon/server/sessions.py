@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from andon import __version__
 from andon.agent.agent import Agent, RunOptions
+from andon.core.events import RunEvent
 from andon.core.receipt import CancelRequest
 from andon.core.run import Run
 from andon.core.session import OnBusy
@@ -211,7 +212,7 @@ class _Talk:
             teller = Teller(told, streaming=True)
             async for event in told:
                 shapes = teller.tell(event)
-                if event.event.terminal and shapes:
+                if shapes and (event.event.terminal or event.event is RunEvent.run_paused):
                     shapes[-1]["turnComplete"] = True
                 for shape in shapes:
                     await socket.send_text(to_json(shape).decode())

@@ -22,6 +22,8 @@ from andon.testing import explore
 from andon.testing.virtual import virtual_run
 from tests.explored.parts import NEXT, AsyncHooks, SlowStore, at_once, look_up, roll_back, script, sign
 
+pytestmark = pytest.mark.no_cover  # many thousand disturbances, which the tracer would slow down by more than half
+
 Scenario = Callable[[], Coroutine[Any, Any, RunResult]]
 
 

@@ -16,6 +16,8 @@ from andon.models.scripted import Call, Fail, Pause, Say, Spend
 from andon.testing import explore
 from tests.explored.parts import MODES, NEXT, at_once, look_up, roll_back, script
 
+pytestmark = pytest.mark.no_cover  # many thousand disturbances, which the tracer would slow down by more than half
+
 
 def young() -> Agent:
     return Agent(

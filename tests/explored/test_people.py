@@ -32,6 +32,8 @@ from tests.explored.parts import (
     stubborn,
 )
 
+pytestmark = pytest.mark.no_cover  # many thousand disturbances, which the tracer would slow down by more than half
+
 SIGN, ASK = Call("sign", {"word": "here"}, id="s"), Call("ask", {"word": "tea"}, id="a")
 TOOLS: list[Tool] = [sign, ask, look_up, at_once]
 

@@ -39,6 +39,8 @@ from tests.explored.parts import (
     stubborn,
 )
 
+pytestmark = pytest.mark.no_cover  # many thousand disturbances, which the tracer would slow down by more than half
+
 # -- scenarios --------------------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from andon.testing.validators import next_prompt_accepted, validate
 from tests.support import Flag
 from tests.support.checks import TERMINAL
 
-LEASE = 2.0
+LEASE = 5.0
 """Seconds: short enough to wait for its end, long enough for a busy machine."""
 LONG = 30.0
 """A lease that no test outlives."""

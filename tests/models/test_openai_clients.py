@@ -17,10 +17,10 @@ import pytest
 from andon import Agent, RunStatus
 from andon.errors import ConfigurationError
 from andon.models.openai import OpenAIChat
-from andon.models.openai.clients import clients
+from andon.models.openai.clients import Settings, _Shelf, clients
 from andon.models.reads import join_chunks
 from andon.testing.providers import FakeChat, silence, stall, text
-from tests.support import Worker, play, until
+from tests.support import Flag, Worker, play, until
 from tests.support.openai import ID, Api, Fake, each_api
 
 
@@ -157,6 +157,30 @@ def test_a_cancel_from_another_thread_reaches_the_provider() -> None:
         worker.join()
         assert fake.wait_for(at="left").sent_after_left == 0
         assert agent.run("and now?").content == "Fine."
+
+
+def test_whoever_asks_the_moment_a_client_is_open_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The future is done, and the callback that puts the client on its shelf is still to come: no reason to spin."""
+    opening, asked = _Shelf.open, 0
+
+    async def counted(self: _Shelf, settings: Settings) -> None:
+        nonlocal asked
+        asked += 1
+        assert asked < 5, "it spins"
+        await opening(self, settings)
+
+    async def main() -> None:
+        settings, opened, user = Settings("key", "http://localhost/v1"), object(), Flag()
+        shelf = await clients._shelf()
+        future = shelf.opening[settings] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(partial(shelf._opened, settings))
+        future.set_result(opened)
+        assert await clients.get(settings, user) is opened
+        await asyncio.sleep(0)  # the callback comes, and finds it done
+        assert shelf.clients.pop(settings).sdk_client is opened
+
+    monkeypatch.setattr(_Shelf, "open", counted)
+    play(main)
 
 
 def test_a_client_of_yours_is_used_as_it_is_and_stays_open() -> None:

@@ -30,6 +30,8 @@ from tests.explored.parts import (
 )
 from tests.telemetry.watching import Complaints, Watch, facts
 
+pytestmark = pytest.mark.no_cover  # many thousand disturbances, which the tracer would slow down by more than half
+
 watch = Watch(content=True)
 
 

@@ -36,7 +36,8 @@ class Portal:
         """Run a coroutine in a copy of the caller's context."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         context = contextvars.copy_context()
-        self._started().call_soon_threadsafe(context.run, self._begin, make, future)
+        with self._lock:  # or a `close` in between would leave it undone, and its caller waiting
+            self._started().call_soon_threadsafe(context.run, self._begin, make, future)
         return future
 
     def _begin(self, make: Callable[[], Coroutine[Any, Any, T]], future: concurrent.futures.Future[T]) -> None:
@@ -54,13 +55,13 @@ class Portal:
             future.set_result(task.result())
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._tasks: set[asyncio.Task[Any]] = set()  # a loop holds its tasks weakly
-                self._thread = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
-                self._thread.start()
-            return self._loop
+        if self._loop is None:
+            loop = asyncio.new_event_loop()
+            self._tasks: set[asyncio.Task[Any]] = set()  # a loop holds its tasks weakly
+            self._thread = threading.Thread(target=self._serve, args=(loop,), name=self._name, daemon=True)
+            self._thread.start()
+            self._loop = loop  # last: whatever interrupts the lines above leaves no loop that nobody serves
+        return self._loop
 
     @staticmethod
     def _serve(loop: asyncio.AbstractEventLoop) -> None:

@@ -99,8 +99,11 @@ class _Shelf:
             self.opening[settings] = future
             future.add_done_callback(functools.partial(self._opened, settings))
         await asyncio.shield(future)
+        self._opened(settings, future)  # its callback may still be to come, and whoever asks next must find the client
 
     def _opened(self, settings: Settings, future: asyncio.Future[Any]) -> None:
+        if self.opening.get(settings) is not future:
+            return
         del self.opening[settings]
         if not future.cancelled() and future.exception() is None:
             self.clients[settings] = _Client(future.result())

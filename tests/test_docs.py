@@ -161,5 +161,12 @@ def test_a_page_has_all_the_words_that_there_are(page: str, names: list[str]) ->
     assert not [name for name in names if f"`{name}`" not in text]
 
 
+def test_every_module_of_the_core_is_named() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    modules = {path.stem for path in (ROOT / "src" / "andon" / "core").glob("*.py")} - {"__init__"}
+    named_before = {"signal", "run", "runtime", "events", "journal", "receipt"}
+    assert not [name for name in modules - named_before if f"`{name}`" not in page]
+
+
 if __name__ == "__main__":
     run_page(sys.argv[1])

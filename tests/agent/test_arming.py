@@ -103,9 +103,9 @@ def test_an_arm_that_is_too_old_hits_nothing() -> None:
 
 
 def test_arming_again_refreshes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(monotonic=lambda: now)  # the second must not grow old on a slow machine
-    monkeypatch.setattr("andon.core.cord.time", clock)
-    now, agent = 100.0, make(runtime=Runtime(arm_seconds=2))
+    now = 100.0  # the second must not grow old on a slow machine
+    monkeypatch.setattr("andon.core.cord.time", SimpleNamespace(monotonic=lambda: now))
+    agent = make(runtime=Runtime(arm_seconds=2))
     assert agent.cancel("first") is CancelOutcome.armed
     now += 1.2
     assert agent.cancel("second") is CancelOutcome.armed

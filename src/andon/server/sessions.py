@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from andon import __version__
 from andon.agent.agent import Agent, RunOptions
+from andon.core.events import RunEvent
 from andon.core.receipt import CancelRequest
 from andon.core.run import Run
 from andon.core.session import OnBusy
@@ -113,6 +114,8 @@ async def _begin(
 
 
 _CLOSE_CODES = {404: 1002, 413: 1009, 415: 1003, 422: 1007}
+UNTOLD = 8
+"""How many answers may wait for a client that doesn't read them; until it does, it isn't listened to."""
 
 
 @router.websocket("/run_live")
@@ -143,7 +146,7 @@ class _Talk:
         self._pieces: list[str] = []
         self._held = 0
         """How many characters the pieces have."""
-        self._to_tell: asyncio.Queue[Run | Shape] = asyncio.Queue()
+        self._to_tell: asyncio.Queue[Run | Shape] = asyncio.Queue(UNTOLD)
 
     async def go(self, socket: WebSocket) -> None:
         """Until the client leaves or says so, or something is wrong."""
@@ -194,11 +197,11 @@ class _Talk:
             refusal = Invocation(uuid.uuid4().hex, agent.id, {}).event(
                 "end", time.time(), errorCode=REFUSED, errorMessage=problem.detail, turnComplete=True
             )
-            self._to_tell.put_nowait(refusal)
+            await self._to_tell.put(refusal)
             return
-        self._to_tell.put_nowait(self._run)
         if before is not None:  # only now: what was refused interrupts nothing
             before.cancel_for(CancelCause.superseded)
+        await self._to_tell.put(self._run)
 
     async def _tell(self, socket: WebSocket) -> None:
         while True:
@@ -209,7 +212,7 @@ class _Talk:
             teller = Teller(told, streaming=True)
             async for event in told:
                 shapes = teller.tell(event)
-                if event.event.terminal and shapes:
+                if shapes and (event.event.terminal or event.event is RunEvent.run_paused):
                     shapes[-1]["turnComplete"] = True
                 for shape in shapes:
                     await socket.send_text(to_json(shape).decode())

@@ -25,6 +25,10 @@ from typing import Any
 
 import pytest
 
+from andon import CancelCause, CancelMode, CancelOutcome, Phase, RunEvent, RunResult, RunStatus, StopReason
+from andon.agent.options import RunOptions
+from andon.core.markers import MARKERS
+
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 HANG_SECONDS = 60
@@ -135,6 +139,33 @@ def test_every_page_can_be_found() -> None:
     index = (ROOT / "docs" / "index.md").read_text("utf-8")
     linked = {link.partition("#")[0] for link in _LINK.findall(index)}
     assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"} <= linked
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("docs/cancelling.md", [*CancelCause, *CancelMode, *CancelOutcome, *(status.name for status in RunStatus)]),
+        ("docs/cancelling.md", [phase for phase in Phase if phase is not Phase.ending]),
+        ("docs/cancelling.md", [*MARKERS.values()]),
+        ("docs/agents.md", [*(event.name for event in RunEvent), *RunEvent, *StopReason]),
+        ("docs/agents.md", [*RunOptions.__annotations__]),
+        ("docs/agents.md", [*RunResult.__struct_fields__]),
+    ],
+)
+def test_a_page_has_all_the_words_that_there_are(page: str, names: list[str]) -> None:
+    """A table that was written before the last of them is no longer true."""
+    text = (ROOT / page).read_text("utf-8")
+    assert not [name for name in names if f"`{name}`" not in text]
+
+
+def test_every_module_of_the_core_is_named() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    modules = {path.stem for path in (ROOT / "src" / "andon" / "core").glob("*.py")} - {"__init__"}
+    named_before = {"signal", "run", "runtime", "events", "journal", "receipt"}
+    assert not [name for name in modules - named_before if f"`{name}`" not in page]
 
 
 if __name__ == "__main__":

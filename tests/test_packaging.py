@@ -5,6 +5,7 @@ import ast
 import importlib.metadata
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +79,17 @@ def test_the_distribution_is_typed_and_licensed() -> None:
     installed = {file.as_posix() for file in importlib.metadata.files("andon") or []}
     assert "andon/py.typed" in installed
     assert any(name.endswith("/licenses/LICENSE") for name in installed)
+
+
+def test_the_extra_for_telemetry_brings_who_listens_and_who_sends() -> None:
+    """The code imports the API alone; the pages show a program that needs the SDK, and everyone needs an exporter."""
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
+    brought = " ".join(project["optional-dependencies"]["otel"])
+    assert "opentelemetry-sdk" in brought
+    assert "opentelemetry-exporter-" in brought
+    ours = "".join(file.read_text() for file in FILES)
+    assert "opentelemetry.sdk" not in ours
+    assert "opentelemetry.exporter" not in ours
 
 
 def test_importing_andon_imports_no_extra_and_no_pydantic() -> None:

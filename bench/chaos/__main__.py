@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import secrets
+import signal
 import sys
 import time
 
@@ -23,6 +24,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0, help="begin new rounds for so long; otherwise one is held")
     parser.add_argument("--seed", default="", help="what chance goes by, of the clients and troubles at least")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # not without taking the servers along
     kinds = DATABASES if options.db == "both" else (options.db,)
     seed, began, number, sound = options.seed or secrets.token_hex(3), time.monotonic(), 0, True
     totals = {kind: Outcome() for kind in kinds}

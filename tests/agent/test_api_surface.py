@@ -32,6 +32,7 @@ from andon import (
     ToolContext,
     ToolOutcome,
     Usage,
+    errors,
     tool,
 )
 from andon.messages import Text
@@ -55,6 +56,12 @@ def test_the_import_line() -> None:
     assert callable(tool)
     assert {name.__name__ for name in named} | {"tool"} <= set(andon.__all__)
     assert all(hasattr(andon, name) for name in andon.__all__)
+
+
+def test_every_error_that_a_user_may_see_can_be_imported() -> None:
+    """A lost lease is told to the library's own parts alone: they make an end with cause `lost` of it."""
+    tree = {name for name, each in vars(errors).items() if inspect.isclass(each) and each.__module__ == errors.__name__}
+    assert tree - {"LeaseLostError"} <= set(andon.__all__)
 
 
 def test_run_status() -> None:

@@ -7,6 +7,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,12 +102,14 @@ def test_an_arm_that_is_too_old_hits_nothing() -> None:
     assert agent.run("go").status is RunStatus.completed
 
 
-def test_arming_again_refreshes_it() -> None:
+def test_arming_again_refreshes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0  # the second must not grow old on a slow machine
+    monkeypatch.setattr("andon.core.cord.time", SimpleNamespace(monotonic=lambda: now))
     agent = make(runtime=Runtime(arm_seconds=2))
     assert agent.cancel("first") is CancelOutcome.armed
-    outlive(1.2)
+    now += 1.2
     assert agent.cancel("second") is CancelOutcome.armed
-    outlive(1.2)  # the first would be too old by now
+    now += 1.2  # the first would be too old by now
     result = agent.run("go")
     assert result.status is RunStatus.cancelled
     assert result.receipt is not None

@@ -193,6 +193,7 @@ def test_a_hook_that_is_none() -> None:
         ({"timeout": -1}, "timeout"),
         ({"timeout": float("nan")}, "timeout"),
         ({"max_turns": 0}, "max_turns"),
+        ({"metadata": ["mine"]}, "metadata must be a dict"),
         ({"cancel_on": object()}, "cancel_on"),
     ],
 )

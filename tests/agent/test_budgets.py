@@ -77,8 +77,11 @@ def test_what_a_child_spent_counts_however_it_ended(end: Item) -> None:
 
     @tool
     async def ask() -> str:
-        result = await young.invoke_async("look", timeout=0.05, session_id=os.urandom(4).hex())
-        return result.status.name
+        async with young.start("look", session_id=os.urandom(4).hex()) as run:
+            async for event in run:
+                if event.content and isinstance(end, Stall):
+                    run.cancel()
+        return run.status.name
 
     old = make(*[Call("ask")] * 3, "Done.", name="Old", tools=[ask])
     result = old.run("go", budget=150)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from andon import Agent, RunStatus, Runtime, tool
+from andon import Agent, Phase, RunStatus, Runtime, tool
 from andon.errors import AnswersError, ModelError, NotContinuableError, SessionBusyError, UnknownRunError
 from andon.messages import Message, Text
 from andon.models.scripted import Call, Fail
 from andon.store.memory import MemoryStore
 from andon.testing import validate
-from tests.support import Flag, Silence, asked, cut, forever, make, play, record_of
+from tests.support import Flag, Silence, asked, cut, forever, make, play, record_of, until
 
 
 class Three:
@@ -271,34 +271,58 @@ def test_rolling_back_a_run_that_had_gone_on_brings_back_what_it_had_taken_up() 
     play(main)
 
 
-def test_a_run_that_begins_while_another_is_taken_back_keeps_its_own_words() -> None:
-    class Slow(MemoryStore):
-        async def take_back(self, run_id: str) -> None:
-            await super().take_back(run_id)
-            taken.set()
-            await go_on.arrived()
+class Slow(MemoryStore):
+    """A store that takes its time to take a run back, before or after it has done so."""
 
+    def __init__(self, *, done: bool = False) -> None:
+        super().__init__()
+        self.done, self.asked, self.go_on = done, Flag(), Flag()
+
+    async def take_back(self, run_id: str) -> None:
+        if self.done:
+            await super().take_back(run_id)
+        self.asked.set()
+        await self.go_on.arrived()
+        if not self.done:
+            await super().take_back(run_id)
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_prompt_that_comes_while_a_run_is_taken_back_is_answered_without_it(done: bool) -> None:
     async def main() -> None:
-        agent = make("One.", [Call("wait", id="w")], "Two.", tools=[wait], runtime=Runtime(Slow()))
+        store = Slow(done=done)
+        agent = make("One.", "Two.", runtime=Runtime(store))
         first = await agent.invoke_async("first")
         rollback = asyncio.create_task(agent.rollback_run(first.run_id))
-        await taken.arrived()
+        await store.asked.arrived()
         async with agent.start("second") as run:
-            await reached.arrived()
-            go_on.set()
-            await rollback
-            finish.set()
+            await until(lambda: run.phase is Phase.loading)
+            store.go_on.set()
             result = await run.result()
-        assert [message.role for message in asked(agent)[-1].messages] == ["user", "assistant", "tool"]
-        assert [message.text for message in result.messages if message.text] == ["second", "Two."]
+        await rollback
+        assert texts(asked(agent)[-1].messages) == ["second"]
+        assert texts(result.messages) == texts(agent.messages) == ["second", "Two."]
 
-    taken, go_on, reached, finish = Flag(), Flag(), Flag(), Flag()
+    play(main)
 
-    @tool
-    async def wait() -> str:
-        reached.set()
-        await finish.arrived()
-        return "waited"
+
+def test_a_prompt_that_waits_for_a_run_to_be_taken_back_can_be_cancelled() -> None:
+    async def main() -> None:
+        store = Slow()
+        agent = make("One.", "Two.", runtime=Runtime(store))
+        first = await agent.invoke_async("first")
+        rollback = asyncio.create_task(agent.rollback_run(first.run_id))
+        await store.asked.arrived()
+        async with agent.start("second") as run:
+            await until(lambda: run.phase is Phase.loading)
+            receipt = await run.cancel_and_wait()
+        assert receipt is not None
+        assert receipt.phase is Phase.loading
+        store.go_on.set()
+        with pytest.raises(NotContinuableError, match="later runs build on it"):  # what was said meanwhile is kept
+            await rollback
+        assert texts(agent.messages) == ["first", "One.", "second", "Cancelled by user"]
+        assert (await agent.invoke_async("third")).content == "Two."
 
     play(main)
 

@@ -17,6 +17,7 @@ from andon.messages import Text
 from andon.models.scripted import Call
 from andon.testing.validators import validate
 from tests.support import Flag, Silence, check_events, eventually, forever, make, play, read_all, record_of
+from tests.support.clock import StoppedClock, time_is_up
 
 MARKER = Text("Cancelled by the caller")
 
@@ -58,12 +59,14 @@ def test_wait_for(way: Way) -> None:
     async def main() -> None:
         silence = Silence()
         agent = make(["Half a ", silence])
+        clock = asyncio.create_task(time_is_up(silence.reached))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(way(agent, run_id="r"), 0.05)
+            await asyncio.wait_for(way(agent, run_id="r"), 1)
+        await clock
         assert silence.cuts == 1
         await check_left_by_caller(agent, "r")
 
-    play(main)
+    play(main, loop=StoppedClock)
 
 
 @every_way
@@ -71,15 +74,17 @@ def test_timeout(way: Way) -> None:
     async def main() -> None:
         silence = Silence()
         agent = make(["Half a ", silence])
+        clock = asyncio.create_task(time_is_up(silence.reached))
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
+            async with asyncio.timeout(1):
                 await way(agent, run_id="r")
+        await clock
         current = asyncio.current_task()
         assert current is not None
         assert current.cancelling() == 0
         await check_left_by_caller(agent, "r")
 
-    play(main)
+    play(main, loop=StoppedClock)
 
 
 @every_way

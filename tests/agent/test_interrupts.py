@@ -20,7 +20,7 @@ from andon import (
     tool,
 )
 from andon.errors import AnswersError, NotContinuableError, UnknownRunError
-from andon.messages import ToolResult
+from andon.messages import ToolCall, ToolResult
 from andon.models.scripted import Call, Item, Spend
 from andon.testing.validators import validate
 from tests.support import (
@@ -48,7 +48,8 @@ def test_an_approval_asks_before_the_call_runs() -> None:
         run, result = await paused(agent, metadata={"for": "ann"})
         assert till.did == []
         [question] = result.interrupts
-        assert question == Interrupt(question.id, "delete", {"name": "all"}, "d", approval=True)
+        call = ToolCall("d", "delete", {"name": "all"})
+        assert question == Interrupt(question.id, "delete", {"name": "all"}, "d", approval=True, call=call)
         assert result.content == "Well, "
         assert result.usage == Usage(3, 2, None, None)
         assert result.metadata == {"for": "ann"}

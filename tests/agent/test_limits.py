@@ -14,6 +14,7 @@ from andon.messages import Text
 from andon.models.scripted import Call, ScriptedModel, Spend
 from andon.testing.validators import validate
 from tests.support import Flag, Hold, Reach, Silence, Worker, asked, forever, make, play, until
+from tests.support.clock import StoppedClock, time_is_up
 
 
 @tool
@@ -28,7 +29,9 @@ def test_a_timeout_cancels_with_cause_deadline() -> None:
     async def main() -> None:
         silence = Silence()
         agent = make(["Half a ", silence])
-        result = await agent.invoke_async("go", timeout=0.05)
+        clock = asyncio.create_task(time_is_up(silence.reached))
+        result = await agent.invoke_async("go", timeout=1)
+        await clock
         assert silence.cuts == 1
         assert result.status is RunStatus.cancelled
         assert result.receipt is not None
@@ -36,7 +39,7 @@ def test_a_timeout_cancels_with_cause_deadline() -> None:
         assert result.message.content == [Text("Half a "), Text("Cancelled: out of time")]
         assert (await agent.invoke_async("and now?", timeout=10)).status is RunStatus.completed
 
-    play(main)
+    play(main, loop=StoppedClock)
 
 
 def test_waiting_in_a_queue_counts() -> None:
@@ -228,8 +231,8 @@ def test_whoever_comes_first_is_the_cause() -> None:
                 await clean.arrived()
 
         agent = make(Call("slow"), tools=[slow])
-        async with agent.start("go", cancel_on=stop, timeout=0.05) as run:
-            await started.arrived()
+        async with agent.start("go", cancel_on=stop, timeout=1) as run:
+            await time_is_up(started)
             await until(lambda: run.status is RunStatus.cancelling)  # out of time
             stop.set()
             assert run.cancel("too late") is CancelOutcome.already_requested
@@ -238,7 +241,7 @@ def test_whoever_comes_first_is_the_cause() -> None:
         assert result.receipt is not None
         assert result.receipt.cause is CancelCause.deadline
 
-    play(main)
+    play(main, loop=StoppedClock)
 
 
 def test_an_event_set_in_the_last_moment_changes_nothing_or_all() -> None:

@@ -178,6 +178,7 @@ def test_wait_for_around_anext_cancels_the_run() -> None:
         stream = agent.stream_async("go", run_id="r")
         while (await anext(stream)).content != "a ":
             pass
+        await silence.reached.arrived()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(stream), 0.02)
         assert silence.cuts == 1

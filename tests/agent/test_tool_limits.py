@@ -31,6 +31,7 @@ from tests.support import (
     results_of,
     until,
 )
+from tests.support.clock import StoppedClock, time_is_up
 
 
 def now() -> float:
@@ -168,21 +169,25 @@ def test_a_sync_tools_timeout_leaves_its_thread_and_names_it() -> None:
 
 def test_a_sync_tool_that_heeds_is_gone_when_its_time_is_up() -> None:
     async def main() -> None:
-        @tool(timeout=0.01)
+        listens = Flag()
+
+        @tool(timeout=1)
         def heed(ctx: ToolContext) -> str:
             stop = threading.Event()
             ctx.on_cancel(stop.set)
+            listens.set()
             stop.wait(60)
             ctx.check_cancelled()
             return "never"
 
         agent = make(Call("heed", id="h"), tools=[heed])
         async with agent.start("go") as run:
+            await time_is_up(listens)
             assert (await run.result()).status is RunStatus.completed
             assert run.leftovers == []
         assert "time was up" in results_of(agent)["h"].content
 
-    play(main)
+    play(main, loop=StoppedClock)
 
 
 def test_the_time_of_a_tool_begins_with_each_attempt() -> None:
@@ -336,13 +341,13 @@ def test_two_pauses_do_not_count_either() -> None:
 def test_a_run_that_is_cancelled_in_its_pause_has_no_timer_left() -> None:
     async def main() -> None:
         agent = make(Call("delete", id="d"), tools=[delete])
-        run, _ = await paused(agent, timeout=0.02)
+        run, _ = await paused(agent, timeout=1)
         run.cancel()
         result = await run.result()
         assert result.receipt is not None
         assert result.receipt.cause is CancelCause.user
 
-    play(main)
+    play(main, loop=StoppedClock)
 
 
 def test_a_queued_runs_time_counts_behind_a_paused_one() -> None:

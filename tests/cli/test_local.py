@@ -107,7 +107,7 @@ def test_a_paused_run_that_nobody_holds_is_cancelled(andon: Andon, begin: Andon)
 
 
 def test_a_run_that_was_cut_goes_on(here: Path, andon: Andon, begin: Andon) -> None:
-    assert begin("stall", "--timeout", "0.2", "--session", "s1")[0] == 3
+    assert begin("stall", "--timeout", "2", "--session", "s1")[0] == 3
     (line,) = listed(andon, "--all")
     with at_terminal(here, "continue", line["run_id"], "program:hello", *DB) as wrong:
         assert wrong.end() == 1

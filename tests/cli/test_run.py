@@ -159,7 +159,7 @@ def test_the_prompt_may_come_through_a_pipe(here: Path, arguments: list[str]) ->
 
 
 def test_time_runs_out(here: Path) -> None:
-    ended = alone(here, "run", "program:stall", "Hi", "--timeout", "0.2")
+    ended = alone(here, "run", "program:stall", "Hi", "--timeout", "2")
     assert (ended.returncode, ended.stdout) == (3, "One \n")
     assert "deadline" in ended.stderr
 

@@ -4,20 +4,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
-from andon import CancelCause, CancelOutcome, RunStatus, Runtime, ToolOutcome
+from andon import CancelCause, CancelOutcome, Event, Message, RunRecord, RunStatus, Runtime, ToolOutcome
 from andon.agent.orphans import settle_orphan
 from andon.core.receipt import CancelRequest, Interrupt
-from andon.core.shared import Lease, Taken
+from andon.core.session import OnBusy
+from andon.core.shared import Lease, Selection, Taken
 from andon.errors import NotContinuableError, RunIdTakenError, StoreError
 from andon.messages import Text, ToolCall, assistant, user
 from andon.models.scripted import Stall
 from andon.server import create_app
-from andon.store.sql import SQLStore
+from andon.store.sql import SQLStore, push
 from tests.kept.keeping import LEASE, Shaky, check_stored, ended, found, on, runtimes, store_of
 from tests.store.making import record
 from tests.support import Flag, paused, play
@@ -34,6 +35,57 @@ class Overtaken(SQLStore):
     async def take_up(self, run_id: str, owner: str, seconds: float) -> Taken | None:
         await self._before()
         return await super().take_up(run_id, owner, seconds)
+
+
+class Asked(SQLStore):
+    """Once the store has done what it was asked, and before it says so, someone asks the run to stop."""
+
+    def __init__(self, url: str, while_pausing: bool) -> None:
+        super().__init__(url)
+        self._while_pausing = while_pausing
+
+    async def _ask(self, run_id: str) -> None:
+        looked = Flag()
+        listening = self.listen(looked.set)  # woken after the keeper, which was there before
+        await self.request_cancel(Selection(run_id), CancelRequest.make(CancelCause.user, by="someone"))
+        await looked.arrived()
+        listening.close()
+
+    async def enter(self, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Lease:
+        lease = await super().enter(record, owner, seconds, on_busy)
+        if not self._while_pausing:
+            await self._ask(record.run_id)
+        return lease
+
+    async def finish(
+        self, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]
+    ) -> RunRecord | CancelRequest | None:
+        answer = await super().finish(lease, record, messages, events)
+        if record.status is RunStatus.paused:
+            await self._ask(record.run_id)
+        return answer
+
+
+@pytest.mark.parametrize("while_pausing", [False, True])
+def test_a_cancel_is_heard_though_nobody_could_look_for_it_when_it_came(
+    url: str, while_pausing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the run is held, and while its pause is being stored. The next renewal is far away, and so is a ping."""
+    monkeypatch.setattr(push, "PING_SECONDS", 1000)
+
+    async def main() -> None:
+        runtime = Runtime(Asked(url, while_pausing), lease_seconds=1000)
+        agent = on(runtime, DELETE if while_pausing else [Stall()], tools=Till().tools)
+        assert runtime.keeper is not None
+        runtime.keeper.start()
+        await runtime.keeper.changed(0)  # it listens
+        run = agent.start("go", run_id="r1")
+        await run.open()
+        await run.ended()
+        await check_stored(runtime, "r1", RunStatus.cancelled, CancelCause.user)
+        await runtime.close()
+
+    play(main)
 
 
 async def deaf(runtime: Runtime) -> None:

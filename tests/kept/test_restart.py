@@ -11,7 +11,7 @@ from andon import Agent, Budget, CancelCause, CancelOutcome, Deny, RunStatus, Ru
 from andon.errors import AnswersError
 from andon.messages import Usage
 from andon.models.scripted import Call, ScriptedModel, Spend, Turn
-from tests.kept.keeping import check_stored, on, runtimes
+from tests.kept.keeping import check_stored, ended, on, runtimes
 from tests.support import paused, play
 from tests.support.till import DELETE, LOOK, PAY, Till
 
@@ -112,6 +112,7 @@ def test_the_cancel_of_a_run_reaches_the_sub_agent_that_asked(url: str, taken_up
             assert after.keeper is not None
             await after.cancel(run_id=run.run_id)
             await check_stored(after, run.run_id, RunStatus.cancelled, CancelCause.user)
+            await ended(after, f"{run.run_id}.c")  # by whoever looks for what nobody ends, and that may be the keeper
             await check_stored(after, f"{run.run_id}.c", RunStatus.cancelled, CancelCause.parent)
             assert till.did == []
 

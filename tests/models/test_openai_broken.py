@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import openai
 import pytest
 
 from andon import Agent, Retry, RunResult, RunStatus
 from andon.errors import ConfigurationError, ModelConnectionError, ModelError, ModelStreamError, RateLimitError
 from andon.messages import Text
 from andon.testing.providers import Answer, FakeChat, call, cut, end, fail, finish, raw, reasoning, stall, text
-from tests.support import play
+from tests.support import HANG, play
 from tests.support.openai import APIS, Api, each_api
 
 HALF = text("Half an ")
@@ -140,7 +141,7 @@ def test_a_lost_connection(api: Api, how: Any) -> None:
 @each_api
 def test_a_stream_that_stops_for_too_long(api: Api) -> None:
     async def main() -> None:
-        result = await broken(api, [HALF, stall()], model={"timeout": 0.2})
+        result = await broken(api, [HALF, stall()], model={"timeout": openai.Timeout(HANG, read=1)})
         check_failed(result, ModelConnectionError, "the provider stopped sending")
 
     play(main)

@@ -7,6 +7,7 @@ import email.utils
 import time
 from typing import Any
 
+import openai
 import pytest
 
 from andon import Agent, RunEvent, RunStatus, Usage, tool
@@ -22,7 +23,7 @@ from andon.errors import (
 from andon.messages import Reasoning, Text, ToolCall, ToolResult
 from andon.models.openai import OpenAIChat, OpenAIResponses, faults
 from andon.testing.providers import FakeChat, FakeResponses, call, fail, raw, reasoning, stall, text, usage
-from tests.support import play
+from tests.support import HANG, play
 from tests.support.openai import ID, Api, each_api
 
 
@@ -386,10 +387,11 @@ def test_a_provider_that_does_not_answer_in_time(api: Api) -> None:
     from andon import Retry
 
     with api.fake([[stall()]]) as fake:
-        model = api.model(fake, timeout=0.1)
+        model = api.model(fake, timeout=openai.Timeout(HANG, read=0.1))
         result = Agent("Tester", model, retry=Retry(attempts=2, base_seconds=0.001)).run("go")
         assert type(result.error) is ModelConnectionError
         assert result.error.retryable
+        fake.wait_for(request=1, at="left")
         assert len(fake.served) == 2, "nothing was shown, so it was to be tried again"
 
 

@@ -10,8 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlencode
 
 import httpx
@@ -19,15 +18,15 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from andon import Agent, Runtime
-from andon.core.states import CancelCause, RunStatus
+from andon import Agent, Runtime, tool
+from andon.core.states import CancelCause
 from andon.core.store import SessionKey, SessionRecord
-from andon.models.scripted import ScriptedModel
-from andon.server import sessions
+from andon.models.scripted import Call, ScriptedModel
+from andon.server import create_app
 from andon.store.memory import MemoryStore
+from andon.testing import virtual_run
 from tests.server.by_session import ABORTED, Client, Shape, served, texts
-from tests.store.making import KEY
-from tests.support import HANG, Silence, eventually, play
+from tests.support import HANG, Silence, eventually
 
 
 class Talk:
@@ -118,6 +117,21 @@ def test_a_new_text_interrupts_the_answer_to_the_one_before(client: Client, sile
         assert texts(talk.turn()) == ["And on."]
     assert silence.cuts == 1
     assert texts(client.get()["events"]) == ["Tell me a story", "Once upon a time", ABORTED, "No, stop", "And on."]
+
+
+def test_a_turn_that_asks_a_person_is_complete_and_the_next_text_takes_its_place() -> None:
+    @tool(approval=True)
+    async def delete() -> str:
+        """Delete all."""
+        return "deleted"
+
+    with served(Agent("Helper", ScriptedModel(Call("delete", id="c1"), then="Never mind."), tools=[delete])) as client:
+        client.create()
+        with talking(client) as talk:
+            talk.say("Tidy up")
+            assert talk.turn()[-1]["longRunningToolIds"] == ["c1"]
+            talk.say("Rather not")
+            assert texts(talk.turn()) == ["Never mind."]
 
 
 def test_what_is_refused_interrupts_nothing(client: Client, silence: Silence) -> None:
@@ -345,20 +359,30 @@ def test_a_server_that_goes_down_tells_whoever_talks(tmp_path: Path) -> None:
             process.kill()
 
 
-def test_who_talks_and_does_not_listen_is_not_heard_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each prompt is a run that is kept until it was told: so there can't be any number of them."""
+def test_a_client_that_never_reads_is_not_listened_to_for_ever() -> None:
+    """What it says waits in its own buffers then, instead of in ours as runs."""
+    agent = Agent("Helper", ScriptedModel(then="Yes."))
+    prompt = json.dumps({"content": {"role": "user", "parts": [{"text": "Are you there?"}]}})
+    said: list[str] = []
 
-    async def begin(*_: Any, **__: Any) -> Any:
-        return SimpleNamespace(status=RunStatus.completed, cancel_for=lambda cause: None)
+    async def receive() -> dict[str, Any]:
+        said.append("connect" if not said else prompt)
+        assert len(said) < 100, "it goes on listening"
+        return {"type": "websocket.connect"} if len(said) == 1 else {"type": "websocket.receive", "text": prompt}
 
-    async def main() -> None:
-        monkeypatch.setattr(sessions, "_begin", begin)
-        talk, agent = sessions._Talk(cast("Any", None)), Agent("Talker", ScriptedModel())
-        for _ in range(sessions.UNTOLD):
-            await talk._answer("Hi", agent, KEY)
-        one_more = asyncio.create_task(talk._answer("Hi", agent, KEY))
-        assert not (await asyncio.wait([one_more], timeout=0.05))[0]
-        talk._to_tell.get_nowait()
-        await one_more
+    async def send(message: Any) -> None:
+        if message["type"] == "websocket.send":
+            await asyncio.Future()  # all buffers are full
 
-    play(main)
+    async def talk() -> None:
+        app = create_app(agent)
+        assert isinstance(agent.runtime.store, MemoryStore)
+        await agent.runtime.store.create_session(SessionKey("helper", "ada", "s1"), {})
+        query = b"app_name=helper&user_id=ada&session_id=s1"
+        scope = {"type": "websocket", "path": "/run_live", "query_string": query, "headers": [(b"host", b"localhost")]}
+        async with asyncio.timeout(60):  # of virtual time
+            await app(scope, receive, send)
+
+    with pytest.raises(TimeoutError):  # it waits, for a client that reads
+        virtual_run(talk())
+    assert len(said) > 2, "it has listened at all"

@@ -275,3 +275,34 @@ def test_a_body_that_is_no_object_is_refused(route: str, body: bytes, status: in
     refused = idle.http.post(route, content=body, headers={"content-type": "application/json"})
     assert refused.status_code == status
     assert refused.json()["detail"]
+
+
+@tool(approval=True)
+async def delete(path: str) -> str:
+    """Delete a file."""
+    return f"deleted {path}"
+
+
+@tool
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
+@pytest.mark.parametrize("beside", [[], [Call("look", id="c2")]], ids=["alone", "beside another"])
+def test_a_run_that_asks_a_person_says_which_calls_wait(beside: list[Call]) -> None:
+    script = ScriptedModel(["Well. ", Call("delete", {"path": "x"}, id="c1"), *beside], then="Gone.")
+    with served(Agent("Helper", script, tools=[delete, look])) as client:
+        client.create()
+        events = client.run()
+        assert texts(events[:1]) == ["".join(["Well. ", "<functionCall>", *["<functionCall>"] * len(beside)])]
+        assert events[-1]["longRunningToolIds"] == ["c1"]
+        assert len(events) == 1 + len(beside), "it is told with its turn, if that was not told before"
+        run_id = events[0]["invocationId"]
+        refused = client.http.post("/run", json=client.body("Hello?"))
+        assert refused.status_code == 409
+        assert f"/runs/{run_id}/continue" in refused.json()["detail"]
+        answers = {"answers": {"c1-1": True}, "stream": False}
+        assert (
+            client.http.post(f"/agents/helper/runs/{run_id}/continue", json=answers).json()["content"] == "Well. Gone."
+        )

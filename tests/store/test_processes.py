@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from andon import CancelOutcome, RunStatus
-from andon.core.shared import Lease, Selection
-from andon.store.sql import SQLStore
+from andon.core.shared import Lease, Progress, Selection
+from andon.store.sql import SQLStore, push
 from tests.store.elsewhere import Elsewhere
 from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said
 from tests.support import Flag, play
@@ -60,6 +60,32 @@ async def found_cancelled(store: SQLStore, bell: Bell, lease: Lease) -> str | No
             waiting.cancel()
             return request.by
         await waiting
+
+
+def test_progress_wakes_those_who_read_and_nobody_else(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file does not tell what has changed in it."""
+    monkeypatch.setattr(push, "PING_SECONDS", LONG)
+
+    async def main() -> None:
+        async with opened(postgres_url) as store:
+            called, progress = Bell(), Bell()
+            store.listen(called, progress)
+            await called.next()  # it has connected
+            lease = await store.enter(record("r1"), "me", LONG, "queue")
+            await store.take_turn(lease)
+            before = called.rings
+            written = asyncio.ensure_future(progress.next())
+            await asyncio.sleep(0)
+            await store.write([Progress(lease, said("One"), events("r1", (1,)))])
+            await written
+            assert called.rings == before
+            asked = asyncio.ensure_future(called.next())
+            await asyncio.sleep(0)
+            await store.request_cancel(Selection("r1"), asking())
+            await asked
+            assert progress.rings == 1
+
+    play(main)
 
 
 def test_a_cancel_in_another_process_wakes_whoever_holds_the_run(url: str, elsewhere: Elsewhere) -> None:

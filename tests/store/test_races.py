@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import psycopg
 import pytest
+from sqlalchemy import select
 
 from andon import CancelOutcome, RunStatus, SessionBusyError
 from andon.core.receipt import CancelRequest
@@ -181,6 +182,40 @@ def test_nobody_slips_past_a_block_and_the_cancel_that_follows_it(postgres_url: 
             assert await switching == {"r1": CancelOutcome.requested}
             with pytest.raises(BlockedError):
                 await store.enter(record("r2"), "me", LONG, "queue")
+
+    play(main)
+
+
+def test_a_cancel_does_not_wait_for_events_to_be_written_but_an_end_and_a_takeover_do(postgres_url: str) -> None:
+    """SQLite has one writer at a time."""
+
+    async def main() -> None:
+        inside, go_on = Flag(), Flag()
+
+        def write_slowly(tx: Tx) -> list[str]:
+            refused = holding.write(tx, [Progress(lease, said("One"), events("r1", (1, 2)))])
+            tx.execute(select(1))  # what is to be written is sent
+            inside.set()
+            go_on.wait()
+            return refused
+
+        async with opened(postgres_url) as slow, opened(postgres_url) as store:
+            lease = await store.enter(record("r1"), "me", PAST, "reject")
+            writing = asyncio.create_task(slow._db.progress(write_slowly))
+            await inside.arrived()
+            assert await store.request_cancel(Selection("r1"), asking()) == {"r1": CancelOutcome.requested}
+            assert await store.request_cancel(Selection(), asking()) == {"r1": CancelOutcome.already_requested}
+            assert await store.take_orphans("you", LONG, 10) == []
+            end = record("r1", RunStatus.cancelled)
+            ending = asyncio.create_task(store.finish(lease, end, said("One"), events("r1", (3,))))
+            with psycopg.connect(postgres_url, autocommit=True) as admin:
+                waiting = "SELECT 1 FROM pg_locks WHERE NOT granted"
+                await until(lambda: ending.done() or admin.execute(waiting).fetchone() is not None)
+            assert not ending.done()
+            go_on.set()
+            assert await writing == []
+            assert await ending is None
+            assert await store.read_events("r1", 0, 9) == events("r1", (1, 2, 3))
 
     play(main)
 

@@ -16,11 +16,17 @@ from andon.models.scripted import ScriptedModel
 from tests.support.flags import HANG, eventually
 
 
-def play(main: Callable[[], Coroutine[Any, Any, None]], *, seconds: float = HANG) -> None:
+def play(
+    main: Callable[[], Coroutine[Any, Any, None]],
+    *,
+    seconds: float = HANG,
+    loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> None:
     """Run a test on a loop of its own. Then no task, thread or file is left, and the loop did not complain."""
     _warm_up()
     threads, files = set(threading.enumerate()), _open_files()
-    asyncio.run(_guarded(main, seconds))
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(_guarded(main, seconds))
     for thread in set(threading.enumerate()) - threads:
         eventually(functools.partial(_has_started, thread))  # another thread may be about to start it
         thread.join(HANG)  # a thread that the test has just released may need a moment

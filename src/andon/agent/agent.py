@@ -178,6 +178,8 @@ class Agent(Resuming):
             raise ConfigurationError(f"max_turns is {max_turns!r}; it is a whole number, 1 or more")
         if on_busy not in ("reject", "queue", "cancel"):
             raise ConfigurationError(f'on_busy is {on_busy!r}; use "reject", "queue" or "cancel"')
+        if not isinstance(metadata := options.get("metadata"), dict | None):
+            raise ConfigurationError(f"metadata must be a dict, not {type(metadata).__name__}")
         run = Run(
             self.runtime,
             self._cord,
@@ -185,7 +187,7 @@ class Agent(Resuming):
             options.get("run_id") or _fresh_id(),
             on_busy=on_busy,
             limits=Limits(options.get("timeout"), options.get("cancel_on")),
-            metadata=options.get("metadata") or {},
+            metadata=metadata or {},
             budget=Budget.of(options.get("budget")),
             detached=options.get("detached", False),
         )

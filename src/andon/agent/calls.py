@@ -151,7 +151,9 @@ class CallRecord:
         self.scope.rest()
         for question in questions:
             self._asked += 1
-            own = msgspec.structs.replace(question, id=f"{self.call.id}-{self._asked}", call_id=self.call.id)
+            own = msgspec.structs.replace(
+                question, id=f"{self.call.id}-{self._asked}", call_id=self.call.id, call=self.call
+            )
             self._sources[own.id] = question.id
             self.interrupts.append(own)
 

@@ -102,6 +102,8 @@ class Loop(Calling):
     async def _open_session(self) -> None:
         session = self._run.session
         self._run.phase = Phase.loading
+        if session.changes:
+            await self._run.step(session.unchanged, name="a change of the session", cut_by=CancelMode.after_turn)
         base = session.base
         if not session.ahead:
             base = await self._run.step(self._load, name="the store", cut_by=CancelMode.after_turn)

@@ -136,8 +136,8 @@ class Resuming:
         record = await self._find_record(run_id)
         store, session = self.runtime.store, self.runtime.session(record.session)
         assert store is not None
-        session.check_free()
-        await store.take_back(run_id)
+        with session.changing():
+            await store.take_back(run_id)
         session.refresh(await store.load(record.session))
         if self.runtime.keeper is not None and record.session == self._own_session().key:
             self._own_session().show(session.messages)

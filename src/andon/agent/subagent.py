@@ -96,8 +96,7 @@ class AgentTool:
             return ended.content
         if ended.status is RunStatus.paused:
             raise ToolError(f"{self._agent.name} has asked, and can't be gone on with here")
-        if (receipt := ended.receipt) is not None:
-            why = f": {receipt.reason}" if receipt.reason else ""
-            raise ToolError(f"{self._agent.name} was cancelled ({receipt.cause}){why}; it had said: {ended.content!r}")
+        if (receipt := ended.receipt) is not None:  # its reason is for people, and stays out of conversations
+            raise ToolError(f"{self._agent.name} was cancelled ({receipt.cause}); it had said: {ended.content!r}")
         error = describe(ended.error) if isinstance(ended.error, Exception) else ended.error
         raise ToolError(f"{self._agent.name} failed: {error}")

@@ -21,7 +21,7 @@ from andon.cli import access
 from andon.cli.mistake import Mistake
 from andon.core.runtime import Runtime
 from andon.core.shared import SharedStore
-from andon.errors import ConfigurationError, StoreError, describe
+from andon.errors import ConfigurationError, MissingExtraError, StoreError, describe
 from andon.store import open_store
 
 DEFAULT_DB = "sqlite:///andon.db"
@@ -60,6 +60,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         from andon.server import create_app
         from andon.server.serving import serve
+    except MissingExtraError as error:
+        raise Mistake(str(error)) from error
     except ImportError as error:
         raise Mistake(f'the server is an extra ({error}): pip install "andon[server]"') from error
     # As `python -m` does it: what is here can be imported.

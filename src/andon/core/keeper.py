@@ -61,8 +61,8 @@ class Keeper:
         self.store, self.seconds = store, seconds
         self._end_orphan = end_orphan
         self._count = itertools.count(1)
-        self.changes = 0
-        """Counts the wake-ups."""
+        self.changes = self.calls = 0
+        """Count the wake-ups: all of them, and those that may be more than progress of some run."""
         self.closed = self._complained = False
         self._portal = Portal("andon-keeper")
         self.start_over()
@@ -85,6 +85,7 @@ class Keeper:
         self._held[tenure.run.run_id] = tenure
         self._bell.wake()
         self.start()
+        self.wake()  # it may have been asked to stop since it was entered, and nobody has looked for it
         tenure.run.wake_waiters()
 
     def ring(self) -> None:
@@ -130,7 +131,12 @@ class Keeper:
 
     def wake(self) -> None:
         """Something may have changed in the store. Called from any thread."""
-        self.changes = next(self._count)  # two threads at once may set it back, but never to what a waiter has seen
+        self.calls = next(self._count)  # two threads at once may set it back, but never to what a waiter has seen
+        self.wake_readers()
+
+    def wake_readers(self) -> None:
+        """Some run has made progress: nothing was asked of ours."""
+        self.changes = next(self._count)
         self._waiters.wake()
 
     # -- its life -----------------------------------------------------------------------------------------------------
@@ -167,7 +173,7 @@ class Keeper:
             raise StoreError("the runtime was closed: nothing more is written by it")
 
     async def _serve(self) -> None:
-        listening = self.store.listen(self.wake)
+        listening = self.store.listen(self.wake, self.wake_readers)
         parts = (
             self._renew_leases,
             self._watch_clock,
@@ -245,11 +251,13 @@ class Keeper:
                 await asyncio.sleep(FLUSH_SECONDS)
 
     async def _write_news(self) -> bool:
-        """False if there was nothing to write."""
+        """False if there was nothing to write. What a run that ends has done goes with its end: nothing may be in the
+        way of that.
+        """
         news = [
             (tenure, progress)
             for tenure in self._tenures()
-            if not tenure.run.at_rest and (progress := tenure.progress()) is not None
+            if not tenure.run.at_rest and not tenure.closing and (progress := tenure.progress()) is not None
         ]
         if not news:
             return False
@@ -273,14 +281,19 @@ class Keeper:
 
     async def _hear_cancels(self) -> None:
         while True:
-            seen = self.changes
-            leases = self._leases()
+            seen = self.calls
+            # Of one that is ending, the store says so when it takes the end.
+            leases = [tenure.lease for tenure in self._tenures() if tenure.lease is not None and not tenure.closing]
             try:
                 if leases:
                     self._act_on(await self.store.renew(leases, None), leases)
             except StoreError as error:
                 self._complain("cancels can't be heard", error)
-            await self.changed(seen)
+            await self._called(seen)
+
+    async def _called(self, seen: int) -> None:
+        await self._waiters.wait(lambda: self.calls != seen)
+        self._check_open()
 
     def _leases(self) -> list[Lease]:
         return [tenure.lease for tenure in self._tenures() if tenure.lease is not None]

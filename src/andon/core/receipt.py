@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from andon.core.states import CancelCause, CancelMode, Phase, RunStatus, StopReason, ToolOutcome
-from andon.messages import Message, Usage
+from andon.messages import Message, ToolCall, Usage
 
 
 def is_seconds(value: object) -> bool:
@@ -118,6 +118,8 @@ class Interrupt(Struct, frozen=True, gc=False):
     call_id: str | None = None
     approval: bool = False
     """The call itself is to be approved: the answer is True, False, or `Deny("why")`."""
+    call: ToolCall | None = None
+    """The tool call that asks, as the model wants it: its name and its arguments."""
 
 
 def describe_open(interrupts: Sequence[Interrupt]) -> str:

@@ -9,8 +9,10 @@ line before them writes them down.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 from andon.core.journal import Waiters
@@ -70,7 +72,7 @@ class Place:
 class Session:
     """One conversation, and the line of runs that want to go on with it."""
 
-    __slots__ = ("__weakref__", "_lock", "_parts", "_places", "ahead", "key", "loaded", "view")
+    __slots__ = ("__weakref__", "_lock", "_parts", "_places", "ahead", "changes", "key", "loaded", "view")
 
     def __init__(self, key: SessionKey) -> None:
         self.key = key
@@ -80,6 +82,8 @@ class Session:
         """The store could not keep what was said here last, so it is not asked what was said."""
         self.view: Session | None = None
         """Another one, that shows what is said in this one."""
+        self.changes: list[Waiters] = []
+        """Who waits for each change of what was said that is under way, such as taking a run back."""
         self._lock = threading.Lock()
         self._places: list[Place] = []
 
@@ -114,12 +118,28 @@ class Session:
             self._places.append(place)
         return place
 
-    def check_free(self) -> None:
-        """Raise if a run holds the session."""
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Change what was said, or raise if a run holds the session. A run that begins meanwhile waits to read it."""
+        change = Waiters()
         with self._lock:
             holder = next((other.run for other in self._places if other.bequest is None), None)
-        if holder is not None:
-            raise still_busy(self.key, holder.run_id, holder.status)
+            if holder is not None:
+                raise still_busy(self.key, holder.run_id, holder.status)
+            self.changes.append(change)
+        try:
+            yield
+        finally:
+            self.changes.remove(change)
+            change.wake()
+
+    async def unchanged(self) -> None:
+        """Wait until nobody changes what was said."""
+        for change in [*self.changes]:
+            await change.wait(functools.partial(self._is_over, change))
+
+    def _is_over(self, change: Waiters) -> bool:
+        return change not in self.changes
 
     def supersede(self, place: Place) -> None:
         """Cancel every run that is ahead in the line."""

@@ -187,9 +187,10 @@ class SharedStore(SessionStore, Protocol):
         """Newest first."""
         ...
 
-    def listen(self, wake: Callable[[], None]) -> Listening:
+    def listen(self, wake: Callable[[], None], progress: Callable[[], None] | None = None) -> Listening:
         """Call this, from any thread, whenever something may have changed; also after an outage, and then and when
-        for nothing. It must not wait.
+        for nothing. It must not wait. Where the store can tell that runs have only made progress (`write`), it calls
+        `progress` instead, if that is given: it happens all the time, and is of interest to readers alone.
         """
         ...
 

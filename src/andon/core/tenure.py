@@ -222,6 +222,7 @@ class Tenure:
     def rest(self) -> None:
         """The run is paused: its lease is given up, but it is still known here."""
         self.closing = False
+        self._keeper.wake()  # meanwhile nobody has looked whether it was asked to stop
 
     def release(self) -> None:
         self._keeper.release(self)

@@ -18,11 +18,14 @@ body      reading what clients send, within bounds
 problems  errors as JSON with `detail`
 """
 
+from andon.errors import MissingExtraError
+
 try:
     import fastapi as _  # noqa: F401 - only to say how to get it
     import python_multipart as _multipart  # noqa: F401
 except ImportError as error:
-    raise ImportError(f'the server needs packages that are not here ({error}): pip install "andon[server]"') from error
+    detail = f'the server needs packages that are not here ({error}): pip install "andon[server]"'
+    raise MissingExtraError(detail) from error
 
 from andon.server.access import Token
 from andon.server.app import create_app

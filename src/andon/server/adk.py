@@ -142,6 +142,8 @@ class Teller:
             return [self._piece(event)] if self._streaming else []
         if event.event in (RunEvent.tool_call_started, RunEvent.tool_call_completed, RunEvent.tool_call_error):
             return self._tool(event)
+        if event.event is RunEvent.run_paused:
+            return [self._question(event)]
         if event.event.terminal:
             return self._invocation.whole(self._run.own_messages, event.created_at, event, self._next)
         return []
@@ -149,6 +151,15 @@ class Teller:
     def _piece(self, event: Event) -> Shape:
         part: Block = Text(event.content) if event.event is RunEvent.run_content else Reasoning(event.content)
         return self._invocation.event(self._next, event.created_at, Message("assistant", [part]), partial=True)
+
+    def _question(self, event: Event) -> Shape:
+        """The calls that wait for a person. If none of the turn has begun, nobody was told of the turn yet."""
+        waiting = list(dict.fromkeys(each.call_id for each in event.interrupts or ()))
+        told, number = None, f"asks-{event.seq}"
+        if not self._calls:
+            told, number = self._run.own_messages[self._next], str(self._next)
+            self._calls, self._next = told.tool_calls, self._next + 1
+        return self._invocation.event(number, event.created_at, told, longRunningToolIds=waiting)
 
     def _tool(self, event: Event) -> list[Shape]:
         view, told = event.tool, []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -30,6 +30,7 @@ CANCEL = ":cancel"
 
 ID_LENGTH = 256
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_NO_SUCH_WORD = re.compile(r"Invalid enum value (.*) - at `\$\.(\w+)`", re.DOTALL)
 
 
 async def read_body(request: Request, kind: type[T], limit: int) -> T:
@@ -70,7 +71,16 @@ def parse(fields: Mapping[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise Problem(422, str(error).replace("`$.", "`").replace("Object missing required", "there is no")) from None
+        raise Problem(422, _in_words(str(error), kind)) from None
+
+
+def _in_words(error: str, kind: type[Any]) -> str:
+    """What is wrong with a field, and where only some words mean something, which they are."""
+    if (found := _NO_SUCH_WORD.fullmatch(error)) is not None:
+        given, field = found.groups()
+        words = (each for part in get_args(get_type_hints(kind)[field]) for each in get_args(part) or [part])
+        return f"{field} is {given}; use one of {', '.join(each for each in words if isinstance(each, str))}"
+    return error.replace("`$.", "`").replace("Object missing required", "there is no")
 
 
 def check_session_id(given: str | None) -> None:

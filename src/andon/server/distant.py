@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+import msgspec
+
 from andon.agent.agent import Agent
 from andon.core.following import StoredReader, follow, last_event
 from andon.core.keeper import Keeper
@@ -35,6 +37,13 @@ class Distant:
         self.record = await self._keeper.store.find(self.run_id) or self.record
         return self.record
 
+    async def asked(self, outcome: CancelOutcome) -> None:
+        """It was asked to stop: if that was news, nobody has to look how it stands with it."""
+        if outcome is CancelOutcome.requested:
+            self.record = msgspec.structs.replace(self.record, status=RunStatus.cancelling)
+        else:
+            await self.look()
+
     async def gone(self, seconds: float) -> Receipt | None:
         """Wait for its end, for so long at the most. What it has left behind, its own process knows."""
         try:
@@ -63,9 +72,10 @@ async def cancel(agent: Agent, run: Run | Distant, asked: CancelRequest) -> Canc
     outcomes = await agent.runtime.cancel(
         run_id=run.run_id, reason=asked.reason, by=asked.by, mode=asked.mode, grace=asked.grace
     )
+    outcome = outcomes.get(run.run_id, CancelOutcome.already_finished)
     if isinstance(run, Distant):
-        await run.look()
-    return outcomes.get(run.run_id, CancelOutcome.already_finished)
+        await run.asked(outcome)
+    return outcome
 
 
 async def find_many(agent: Agent, run_ids: Iterable[str]) -> dict[str, Distant]:

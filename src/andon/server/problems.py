@@ -19,6 +19,7 @@ from andon.errors import (
     NotContinuableError,
     RunIdTakenError,
     SessionBusyError,
+    SessionPausedError,
     StoreError,
     UnknownRunError,
 )
@@ -34,6 +35,9 @@ class Problem(HTTPException):
 
 def problem_of(error: AndonError) -> Problem:
     """What kept a run from starting, as an answer."""
+    if isinstance(error, SessionPausedError):
+        here = f"Over HTTP: POST /agents/…/runs/{error.run_id}/continue, or …/cancel."
+        return Problem(409, f"{error} {here}", run_id=error.run_id)
     if isinstance(error, SessionBusyError):
         return Problem(409, str(error), run_id=error.run_id)
     if isinstance(error, RunIdTakenError | NotContinuableError):

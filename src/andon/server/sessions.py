@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from andon import __version__
 from andon.agent.agent import Agent, RunOptions
+from andon.core.events import RunEvent
 from andon.core.receipt import CancelRequest
 from andon.core.run import Run
 from andon.core.session import OnBusy
@@ -112,10 +113,9 @@ async def _begin(
 # -- talking ----------------------------------------------------------------------------------------------------------
 
 
-UNTOLD = 16
-"""A client that talks and does not listen is not heard any more when so many answers wait for it."""
-
 _CLOSE_CODES = {404: 1002, 413: 1009, 415: 1003, 422: 1007}
+UNTOLD = 8
+"""How many answers may wait for a client that doesn't read them; until it does, it isn't listened to."""
 
 
 @router.websocket("/run_live")
@@ -212,7 +212,7 @@ class _Talk:
             teller = Teller(told, streaming=True)
             async for event in told:
                 shapes = teller.tell(event)
-                if event.event.terminal and shapes:
+                if shapes and (event.event.terminal or event.event is RunEvent.run_paused):
                     shapes[-1]["turnComplete"] = True
                 for shape in shapes:
                     await socket.send_text(to_json(shape).decode())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, and_, or_, select, update
+from sqlalchemy import Row, and_, bindparam, insert, or_, select, update
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest, Receipt
@@ -45,10 +45,14 @@ def _has_status(which: Selection) -> list[Any]:
 
 
 def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> dict[str, CancelOutcome]:
-    wanted = select(runs).where(*_fits(which, runs), *_has_status(which)).order_by(runs.c.number).with_for_update()
     if which.run_id is None:
-        return ask(tx, tx.execute(wanted.where(LIVE)).all(), request)
-    row = tx.execute(wanted).first()
+        wanted = select(runs).where(*_fits(which, runs), *_has_status(which), LIVE).order_by(runs.c.number)
+        return ask(tx, tx.execute(wanted.with_for_update(key_share=True)).all(), request)
+    if which == Selection(which.run_id):
+        row = tx.execute(_THAT, {"run_id": which.run_id}).first()
+    else:
+        wanted = select(runs).where(*_fits(which, runs), *_has_status(which))
+        row = tx.execute(wanted.with_for_update(key_share=True)).first()
     if row is None:
         return {which.run_id: CancelOutcome.unknown}
     if row.ended is not None:
@@ -69,13 +73,19 @@ def ask(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> dict[str, C
         before = read_request(row.cancel)
         after = more(before, request)
         if after != before:
-            tx.execute(update(runs).where(runs.c.number == row.number).values(cancel=dump(after)))
+            tx.write(_ASK, {"numbers": [row.number], "cancel": dump(after)})
             log.append(_entry(row, request))
     for these in chunks(fresh):
-        tx.execute(update(runs).where(runs.c.number.in_(these)).values(cancel=said))
+        tx.write(_ASK, {"numbers": these, "cancel": said})
     if log:
-        tx.execute(tx.insert(cancels), log)
+        tx.write(_NOTE, log if len(log) > 1 else log[0])
     return outcomes
+
+
+# By `key_share`, nobody waits here for a batch of events to be written, which takes as long as the disk does.
+_THAT = select(runs).where(runs.c.run_id == bindparam("run_id")).with_for_update(key_share=True)
+_ASK = update(runs).where(runs.c.number.in_(bindparam("numbers", expanding=True)))
+_NOTE = insert(cancels).inline()
 
 
 def more(before: CancelRequest, request: CancelRequest) -> CancelRequest:
@@ -102,7 +112,7 @@ def _entry(row: Row[Any], request: CancelRequest) -> dict[str, Any]:
 
 def note(tx: Tx, row: Row[Any], request: CancelRequest) -> None:
     """Put on record a cancel that the worker knew of before the store did."""
-    tx.execute(tx.insert(cancels).values(_entry(row, request)))
+    tx.write(_NOTE, _entry(row, request))
 
 
 def request_of(receipt: Receipt) -> CancelRequest:

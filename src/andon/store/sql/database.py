@@ -5,6 +5,9 @@ committed when the function returns, and undone when it raises: all of it or not
 SQLite takes one writer at a time, so there is one thread for all changes. With Postgres, progress of runs has a thread
 of its own: what two calls write about one run must not change places. Locks are taken in one order everywhere, sessions
 by id and then runs by number; should two transactions still meet, the one that was undone is tried again.
+
+Someone waits for most of these, so they are short: a server is asked as few times as can be. What only writes goes
+along with the commit, and statements are made once (to make one takes longer than the server needs for it).
 """
 
 from __future__ import annotations
@@ -17,34 +20,38 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    CursorResult,
     Double,
     Engine,
+    Executable,
     Table,
-    cast,
+    bindparam,
     create_engine,
     event,
     func,
     literal,
     select,
 )
+from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
 from andon.core.portal import portal
 from andon.store.sql import schema
 from andon.store.sql.address import Address, parse
-from andon.store.sql.faults import is_transient, translate
+from andon.store.sql.faults import CutOffError, is_transient, translate
 from andon.store.sql.lanes import Lane
-from andon.store.sql.push import CHANNEL, Hub, watch_file, watch_server
+from andon.store.sql.push import CHANNEL, PROGRESS, Hub, watch_file, watch_server
 
 T = TypeVar("T")
+Values = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
 CHUNK = 5_000
 READERS = 3
@@ -70,17 +77,53 @@ LINK_SETTINGS = {
 class Tx:
     """An open transaction."""
 
-    __slots__ = ("connection", "execute", "now", "postgres")
+    __slots__ = ("_connection", "_unsent", "now", "postgres", "wakes")
 
-    def __init__(self, connection: Connection, postgres: bool) -> None:
-        self.connection, self.postgres = connection, postgres
-        self.execute = connection.execute
+    def __init__(self, connection: Connection, postgres: bool, wakes: bool) -> None:
+        self._connection, self.postgres = connection, postgres
+        self._unsent: list[tuple[Executable, Values]] = []
+        self.wakes = wakes
+        """Whether others are to look. Who has nothing for them after all may say so."""
         self.now: ColumnElement[float] = _SERVER_CLOCK if postgres else literal(time.time(), Double)
         """The clock that leases go by. The machine's is the database's, where that is a file."""
 
+    def execute(self, statement: Executable, values: Values = None, **options: Any) -> CursorResult[Any]:
+        """Do this, and wait for the answer."""
+        self._send()
+        return cast("CursorResult[Any]", self._connection.execute(statement, values, **options))
+
+    def write(self, statement: Executable, values: Values = None) -> None:
+        """Do this before whatever comes next, the commit at the latest. Nobody needs an answer."""
+        self._unsent.append((statement, values))
+
+    def commit(self) -> None:
+        """Send what was not sent yet, and the commit with it."""
+        if self.wakes and self.postgres:  # a file tells by itself that it has changed
+            self.write(_NOTIFY, {"says": ""})
+        if not (self._unsent and self.postgres):
+            self._send()
+            self._connection.commit()
+            return
+        driver: Any = self._connection.connection.driver_connection
+        try:
+            with driver.pipeline():  # all in one go; should one of them fail, so does the commit
+                self._send()
+                driver.execute("COMMIT")
+        except BaseException:
+            self._connection.invalidate()  # nobody knows what state it is in
+            raise
+        self._connection.commit()  # SQLAlchemy has to know as well; the driver finds that nothing is left to do
+
+    def _send(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for statement, values in unsent:
+            self._connection.execute(statement, values)
+
     def insert(self, table: Table) -> Any:
-        """An INSERT that knows ON CONFLICT, which the two databases write alike and SQLAlchemy has twice."""
-        return postgresql.insert(table) if self.postgres else sqlite.insert(table)
+        """An INSERT that knows ON CONFLICT, which the two databases write alike and SQLAlchemy has twice. It does not
+        ask for new keys.
+        """
+        return (postgresql.insert(table) if self.postgres else sqlite.insert(table)).inline()
 
     def pass_gate(self, *, shut: bool = False) -> None:
         """Many may pass at once, but nobody while another one shuts it: who comes after sees what that one wrote."""
@@ -89,7 +132,7 @@ class Tx:
             self.execute(select(lock(schema.LOCK, 2)))
 
 
-_SERVER_CLOCK = cast(func.extract("epoch", func.clock_timestamp()), Double)
+_SERVER_CLOCK = sql_cast(func.extract("epoch", func.clock_timestamp()), Double)
 
 
 def chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -104,6 +147,10 @@ class Database:
         self.address = parse(url)
         self.postgres = self.address.path is None
         self._engine = _make_engine(self.address)
+        # A server sees to it by itself that a question sees one state: no transaction has to be begun and ended for it.
+        reading = {"isolation_level": "AUTOCOMMIT"} if self.postgres else {}
+        self._reading = self._engine.execution_options(**reading)
+        self._writing = self._engine.execution_options(andon_writes=True)
         self._start()
         _open.add(self)
         # A store that is forgotten without a `close` leaves no thread and no connection behind.
@@ -138,7 +185,11 @@ class Database:
         return await self._run(self._changes, work, True, wakes)
 
     async def progress(self, work: Callable[[Tx], T]) -> T:
-        return await self._run(self._progress, work, True, True)
+        """Write what runs have done, and wake their readers."""
+        result = await self._run(self._progress, work, True, False)
+        if self.postgres:
+            await self._run(self._progress, _tell_readers, False, False)
+        return result
 
     async def _run(self, lane: Lane, work: Callable[[Tx], T], writes: bool, wakes: bool) -> T:
         return await lane.run(lambda: self._attempt(work, writes, wakes))
@@ -169,21 +220,26 @@ class Database:
         return self._patiently(lambda: self._once(work, writes, wakes))
 
     def _once(self, work: Callable[[Tx], T], writes: bool, wakes: bool) -> T:
-        with self._engine.connect() as connection:
-            connection = connection.execution_options(andon_writes=writes)
-            with connection.begin():
-                result = work(Tx(connection, self.postgres))
-                if wakes and self.postgres:  # a file tells by itself that it has changed
-                    connection.execute(_NOTIFY)
+        with (self._writing if writes else self._reading).connect() as connection:
+            tx = Tx(connection, self.postgres, wakes)
+            try:
+                result = work(tx)
+            except DBAPIError as error:
+                if error.connection_invalidated:
+                    raise CutOffError from error
+                raise
+            tx.commit()
             return result
 
     def _patiently(self, work: Callable[[], T]) -> T:
-        """Try again while others are in the way; what else goes wrong is told in our words."""
+        """Try again while others are in the way, or if the server has been restarted since it was asked the last time;
+        what else goes wrong is told in our words.
+        """
         deadline = time.monotonic() + RETRY_SECONDS
         while True:
             try:
                 return work()
-            except (SQLAlchemyError, sqlite3.Error) as error:
+            except (SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error) as error:
                 if not is_transient(error) or time.monotonic() > deadline:
                     raise translate(error, self.address) from None
             time.sleep(RETRY_PAUSE)
@@ -196,11 +252,19 @@ class Database:
         self._release = self._make_release()
 
 
-_NOTIFY = select(func.pg_notify(CHANNEL, ""))
+_NOTIFY = select(func.pg_notify(CHANNEL, bindparam("says")))
+
+
+def _tell_readers(tx: Tx) -> None:
+    """By itself, because it changes nothing, and so waits for no disk. Of all who notify, one at a time may commit:
+    a cancel would have to wait until a batch of events is on the disk.
+    """
+    tx.execute(_NOTIFY, {"says": PROGRESS})
 
 
 def _make_engine(address: Address) -> Engine:
     size: dict[str, Any] = {"poolclass": QueuePool, "pool_size": READERS + CHANGERS + 1, "max_overflow": 4}
+    size["pool_use_lifo"] = True  # the one used last knows our statements best
     if address.path is not None:
         # SQLite's own waiting gets slow and unfair: it waits a moment, and `_patiently` tries again.
         arguments = {"timeout": 0.02, "check_same_thread": False}
@@ -224,7 +288,6 @@ def _make_engine(address: Address) -> Engine:
         connect_args=link,
         hide_parameters=True,
         isolation_level="READ COMMITTED",
-        pool_pre_ping=True,  # the server may have been restarted since
         **size,
     )
 

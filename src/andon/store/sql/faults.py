@@ -6,7 +6,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from andon.errors import StoreError
 from andon.store.sql.address import Address
@@ -25,8 +25,16 @@ _ADVICE = {
 }
 
 
+class CutOffError(SQLAlchemyError):
+    """The connection was gone before the commit was sent: nothing was done. A server that was restarted leaves such
+    connections behind, and one that is tried again gets a fresh one, or is told that there is no server.
+    """
+
+
 def is_transient(error: BaseException) -> bool:
-    """Whether the transaction was undone only because another one was in its way."""
+    """Whether the transaction was undone only because another one was in its way, or its connection was gone."""
+    if isinstance(error, CutOffError):
+        return True
     cause = _cause(error)
     if isinstance(cause, sqlite3.OperationalError):
         return str(cause).startswith(_BUSY)
@@ -34,6 +42,8 @@ def is_transient(error: BaseException) -> bool:
 
 
 def translate(error: BaseException, address: Address) -> StoreError:
+    if isinstance(error, CutOffError):
+        error = error.__cause__ or error
     cause = _cause(error)
     # Postgres' details may name what is in a row.
     words = getattr(getattr(cause, "diag", None), "message_primary", None) or str(cause)

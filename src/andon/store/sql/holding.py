@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, and_, or_, select, text, update
+from sqlalchemy import Row, Select, and_, bindparam, func, or_, select, text, update
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest, describe_open
@@ -45,6 +45,8 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy
                 raise _taken(record)
             return Lease(record.run_id, other.epoch)  # this was asked before, and only the answer was lost
     _check_blocks(tx, record)
+    if on_busy != "cancel":
+        tx.wakes = False  # nobody waits for one who comes last
     if on_busy == "reject":
         _check_free(record, ahead)
     elif on_busy == "cancel":
@@ -77,33 +79,42 @@ def _check_blocks(tx: Tx, record: RunRecord) -> None:
 
 
 def take_turn(tx: Tx, lease: Lease) -> bool:
-    row = tx.execute(select(runs).where(runs.c.run_id == lease.run_id).with_for_update()).first()
+    row = sessions.lock_run(tx, lease.run_id)
     if row is None or row.epoch != lease.epoch or row.status not in HELD:
         raise lost(lease)
+    tx.wakes = False  # nobody waits for it
     if row.status == RunStatus.running.value:
         return True
-    ahead = select(runs.c.number).where(runs.c.session == row.session, LIVE, runs.c.number < row.number)
-    if tx.execute(ahead.limit(1)).first() is not None:
+    if tx.execute(_AHEAD, {"line": row.session, "place": row.number}).first() is not None:
         return False
-    tx.execute(update(runs).where(runs.c.number == row.number).values(status=RunStatus.running.value))
+    tx.write(sessions.CHANGE, {"which": row.number, "status": RunStatus.running.value})
     return True
+
+
+_AHEAD = select(runs.c.number).where(runs.c.session == bindparam("line"), LIVE, runs.c.number < bindparam("place"))
+_AHEAD = _AHEAD.limit(1)
 
 
 def lost(lease: Lease) -> LeaseLostError:
     return LeaseLostError(f"run {lease.run_id!r} belongs to another worker now, or has ended")
 
 
-def _find(tx: Tx, run_ids: Iterable[str], *, lock: bool) -> dict[str, Row[Any]]:
-    """These runs, locked in the order in which everybody locks them."""
+def _find(tx: Tx, run_ids: Iterable[str], wanted: Select[Any]) -> dict[str, Row[Any]]:
+    """These runs, in the order in which everybody locks them."""
     found: dict[str, Row[Any]] = {}
     for these in chunks(list(dict.fromkeys(run_ids))):
-        wanted = select(runs).where(runs.c.run_id.in_(these)).order_by(runs.c.number)
-        found |= {row.run_id: row for row in tx.execute(wanted.with_for_update() if lock else wanted)}
+        found |= {row.run_id: row for row in tx.execute(wanted, {"run_ids": these})}
     return found
 
 
+_LOOK = select(runs).where(runs.c.run_id.in_(bindparam("run_ids", expanding=True))).order_by(runs.c.number)
+_LOCK = _LOOK.with_for_update()
+_KEEP_HOLD = _LOOK.with_for_update(read=True, key_share=True)
+"""Nobody ends these runs or takes them over meanwhile; but they can be asked to stop."""
+
+
 def renew(tx: Tx, leases: Sequence[Lease], seconds: float | None) -> Renewal:
-    rows = _find(tx, (lease.run_id for lease in leases), lock=seconds is not None)
+    rows = _find(tx, (lease.run_id for lease in leases), _LOOK if seconds is None else _LOCK)
     answer, held = Renewal([], {}), []
     for lease in leases:
         row = rows.get(lease.run_id)
@@ -116,14 +127,13 @@ def renew(tx: Tx, leases: Sequence[Lease], seconds: float | None) -> Renewal:
             held.append(row.number)
     if seconds is not None:
         for these in chunks(held):
-            tx.execute(update(runs).where(runs.c.number.in_(these)).values(lease_until=tx.now + seconds))
+            tx.write(update(runs).where(runs.c.number.in_(these)).values(lease_until=tx.now + seconds))
     return answer
 
 
 def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
-    talking = [each.lease.run_id for each in batch if each.messages is not None]
-    there = sessions.lock_all(tx, {row.session for row in _find(tx, talking, lock=False).values()})
-    rows = _find(tx, (each.lease.run_id for each in batch), lock=True)
+    there = sessions.lock_all(tx, [each.lease.run_id for each in batch if each.messages is not None])
+    rows = _find(tx, (each.lease.run_id for each in batch), _KEEP_HOLD)
     refused: dict[str, None] = {}
     new: dict[str, list[Event]] = {}
     touched: set[int] = set()
@@ -133,19 +143,15 @@ def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
             refused[lease.run_id] = None
             continue
         if messages is not None and row.session in there:
-            tx.execute(update(records).where(records.c.number == row.number).values(messages=dump(messages)))
+            tx.write(sessions.KEEP, {"which": row.number, "messages": dump(messages)})
             if continues != row.continues:
-                tx.execute(update(runs).where(runs.c.number == row.number).values(continues=continues))
+                tx.write(sessions.CHANGE, {"which": row.number, "continues": continues})
             touched.add(row.session)
         new.setdefault(row.run_id, []).extend(what)
     if touched:
         sessions.touch(tx, touched)
     for run_id, what in new.items():
-        if what:
-            row = rows[run_id]
-            last = max(row.last_seq, what[-1].seq)
-            tx.execute(update(runs).where(runs.c.number == row.number).values(last_seq=last))
-            append(tx, row.number, what)
+        append(tx, rows[run_id].number, what)
     return list(refused)
 
 
@@ -155,14 +161,15 @@ def append(tx: Tx, number: int, what: Sequence[Event]) -> None:
         return
     lines, first = dump_lines(what), what[0].seq
     if tx.postgres and what[-1].seq == first + len(what) - 1:  # one text takes a tenth of the time of as many rows
-        tx.execute(_APPEND, {"number": number, "first": first, "lines": lines})
+        tx.write(_APPEND, {"number": number, "first": first, "lines": lines})
         return
     rows = [
         {"number": number, "seq": each.seq, "data": data} for each, data in zip(what, lines.split("\n"), strict=True)
     ]
-    tx.execute(tx.insert(events).on_conflict_do_nothing(), rows)
+    tx.write(tx.insert(events).on_conflict_do_nothing(), rows)
 
 
+_LAST = select(func.coalesce(func.max(events.c.seq), 0)).where(events.c.number == bindparam("of"))
 _APPEND = text(
     "INSERT INTO andon_events (number, seq, data) "
     "SELECT CAST(:number AS bigint), CAST(:first AS integer) + line.place - 1, line.data "
@@ -176,11 +183,10 @@ _APPEND = text(
 def finish(
     tx: Tx, lease: Lease, record: RunRecord, messages: Sequence[Message], what: Sequence[Event]
 ) -> RunRecord | CancelRequest | None:
-    found = _find(tx, [lease.run_id], lock=False).get(lease.run_id)
-    if found is None:
+    there = sessions.lock_all(tx, [lease.run_id])
+    row = sessions.lock_run(tx, lease.run_id)
+    if row is None:
         raise lost(lease)
-    there = sessions.lock_all(tx, {found.session})
-    row = _find(tx, [lease.run_id], lock=True)[lease.run_id]
     # A paused run is nobody's, but it may be cancelled, and whoever paused it may still say so.
     may_end = (*HELD, RunStatus.paused.value) if record.status is RunStatus.cancelled else HELD
     if row.epoch != lease.epoch or row.status not in may_end:
@@ -194,10 +200,10 @@ def finish(
         "owner": None,
         "lease_until": None,
         "continues": record.continues,
-        "last_seq": max([row.last_seq, *(each.seq for each in what[-1:])]),
+        "last_seq": what[-1].seq if what else tx.execute(_LAST, {"of": row.number}).scalar_one(),
         "ended": time.time() if record.status.final else None,
     }
-    tx.execute(update(runs).where(runs.c.number == row.number).values(end))
+    tx.write(sessions.CHANGE, {"which": row.number, **end})
     sessions.keep(tx, row.number, record, messages if there else None)
     if there:
         sessions.touch(tx, there)
@@ -212,7 +218,7 @@ def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[
     taken = []
     for row in found:
         status = RunStatus.pending if row.status == RunStatus.pending.value else RunStatus.running
-        tx.execute(
+        tx.write(
             update(runs)
             .where(runs.c.number == row.number)
             .values(epoch=row.epoch + 1, owner=owner, lease_until=tx.now + seconds, status=status.value)
@@ -223,15 +229,16 @@ def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[
 
 def _taken_over(tx: Tx, row: Row[Any], epoch: int) -> Taken:
     kept = tx.execute(select(records).where(records.c.number == row.number)).one()
+    last_seq = tx.execute(_LAST, {"of": row.number}).scalar_one()
     messages = [] if kept.messages is None else read_messages(kept.messages)
     record = sessions.with_status(kept.record, RunStatus(row.status))
     record = msgspec.structs.replace(record, continues=row.continues)
     cancel = None if row.cancel is None else read_request(row.cancel)
-    return Taken(Lease(row.run_id, epoch), record, messages, cancel, row.last_seq)
+    return Taken(Lease(row.run_id, epoch), record, messages, cancel, last_seq)
 
 
 def take_up(tx: Tx, run_id: str, owner: str, seconds: float) -> Taken | None:
-    row = tx.execute(select(runs).where(runs.c.run_id == run_id).with_for_update()).first()
+    row = sessions.lock_run(tx, run_id)
     if row is not None and row.status == RunStatus.paused.value and row.cancel is None:
         return take(tx, [row], owner, seconds)[0]
     if row is not None and row.status in HELD and row.owner == owner:  # asked before, and the answer was lost
@@ -242,4 +249,7 @@ def take_up(tx: Tx, run_id: str, owner: str, seconds: float) -> Taken | None:
 def take_orphans(tx: Tx, owner: str, seconds: float, limit: int) -> list[Taken]:
     stopped = and_(runs.c.status == RunStatus.paused.value, runs.c.cancel.is_not(None))
     wanted = select(runs).where(LIVE, or_(_expired(tx), stopped)).order_by(runs.c.number).limit(limit)
-    return take(tx, tx.execute(wanted.with_for_update(skip_locked=True)).all(), owner, seconds)
+    found = tx.execute(wanted.with_for_update(skip_locked=True)).all()
+    if not found:
+        tx.wakes = False
+    return take(tx, found, owner, seconds)

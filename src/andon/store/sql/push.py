@@ -16,13 +16,15 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from andon.errors import AndonError, describe
 
 log = logging.getLogger("andon")
 
 CHANNEL = "andon"
+PROGRESS = "progress"
+"""What is said on the channel where runs have made progress, and nothing else has changed."""
 POLL_SECONDS = 0.02
 """SQLite has no way to tell another process: its counter of changes is looked at this often."""
 PING_SECONDS = 3.0
@@ -31,8 +33,8 @@ RECONNECT_SECONDS = (0.05, 1.0)
 CLOSE_SECONDS = 6.0
 
 Wake = Callable[[], None]
-Watch = Callable[[Any, "Stop", Wake], None]
-"""Watches by a connection of the driver, until it is stopped."""
+Watch = Callable[[Any, "Stop", Callable[[bool], None]], None]
+"""Watches by a connection of the driver, until it is stopped; says of each change whether it is only progress."""
 
 
 class Stop:
@@ -64,8 +66,8 @@ class Stop:
 class Listener:
     """What `listen` gives: close it to be woken no more, except by a call that is on its way."""
 
-    def __init__(self, hub: Hub, wake: Wake) -> None:
-        self._hub, self.wake = hub, wake
+    def __init__(self, hub: Hub, wake: Wake, progress: Wake | None) -> None:
+        self._hub, self.wake, self.progress = hub, wake, progress or wake
 
     def close(self) -> None:
         self._hub.remove(self)
@@ -81,8 +83,8 @@ class Hub:
         self._stop: Stop | None = None
         self._thread: threading.Thread | None = None
 
-    def listen(self, wake: Wake) -> Listener:
-        listener = Listener(self, wake)
+    def listen(self, wake: Wake, progress: Wake | None = None) -> Listener:
+        listener = Listener(self, wake, progress)
         with self._lock:
             self._listeners[listener] = None
             if self._stop is None:
@@ -110,12 +112,12 @@ class Hub:
         if thread is not None and thread is not threading.current_thread():
             thread.join(CLOSE_SECONDS)
 
-    def wake(self) -> None:
+    def wake(self, progress: bool) -> None:
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:
             try:
-                listener.wake()
+                (listener.progress if progress else listener.wake)()
             except Exception:
                 log.exception("a callback that listens to the store failed")
 
@@ -141,6 +143,8 @@ class Hub:
             return
         open_database()
         del open_database  # or the thread would keep the store alive
+        with self._engine.connect() as connection:
+            connection.execute(select(1))  # fails if the server was restarted, and then all that are idle are renewed
         borrowed = self._engine.raw_connection()
         driver: Any = borrowed.driver_connection
         borrowed.detach()  # it never goes back among those that transactions use
@@ -150,33 +154,35 @@ class Hub:
             driver.close()
 
 
-def watch_file(driver: Any, stop: Stop, wake: Wake) -> None:
-    """SQLite: any commit of another connection, in this process or another one, changes `data_version`."""
+def watch_file(driver: Any, stop: Stop, wake: Callable[[bool], None]) -> None:
+    """SQLite: any commit of another connection, in this process or another one, changes `data_version`. What it was,
+    nobody knows.
+    """
     seen = None
     while not stop():
         now = driver.execute("PRAGMA data_version").fetchone()
         if now != seen:
             seen = now
-            wake()
+            wake(False)
         stop.wait(POLL_SECONDS)
 
 
-def watch_server(driver: Any, stop: Stop, wake: Wake) -> None:
+def watch_server(driver: Any, stop: Stop, wake: Callable[[bool], None]) -> None:
     """Postgres: NOTIFY comes with the commit."""
     driver.autocommit = True
     driver.execute(f"LISTEN {CHANNEL}")
-    wake()
+    wake(False)
     with selectors.DefaultSelector() as selector:
         selector.register(driver.fileno(), selectors.EVENT_READ)
         selector.register(stop.fileno(), selectors.EVENT_READ)
         while not stop():
             if not selector.select(PING_SECONDS):
                 driver.execute("SELECT 1")
-                wake()
+                wake(False)
                 continue
             driver.pgconn.consume_input()
-            came = False
-            while driver.pgconn.notifies() is not None:
-                came = True
+            came = set()
+            while (notice := driver.pgconn.notifies()) is not None:
+                came.add(notice.extra.decode())
             if came:
-                wake()
+                wake(came == {PROGRESS})

@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Row, and_, delete, select, update
+from sqlalchemy import Row, and_, bindparam, delete, select, update
 
 from andon.core.session import still_busy
 from andon.core.states import RunStatus
@@ -72,32 +72,30 @@ def _is(key: SessionKey) -> Any:
 def head_of_line(tx: Tx, key: SessionKey, created: float) -> Row[Any]:
     """The session's row, made if it is not there, and locked: whoever has it decides what comes next in the line."""
     Id.check(*key)
-    wanted = select(sessions).where(_is(key)).with_for_update()
-    fresh = {
-        "agent_id": key.agent_id,
-        "user_id": key.user_id or "",
-        "session_id": key.session_id,
-        "state": "{}",
-        "begun": False,
-        "created": created,
-        "updated": created,
-    }
-    while (row := tx.execute(wanted).first()) is None:  # again, if it was deleted in between
-        tx.execute(tx.insert(sessions).values(fresh).on_conflict_do_nothing())
+    names = {"agent_id": key.agent_id, "user_id": key.user_id or "", "session_id": key.session_id}
+    fresh = {**names, "state": "{}", "begun": False, "created": created, "updated": created}
+    while (row := tx.execute(_HEAD, names).first()) is None:  # again, if it was deleted in between
+        tx.write(tx.insert(sessions).values(fresh).on_conflict_do_nothing())
     return row
 
 
-def lock_all(tx: Tx, ids: Set[int]) -> set[int]:
-    """Lock these sessions, in the order in which everybody locks them; without those that were deleted."""
-    if not ids:
-        return set()
-    wanted = select(sessions.c.id).where(sessions.c.id.in_(ids)).order_by(sessions.c.id).with_for_update()
-    return set(tx.execute(wanted).scalars())
+_HEAD = select(sessions).where(*(sessions.c[name] == bindparam(name) for name in ("agent_id", "user_id", "session_id")))
+_HEAD = _HEAD.with_for_update()
+
+
+def lock_all(tx: Tx, run_ids: Sequence[str]) -> set[int]:
+    """Lock the sessions of these runs, in the order in which everybody locks them; without those that were deleted."""
+    return set(tx.execute(_THEIRS, {"run_ids": run_ids}).scalars()) if run_ids else set()
 
 
 def touch(tx: Tx, ids: Set[int]) -> None:
     """A run has left something there."""
-    tx.execute(update(sessions).where(sessions.c.id.in_(ids)).values(begun=True, updated=time.time()))
+    tx.write(_TOUCH, {"ids": list(ids), "begun": True, "updated": time.time()})
+
+
+_their_sessions = select(runs.c.session).where(runs.c.run_id.in_(bindparam("run_ids", expanding=True)))
+_THEIRS = select(sessions.c.id).where(sessions.c.id.in_(_their_sessions)).order_by(sessions.c.id).with_for_update()
+_TOUCH = update(sessions).where(sessions.c.id.in_(bindparam("ids", expanding=True)))
 
 
 def _session(row: Row[Any]) -> SessionRecord:
@@ -181,8 +179,16 @@ def find_run(tx: Tx, run_id: str) -> RunRecord | None:
 
 
 def _run(tx: Tx, run_id: str) -> Row[Any] | None:
-    wanted = select(runs, records.c.record).join(records, records.c.number == runs.c.number)
-    return tx.execute(wanted.where(runs.c.run_id == run_id)).first()
+    return tx.execute(_RUN, {"run_id": run_id}).first()
+
+
+def lock_run(tx: Tx, run_id: str) -> Row[Any] | None:
+    return tx.execute(_LOCKED, {"run_id": run_id}).first()
+
+
+_LOCKED = select(runs).where(runs.c.run_id == bindparam("run_id")).with_for_update()
+_RUN = select(runs, records.c.record).join(records, records.c.number == runs.c.number)
+_RUN = _RUN.where(runs.c.run_id == bindparam("run_id"))
 
 
 def added(tx: Tx, run_id: str) -> list[Message] | None:
@@ -194,7 +200,7 @@ def added(tx: Tx, run_id: str) -> list[Message] | None:
 def save(tx: Tx, record: RunRecord, messages: Sequence[Message]) -> None:
     """Keep a run that nobody holds a lease of, and that is written by one process only."""
     head = head_of_line(tx, record.session, record.created_at)
-    row = tx.execute(select(runs).where(runs.c.run_id == record.run_id).with_for_update()).first()
+    row = lock_run(tx, record.run_id)
     if row is not None and row.created != record.created_at:
         raise RunIdTakenError(f"run id {record.run_id!r} belongs to another run")
     ended = time.time() if record.status.final else None
@@ -203,7 +209,7 @@ def save(tx: Tx, record: RunRecord, messages: Sequence[Message]) -> None:
         insert_run(tx, record, head.id, epoch=0, **state)
         row = tx.execute(select(runs).where(runs.c.run_id == record.run_id)).one()
     else:
-        tx.execute(update(runs).where(runs.c.number == row.number).values(state))
+        tx.write(CHANGE, {"which": row.number, **state})
     keep(tx, row.number, record, messages if row.session == head.id else None)
     touch(tx, {head.id})
 
@@ -223,25 +229,30 @@ def insert_run(tx: Tx, record: RunRecord, session: int, **columns: Any) -> bool:
         "created": record.created_at,
         **columns,
     }
-    # Of an INSERT, SQLAlchemy counts the rows only if it is asked to, and only if it does not ask for new keys itself.
-    adding = tx.insert(runs).values(row).on_conflict_do_nothing().inline()
+    # Of an INSERT, SQLAlchemy counts the rows only if it is asked to.
+    adding = tx.insert(runs).values(row).on_conflict_do_nothing()
     if not tx.execute(adding, execution_options={"preserve_rowcount": True}).rowcount:
         return False
     number = select(runs.c.number).where(runs.c.run_id == record.run_id).scalar_subquery()
-    tx.execute(tx.insert(records).values(number=number, record=dump(record), messages=None))
+    tx.write(tx.insert(records).values(number=number, record=dump(record), messages=None))
     return True
 
 
 def keep(tx: Tx, number: int, record: RunRecord, messages: Sequence[Message] | None) -> None:
     kept = None if messages is None else dump(messages)
-    tx.execute(update(records).where(records.c.number == number).values(record=dump(record), messages=kept))
+    tx.write(KEEP, {"which": number, "record": dump(record), "messages": kept})
+
+
+KEEP = update(records).where(records.c.number == bindparam("which"))
+CHANGE = update(runs).where(runs.c.number == bindparam("which"))
+"""One run; what is changed is said with it."""
 
 
 def take_back(tx: Tx, run_id: str) -> None:
     row = _run(tx, run_id)
     if row is None:
         raise UnknownRunError(f"there is no run {run_id!r}")
-    lock_all(tx, {row.session})
+    lock_all(tx, [run_id])
     wanted = select(runs).where(runs.c.session == row.session, LIVE).order_by(runs.c.number)
     if (holder := tx.execute(wanted).first()) is not None:
         raise still_busy(key_of(holder), holder.run_id, status_of(holder))

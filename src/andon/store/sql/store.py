@@ -110,8 +110,8 @@ class SQLStore:
     async def list_runs(self, which: Selection, limit: int) -> list[RunRecord]:
         return await self._db.read(lambda tx: asking.list_runs(tx, which, limit))
 
-    def listen(self, wake: Callable[[], None]) -> Listening:
-        return self._db.hub.listen(wake)
+    def listen(self, wake: Callable[[], None], progress: Callable[[], None] | None = None) -> Listening:
+        return self._db.hub.listen(wake, progress)
 
     # -- the service --------------------------------------------------------------------------------------------------
 

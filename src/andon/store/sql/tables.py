@@ -106,7 +106,7 @@ runs = Table(
     Column("lease_until", Double),  # by the database's clock, if it has one
     Column("cancel", Text),
     Column("continues", Id),
-    Column("last_seq", Integer, nullable=False),
+    Column("last_seq", Integer, nullable=False),  # of its events, once it has ended; 0 when they are forgotten
     Column("created", Double, nullable=False),
     Column("ended", Double),
     Index("andon_runs_line", "session", "number"),

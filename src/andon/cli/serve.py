@@ -19,6 +19,7 @@ from typing import Any
 from andon.agent.agent import Agent
 from andon.cli import access
 from andon.cli.mistake import Mistake
+from andon.cli.options import days
 from andon.core.runtime import Runtime
 from andon.core.shared import SharedStore
 from andon.errors import ConfigurationError, MissingExtraError, StoreError, describe
@@ -52,6 +53,12 @@ def add(commands: Any) -> None:
         metavar="SECONDS",
         help="after so long without a sign of life a run is lost, and others end it (%(default)s)",
     )
+    parser.add_argument(
+        "--keep-days",
+        type=days,
+        metavar="N",
+        help="forget, once an hour, what nobody has touched for so many days (without it, nothing is)",
+    )
     access.add(parser)
     parser.set_defaults(run=run)
 
@@ -74,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         # On one runtime, so that a run's id means one run, whichever agent it is of.
         brought = [agent.runtime for agent in agents if agent.brought_runtime]
         chosen = options.db is None and bool(brought)
-        runtime = brought[0] if chosen else open_runtime(options.db or DEFAULT_DB, options.lease)
+        runtime = brought[0] if chosen else open_runtime(options.db or DEFAULT_DB, options.lease, options.keep_days)
         app = create_app(agents, runtime, drain=options.drain, **access.settings(options))
     except ConfigurationError as error:
         raise Mistake(str(error)) from None
@@ -86,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def open_runtime(url: str, lease: float) -> Runtime:
+def open_runtime(url: str, lease: float, keep_days: float | None) -> Runtime:
     """A runtime on that store, which can be asked; or say why not."""
     if lease < MIN_LEASE:
         raise Mistake(f"--lease is {lease:g}; it is a number of seconds, {MIN_LEASE:g} or more")
@@ -96,7 +103,7 @@ def open_runtime(url: str, lease: float) -> Runtime:
             asyncio.run(store.ping())
     except (ConfigurationError, StoreError) as error:
         raise Mistake(str(error)) from None
-    return Runtime(store, lease_seconds=lease)
+    return Runtime(store, lease_seconds=lease, keep_days=keep_days)
 
 
 def find_agents(name: str) -> list[Agent]:

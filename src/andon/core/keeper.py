@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keeper of a runtime's runs in a shared store: renews their leases, writes what they do, hears of cancels.
 
-It lives on a thread of its own, so that a run's loop, and the portal's, may be as busy as they like. Five things go on
+It lives on a thread of its own, so that a run's loop, and the portal's, may be as busy as they like. Six things go on
 side by side, and none waits for another: leases are renewed; runs whose lease was not renewed in time are stopped, by
 the clock alone; what is new is written; after each wake-up from the store the keeper looks whether its runs were asked
-to stop; and runs that nobody else will end are ended. A wake-up may be lost: each renewal looks as well.
+to stop; runs that nobody else will end are ended; and what is older than is wanted is forgotten. A wake-up may be
+lost: each renewal looks as well.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ ORPHANS_AT_ONCE = 20
 AWAY_SECONDS = 0.5
 """How long what is new waits while the store can't be reached."""
 
+PRUNE_SECONDS = 3600.0
+DAY = 86400.0
+
 MENDING_SECONDS = 1.0
 """How long a part of the keeper rests after a defect of ours."""
 
@@ -57,8 +61,10 @@ MENDING_SECONDS = 1.0
 class Keeper:
     """Holds a runtime's runs in a shared store."""
 
-    def __init__(self, store: SharedStore, seconds: float, end_orphan: EndOrphan) -> None:
-        self.store, self.seconds = store, seconds
+    def __init__(
+        self, store: SharedStore, seconds: float, end_orphan: EndOrphan, keep_days: float | None = None
+    ) -> None:
+        self.store, self.seconds, self._keep_days = store, seconds, keep_days
         self._end_orphan = end_orphan
         self._count = itertools.count(1)
         self.changes = self.calls = 0
@@ -180,6 +186,7 @@ class Keeper:
             self._write_progress,
             self._hear_cancels,
             self._look_for_orphans,
+            self._forget_old,
         )
         try:
             await asyncio.gather(*map(self._mended, parts))
@@ -339,6 +346,19 @@ class Keeper:
 
     async def end_orphan(self, taken: Taken, request: CancelRequest) -> None:
         await self._end_orphan(self.store, taken, request)
+
+    # -- what is old --------------------------------------------------------------------------------------------------
+
+    async def _forget_old(self) -> None:
+        while True:
+            if self._keep_days is not None:
+                try:
+                    counts = await self.store.prune(time.time() - self._keep_days * DAY)
+                    if any(counts.values()):
+                        log.info("forgot %s", ", ".join(f"{count} {what}" for what, count in counts.items()))
+                except StoreError as error:
+                    self._complain("what is old can't be forgotten", error)
+            await asyncio.sleep(PRUNE_SECONDS)
 
 
 _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()

@@ -67,6 +67,7 @@ class Runtime:
     `lease_seconds`: on a store that several processes share, how long a run is held without a sign of life.
     `abandoned_threads`: with so many still running, sync tools get an error result.
     `max_events`: a run that has written so many is cancelled, with cause `budget`; 0 sets no limit.
+    `keep_days`: in a store that several processes share, what was not touched for so long is forgotten, once an hour.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Runtime:
         lease_seconds: float = 10.0,
         abandoned_threads: int = 64,
         max_events: int = 0,
+        keep_days: float | None = None,
     ) -> None:
         self.bounds = Bounds(
             arm_seconds,
@@ -98,7 +100,9 @@ class Runtime:
                 raise ConfigurationError(f"{name} is {value!r}; it must be a number, 0 or more")
         if not (isinstance(max_events, int) and max_events >= 0):
             raise ConfigurationError(f"max_events is {max_events!r}; it must be a whole number, 0 or more")
-        self.max_events = max_events
+        if keep_days is not None and not is_seconds(keep_days):
+            raise ConfigurationError(f"keep_days is {keep_days!r}; it must be a number, 0 or more, or None for all")
+        self.max_events, self.keep_days = max_events, keep_days
         self.store = store
         """Where sessions and runs are kept; the first agent puts a memory store here if there is none."""
         self.keeper: Keeper | None = None
@@ -116,7 +120,7 @@ class Runtime:
     def keep(self, end_orphan: EndOrphan) -> None:
         """If the store is one that several processes share, look after the runs in it; done by the first agent."""
         if self.keeper is None and isinstance(self.store, SharedStore):
-            self.keeper = Keeper(self.store, self.bounds.lease_seconds, end_orphan)
+            self.keeper = Keeper(self.store, self.bounds.lease_seconds, end_orphan, self.keep_days)
 
     async def close(self) -> None:
         """Let go of a shared store, and close it.

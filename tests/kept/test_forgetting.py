@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A runtime that is told how long to keep things forgets what is older, by itself."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from andon import Runtime
+from andon.core import keeper
+from andon.errors import ConfigurationError, StoreError
+from andon.store.sql import SQLStore
+from tests.kept.keeping import on
+from tests.support import Flag, play
+
+
+class Watched(SQLStore):
+    """Tells when it was pruned, and may fail at first."""
+
+    def __init__(self, url: str, failures: int = 0) -> None:
+        super().__init__(url)
+        self.failures, self.before, self.pruned = failures, 0.0, Flag()
+
+    async def prune(self, before: float, *, dry_run: bool = False) -> dict[str, int]:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise StoreError("it is away")
+        counts = await super().prune(before, dry_run=dry_run)
+        self.before = before
+        self.pruned.set()
+        return counts
+
+
+async def pruned(store: Watched, keep_days: float) -> Any:
+    """What is left of run `r` once a runtime has looked."""
+    runtime = Runtime(store, keep_days=keep_days)
+    on(runtime)
+    assert runtime.keeper is not None
+    runtime.keeper.start()
+    await store.pruned.arrived()
+    record = await store.find("r")
+    await runtime.close()
+    return record
+
+
+def test_what_nobody_has_touched_for_so_long_is_forgotten(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        first = Runtime(SQLStore(sqlite_url))
+        await on(first, "Hello.").invoke_async("go", run_id="r")
+        await first.close()
+        store = Watched(sqlite_url)
+        assert await pruned(store, 2) is not None
+        assert 0 <= time.time() - 2 * keeper.DAY - store.before < 60
+        monkeypatch.setattr(keeper, "PRUNE_SECONDS", 0.01)  # a store that was away is asked again
+        assert await pruned(Watched(sqlite_url, failures=2), 0) is None
+        assert "what is old can't be forgotten: it is away" in caplog.text
+
+    play(main)
+
+
+@pytest.mark.parametrize("keep_days", [-1, "7"])
+def test_how_long_is_a_number(keep_days: Any) -> None:
+    with pytest.raises(ConfigurationError, match="keep_days is"):
+        Runtime(keep_days=keep_days)

@@ -14,6 +14,12 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """Programs that tests start are measured by themselves; the workers are not, pytest-cov does that."""
+    os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+
+
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
     expected_to_fail = hasattr(report, "wasxfail")  # pytest reports it as skipped, but it did run
     if os.environ.get("CI") and report.skipped and not expected_to_fail:

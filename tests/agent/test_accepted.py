@@ -17,6 +17,8 @@ from andon.testing.providers import cut as lose
 from tests.support import Flag, forever, play
 from tests.support.openai import Api, each_api
 
+pytestmark = pytest.mark.no_cover  # many repetitions of what other tests cover
+
 Situation = Callable[[Agent, "Tools"], Awaitable[object]]
 
 THREE = [reasoning("Let me see."), call("done", {}), call("stuck", {}), call("delete", {"path": "x"})]

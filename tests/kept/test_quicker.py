@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from andon import CancelCause, CancelOutcome, Event, Message, RunRecord, RunStatus, Runtime, ToolOutcome
+from andon import CancelCause, CancelOutcome, Event, Message, Run, RunRecord, RunStatus, Runtime, ToolOutcome
 from andon.agent.orphans import settle_orphan
 from andon.core.receipt import CancelRequest, Interrupt
 from andon.core.session import OnBusy
@@ -21,7 +21,7 @@ from andon.server import create_app
 from andon.store.sql import SQLStore, push
 from tests.kept.keeping import LEASE, Shaky, check_stored, ended, found, on, runtimes, store_of
 from tests.store.making import record
-from tests.support import Flag, paused, play
+from tests.support import Flag, Reach, paused, play, until
 from tests.support.till import DELETE, PAY, Till
 
 
@@ -35,6 +35,17 @@ class Overtaken(SQLStore):
     async def take_up(self, run_id: str, owner: str, seconds: float) -> Taken | None:
         await self._before()
         return await super().take_up(run_id, owner, seconds)
+
+
+class Slow(SQLStore):
+    """Says what a cancel has achieved only when the keeper has brought that cancel to the run."""
+
+    run: Run
+
+    async def request_cancel(self, which: Selection, request: CancelRequest) -> dict[str, CancelOutcome]:
+        outcomes = await super().request_cancel(which, request)
+        await until(lambda: self.run.signal.request is not None)
+        return outcomes
 
 
 class Asked(SQLStore):
@@ -148,6 +159,22 @@ def test_whoever_is_slower_to_answer_shows_nothing_of_the_run(url: str) -> None:
             assert till.did == ["all"]
             await check_stored(there, run.run_id, RunStatus.completed)
             await third.close()
+
+    play(main)
+
+
+def test_a_cancel_that_the_keeper_was_quicker_to_bring_is_the_first_all_the_same(url: str) -> None:
+    async def main() -> None:
+        here = Runtime(store := Slow(url))
+        reached = Flag()
+        agent = on(here, [Reach(reached), Stall()])
+        store.run = agent.start("go", run_id="r")
+        await store.run.open()
+        await reached.arrived()
+        assert await here.cancel(run_id="r", by="ann") == {"r": CancelOutcome.requested}
+        assert await here.cancel(run_id="r") != {"r": CancelOutcome.requested}
+        assert (await store.run.result()).status is RunStatus.cancelled
+        await here.close()
 
     play(main)
 

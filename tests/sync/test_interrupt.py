@@ -59,7 +59,11 @@ class Program:
     def __init__(self, body: str) -> None:
         source = textwrap.dedent(PRELUDE) + textwrap.dedent(body)
         command = [sys.executable, "-W", "error", "-c", source]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        # Not measured: an interrupt that finds coverage holding its own lock would have it wait for that at the end.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
 
     def interrupt(self) -> tuple[list[str], str]:
         """Wait for `ready`, send one SIGINT, and return what the process still says, on both channels."""

@@ -248,7 +248,9 @@ class Runtime:
         finally:  # whoever was asked is woken, even if a Ctrl-C comes in between
             wake_all(batch, request)
         if self.keeper is not None:
-            outcomes = {**stored, **{key: _joint(stored.get(key), outcome) for key, outcome in outcomes.items()}}
+            own = {run.run_id for run in fitting if run.signal.request == request}
+            joint = {key: _joint(stored.get(key), outcome, key in own) for key, outcome in outcomes.items()}
+            outcomes = {**stored, **joint}
             if failure is not None and (run_id in elsewhere or not outcomes.get(run_id or "")):
                 raise failure
             with contextlib.suppress(StoreError):  # it has taken the cancel; the rest is done by any keeper
@@ -340,8 +342,11 @@ class Runtime:
             self._ended.discard(self._ended_order.popleft())
 
 
-def _joint(stored: CancelOutcome | None, here: CancelOutcome) -> CancelOutcome:
-    """What a cancel has achieved that was asked for both in the store and here."""
-    if stored is None or here is CancelOutcome.already_requested:
+def _joint(stored: CancelOutcome | None, here: CancelOutcome, own: bool) -> CancelOutcome:
+    """What a cancel has achieved that was asked for both in the store and here.
+
+    The keeper may have been quicker to bring here what the store was told: then the run was asked for this very one.
+    """
+    if stored is None or (here is CancelOutcome.already_requested and not own):
         return here
     return stored

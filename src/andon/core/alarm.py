@@ -2,7 +2,8 @@
 """One timer for all steps of a loop that were cut, and are to end within the same time.
 
 Most of them do so at once, so a timer for each would be set only to be taken back. They are due in the order in which
-they were cut: whoever is first in the queue is the first to be late.
+they were cut: whoever is first in the queue is the first to be late. An alarm is held by those steps alone, because it
+knows its loop, and no loop may be kept alive by us.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 if TYPE_CHECKING:
     from andon.core.step import Step
 
-_alarms: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, Alarm]] = WeakKeyDictionary()
+_alarms: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[float, Alarm]] = WeakKeyDictionary()
 
 
 class Alarm:
     """Reminds steps that were cut, and have not ended after so many seconds."""
 
-    __slots__ = ("_loop", "_open", "_queue", "_seconds", "_timer")
+    __slots__ = ("__weakref__", "_loop", "_open", "_queue", "_seconds", "_timer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._loop, self._seconds = loop, seconds
@@ -31,7 +32,9 @@ class Alarm:
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop, seconds: float) -> Alarm:
-        alarms = _alarms.setdefault(loop, {})
+        alarms = _alarms.get(loop)
+        if alarms is None:
+            alarms = _alarms.setdefault(loop, WeakValueDictionary())
         if (alarm := alarms.get(seconds)) is None:
             alarm = alarms[seconds] = cls(loop, seconds)
         return alarm

@@ -71,6 +71,11 @@ class ServerGoneError(RuntimeError):
     """It has left before it listened."""
 
 
+def _is_ours(frame: str) -> bool:
+    where = frame.partition("\n")[0]
+    return "site-packages" not in where or "site-packages/andon/" in where
+
+
 class Server:
     """`andon serve` in a process of its own, on a port that it keeps."""
 
@@ -115,11 +120,11 @@ class Server:
 
     @property
     def defects(self) -> list[str]:
-        """What its log says that it should never say: each traceback, by the frames that are ours."""
+        """What its log says that it should never say: each traceback, by the frames that are ours, and its error."""
         found = []
         for traceback in _TRACEBACK.findall(self._log.read_text(errors="replace")):
-            frames = traceback.split("  File ")
-            found.append("  File ".join(frame for frame in frames if "site-packages" not in frame.partition("\n")[0]))
+            *frames, last = traceback.split("  File ")
+            found.append("  File ".join([*filter(_is_ours, frames), last]))
         return found
 
     def signal(self, number: signal.Signals) -> None:

@@ -51,8 +51,8 @@ types: $(VENV)/.dev ## mypy, strict
 	@echo "checking types…"
 	@$(PYTHON) -m mypy
 
-# The tests on one Python. The first one also measures coverage, which has a gate in pyproject.toml, and runs what is the
-# same on each of them: the benchmarks, the command line, servers that are killed, other projects' clients.
+# The tests on one Python. The first one also measures coverage, which has a gate in pyproject.toml, and runs what the
+# others leave out: the explorer over its scenarios, servers and databases, the command line, other projects' clients.
 unit: $(VENV)/.core $(VENV)/.dev clients
 	@echo "testing on $$($(PYTHON) --version)…"
 	@$(PYTHON) -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal $(if $(VERSION),$(REST),--cov)

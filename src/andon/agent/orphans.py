@@ -16,13 +16,13 @@ from andon.agent.calls import ASKING, CUT, NOT_APPROVED
 from andon.agent.settle import settle
 from andon.core.events import TERMINAL_EVENT, Event, RunEvent, ToolView
 from andon.core.family import orphaned_by
+from andon.core.following import EVENTS_AT_ONCE
 from andon.core.receipt import CancelRequest, Receipt, ToolReceipt
 from andon.core.shared import SharedStore, Taken
 from andon.core.states import CancelMode, Phase, RunStatus, StopReason, ToolOutcome
 from andon.core.store import RunRecord
 from andon.messages import UNKNOWN_USAGE, Message, ToolCall, ToolResult
 
-EVENTS_AT_ONCE = 2_000
 _PHASES = {RunStatus.pending: Phase.pending, RunStatus.paused: Phase.paused}
 
 

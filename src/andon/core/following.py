@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from andon.core.store import RunRecord
 
 EVENTS_AT_ONCE = 2_000
+"""How many events of a run are asked for with one question."""
 
 
 class EventSource(Protocol):

@@ -108,11 +108,8 @@ class Holding(Kin):
             last = self._last_event(record)
             try:
                 answer = await self._unstoppable(functools.partial(tenure.finish, record, messages, last))
-            except (
-                StartError,
-                ConfigurationError,
-            ) as error:  # cancelled before it was entered, and it would have been refused
-                tenure.refusal = error
+            except (StartError, ConfigurationError) as error:
+                tenure.refusal = error  # it was cancelled before it was entered, and would have been refused
                 return None
             except Exception as error:  # noqa: BLE001 - the boundary to the store
                 waited = time.monotonic() - began

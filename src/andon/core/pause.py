@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from andon.core.events import Event, RunEvent
-from andon.core.following import StoredReader
+from andon.core.following import EVENTS_AT_ONCE, StoredReader
 from andon.core.life import Life
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest, Interrupt, describe_open
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from andon.core.keeper import Keeper
     from andon.core.shared import Lease
     from andon.core.store import RunRecord
-
-EVENTS_AT_ONCE = 2_000
 
 _becoming = threading.RLock()
 """Held for the moment in which a run becomes paused: whoever sees that from another thread, and answers, finds all."""

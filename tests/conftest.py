@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What holds for every test: in CI (the variable CI is set) none is skipped, because a skipped test proves nothing."""
 
+import gc
 import os
 import signal
 from collections.abc import Generator
@@ -30,6 +31,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     unread = coverage.Coverage.current() if hasattr(session.config, "workerinput") else None
     if unread is not None:
         unread.stop()
+
+
+def pytest_collection_finish() -> None:
+    """Tests collect garbage by the thousand; what is there before the first of them need not be looked at each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -14,7 +14,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -220,16 +219,6 @@ def test_a_program_that_ends_with_a_run_in_flight() -> None:
     assert errors == ""
 
 
-@pytest.fixture
-def _quick_collections() -> Iterator[None]:
-    """What is there already need not be looked at each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("_quick_collections")
 @pytest.mark.parametrize("way", ["run", "stream"])
 def test_at_every_line(way: str) -> None:
     """Wherever it comes in a blocking call, also between two waits: no run is left to go on without its caller.

@@ -193,6 +193,16 @@ def test_it_leaves_its_surroundings_as_they_were() -> None:
     assert surroundings() == before
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_what_the_program_has_frozen_stays_frozen(frozen: bool) -> None:
+    gc.freeze() if frozen else gc.unfreeze()
+    try:
+        explore(sound)
+        assert (gc.get_freeze_count() > 0) is frozen
+    finally:
+        gc.freeze()  # as tests/conftest.py has it
+
+
 def test_other_warnings_pass_through() -> None:
     async def old_fashioned() -> None:
         warnings.warn("old", DeprecationWarning, stacklevel=1)

@@ -65,7 +65,7 @@ class Surroundings(logging.Handler):
     @contextmanager
     def watching(self) -> Iterator[None]:
         unraisable, dice = sys.unraisablehook, random.getstate()
-        collecting = gc.isenabled()
+        collecting, frozen = gc.isenabled(), gc.get_freeze_count() > 0
         gc.disable()  # a collection at a moment of its own choosing would not be repeatable
         propagate, log.propagate = log.propagate, False  # what is logged in thousands of performances helps nobody
         log.addHandler(self)
@@ -82,6 +82,7 @@ class Surroundings(logging.Handler):
             log.removeHandler(self)
             log.propagate = propagate
             random.setstate(dice)
-            gc.unfreeze()
+            if not frozen:  # what the program has frozen is not ours to thaw, and one can't be thawed without the other
+                gc.unfreeze()
             if collecting:
                 gc.enable()

@@ -9,6 +9,9 @@ from collections.abc import Generator
 import coverage
 import pytest
 
+MEASURE_PROGRAMS = "COVERAGE_PROCESS_CONFIG"
+"""Where coverage says to the programs that are started how they are to be measured."""
+
 
 def pytest_configure() -> None:
     """A shell ignores interrupts for what it runs in the background, and so would we and every program we start."""
@@ -19,7 +22,7 @@ def pytest_configure() -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes() -> None:
     """Programs that tests start are measured by themselves; the workers are not, pytest-cov does that."""
-    os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+    os.environ.pop(MEASURE_PROGRAMS, None)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -31,6 +34,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     unread = coverage.Coverage.current() if hasattr(session.config, "workerinput") else None
     if unread is not None:
         unread.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """What is not to be traced starts programs that are not traced either."""
+    config = os.environ.pop(MEASURE_PROGRAMS, None) if item.get_closest_marker("no_cover") else None
+    try:
+        return (yield)
+    finally:
+        if config is not None:
+            os.environ[MEASURE_PROGRAMS] = config
 
 
 def pytest_collection_finish() -> None:

@@ -29,6 +29,8 @@ from andon import CancelCause, CancelMode, CancelOutcome, Phase, RunEvent, RunRe
 from andon.agent.options import RunOptions
 from andon.core.markers import MARKERS
 
+pytestmark = pytest.mark.no_cover  # the pages show what other tests cover
+
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 HANG_SECONDS = 60

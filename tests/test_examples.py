@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.no_cover  # the examples show what other tests cover
+
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 HANG_SECONDS = 60

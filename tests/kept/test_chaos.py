@@ -10,6 +10,8 @@ import pytest
 from bench.chaos.servers import DATABASES
 from bench.chaos.trial import hold
 
+pytestmark = pytest.mark.no_cover  # what its servers do is covered by others, and would be slowed down
+
 
 @pytest.mark.timeout(600)  # on a machine that does much else
 @pytest.mark.parametrize("kind", DATABASES)

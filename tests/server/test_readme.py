@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.no_cover  # the pages show what other tests cover
+
 ROOT = Path(__file__).parents[2]
 HANG = 60
 

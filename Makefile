@@ -11,16 +11,20 @@ REST := $(addprefix --ignore tests/,agent/test_accepted.py agent/test_cancel_rac
 	telemetry/test_explored.py test_bench.py test_docs.py test_examples.py)
 # More than there are cores: many tests wait for a process or for a clock.
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 2 )) | awk '{ print ($$1 > 8) ? 8 : $$1 }')
+# Every Python that is here, but for the first one's version.
+OTHERS = $$(scripts/pythons | cut -d ' ' -f 1 | grep -vxF "$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')")
 # The folders are in it too, so that a deleted file is noticed.
 SOURCES := pyproject.toml README.md LICENSE $(shell find src ! -name __pycache__ ! -name '*.pyc')
 
-# An environment whose Python has gone is made anew.
-$(shell for each in $(VENV) .venv-clients/*; do test -x $$each/bin/python || rm -rf $$each; done)
+# An environment whose Python has gone is made anew. Only the first make looks: others may be making one meanwhile.
+ifeq ($(MAKELEVEL),0)
+$(shell for each in $(VENV) .venv-3.* .venv-clients/*; do test -x $$each/bin/python || rm -rf $$each; done)
+endif
 
 MAKEFLAGS += --no-print-directory
 unexport PYTHONPATH
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-live bench lint types unit clients clean
+.PHONY: help demo test test-live bench lint types unit others clients clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -29,12 +33,9 @@ demo: $(VENV)/.core ## a story and three slow tools, each cancelled midway; offl
 	@$(PYTHON) examples/demo.py
 
 test: $(VENV)/.dev ## linter, types and tests, on every Python from 3.11 to 3.13 that is here
-	@$(MAKE) -j3 lint types clients
+	@$(MAKE) -j3 lint types clients others
 	@$(MAKE) unit
-	@done=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
-	for version in $$(scripts/pythons | cut -d ' ' -f 1); do \
-		test $$version = $$done || $(MAKE) unit VENV=.venv-$$version VERSION=$$version || exit 1; \
-	done
+	@for version in $(OTHERS); do $(MAKE) unit VENV=.venv-$$version VERSION=$$version || exit 1; done
 
 test-live: $(VENV)/.core $(VENV)/.dev ## the models against real providers, where there are keys; costs a little
 	@$(PYTHON) -m pytest --quiet -rs tests/live/live_*.py
@@ -56,6 +57,12 @@ types: $(VENV)/.dev ## mypy, strict
 unit: $(VENV)/.core $(VENV)/.dev clients
 	@echo "testing on $$($(PYTHON) --version)…"
 	@$(PYTHON) -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal $(if $(VERSION),$(REST),--cov)
+
+# The environments of the other Pythons.
+others: $(VENV)/.dev
+	@for version in $(OTHERS); do \
+		$(MAKE) VENV=.venv-$$version VERSION=$$version .venv-$$version/.core .venv-$$version/.dev || exit 1; \
+	done
 
 # Other frameworks' clients, which the tests drive against our server: each has an environment of its own.
 clients: .venv-clients/adk/.made .venv-clients/agno/.made

@@ -179,7 +179,7 @@ class Keeper:
             raise StoreError("the runtime was closed: nothing more is written by it")
 
     async def _serve(self) -> None:
-        listening = self.store.listen(self.wake, self.wake_readers)
+        listening = self.store.listen(self.wake, self.wake_readers, self.hear)
         parts = (
             self._renew_leases,
             self._watch_clock,
@@ -285,6 +285,16 @@ class Keeper:
             if not tenure.told and not tenure.closing:
                 await self.store.request_cancel(Selection(tenure.run.run_id), request)
                 tenure.told = True
+
+    def hear(self, run_id: str, request: CancelRequest) -> None:
+        """Someone has asked this run to stop, and the store has said so itself. Called from any thread."""
+        if (tenure := self._held.get(run_id)) is None or tenure.closing:  # see `_hear_cancels`
+            return
+        if tenure.lease is None or tenure.run.at_rest:  # it may be someone else's by now: the store knows
+            self.wake()
+        else:
+            tenure.told = True
+            tenure.run.ask(request)
 
     async def _hear_cancels(self) -> None:
         while True:

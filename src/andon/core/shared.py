@@ -109,6 +109,11 @@ class CancelEntry(Struct, frozen=True):
         )
 
 
+Wake = Callable[[], None]
+Asked = Callable[[str, CancelRequest], None]
+"""Is told which run was asked to stop, and how."""
+
+
 class Listening(Protocol):
     def close(self) -> None: ...
 
@@ -187,10 +192,12 @@ class SharedStore(SessionStore, Protocol):
         """Newest first."""
         ...
 
-    def listen(self, wake: Callable[[], None], progress: Callable[[], None] | None = None) -> Listening:
+    def listen(self, wake: Wake, progress: Wake | None = None, asked: Asked | None = None) -> Listening:
         """Call this, from any thread, whenever something may have changed; also after an outage, and then and when
         for nothing. It must not wait. Where the store can tell that runs have only made progress (`write`), it calls
-        `progress` instead, if that is given: it happens all the time, and is of interest to readers alone.
+        `progress` instead, if that is given: it happens all the time, and is of interest to readers alone. Where it
+        can tell which run was asked to stop, it calls `asked`, if that is given, and then `progress`: that is the
+        request as it is committed, so nobody has to look for it.
         """
         ...
 

@@ -246,10 +246,17 @@ def take_up(tx: Tx, run_id: str, owner: str, seconds: float) -> Taken | None:
     return None
 
 
-def take_orphans(tx: Tx, owner: str, seconds: float, limit: int) -> list[Taken]:
+def _orphans(tx: Tx, limit: int) -> Select[Any]:
     stopped = and_(runs.c.status == RunStatus.paused.value, runs.c.cancel.is_not(None))
-    wanted = select(runs).where(LIVE, or_(_expired(tx), stopped)).order_by(runs.c.number).limit(limit)
-    found = tx.execute(wanted.with_for_update(skip_locked=True)).all()
+    return select(runs).where(LIVE, or_(_expired(tx), stopped)).order_by(runs.c.number).limit(limit)
+
+
+def has_orphans(tx: Tx) -> bool:
+    return tx.execute(_orphans(tx, 1)).first() is not None
+
+
+def take_orphans(tx: Tx, owner: str, seconds: float, limit: int) -> list[Taken]:
+    found = tx.execute(_orphans(tx, limit).with_for_update(skip_locked=True)).all()
     if not found:
         tx.wakes = False
     return take(tx, found, owner, seconds)

@@ -13,7 +13,7 @@ from andon import CancelCause, CancelOutcome, Event, Message, Run, RunRecord, Ru
 from andon.agent.orphans import settle_orphan
 from andon.core.receipt import CancelRequest, Interrupt
 from andon.core.session import OnBusy
-from andon.core.shared import Lease, Selection, Taken
+from andon.core.shared import Lease, Outcomes, Selection, Taken
 from andon.errors import NotContinuableError, RunIdTakenError, StoreError
 from andon.messages import Text, ToolCall, assistant, user
 from andon.models.scripted import Stall
@@ -42,7 +42,7 @@ class Slow(SQLStore):
 
     run: Run
 
-    async def request_cancel(self, which: Selection, request: CancelRequest) -> dict[str, CancelOutcome]:
+    async def request_cancel(self, which: Selection, request: CancelRequest) -> Outcomes:
         outcomes = await super().request_cancel(which, request)
         await until(lambda: self.run.signal.request is not None)
         return outcomes

@@ -22,7 +22,7 @@ from andon.core.archive import Archive, Latencies
 from andon.core.keeper import Keeper
 from andon.core.receipt import CancelRequest, is_seconds
 from andon.core.session import Session
-from andon.core.shared import Block, BlockKind, CancelEntry, Selection, SharedStore
+from andon.core.shared import Block, BlockKind, CancelEntry, Outcomes, Selection, SharedStore
 from andon.core.signal import Batch, wake_all
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
 from andon.errors import ConfigurationError, RunIdTakenError, StoreError
@@ -219,7 +219,8 @@ class Runtime:
         if not all and run_id is None and session_id is None and user_id is None and agent_id is None:
             raise ValueError("say which runs: run_id=, session_id=, user_id=, agent_id=, or all=True")
         request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace)
-        stored: dict[str, CancelOutcome] = {}
+        stored = Outcomes()
+        known: dict[str, CancelOutcome] = {}
         entered: set[str] = set()
         failure: StoreError | None = None
         if self.keeper is not None:  # truth first: what is acknowledged here is not lost, whatever happens next
@@ -230,13 +231,13 @@ class Runtime:
                 entered = held
             except StoreError as error:  # what is held here can be cancelled all the same: a lost run ends as cancelled
                 failure = error
-            stored = {key: outcome for key, outcome in stored.items() if outcome is not CancelOutcome.unknown}
+            known = {key: outcome for key, outcome in stored.items() if outcome is not CancelOutcome.unknown}
         batch: Batch = {}
         fitting = [
             run
             for run in self.runs
             # The store has the last word: one that it knows to have ended is only not told so here yet.
-            if (stored.get(run.run_id) or run.run_id not in entered)
+            if (known.get(run.run_id) or run.run_id not in entered)
             and (run_id is None or run.run_id == run_id)
             and (session_id is None or run.session_id == session_id)
             and (user_id is None or run.user_id == user_id)
@@ -249,12 +250,13 @@ class Runtime:
             wake_all(batch, request)
         if self.keeper is not None:
             own = {run.run_id for run in fitting if run.signal.request == request}
-            joint = {key: _joint(stored.get(key), outcome, key in own) for key, outcome in outcomes.items()}
-            outcomes = {**stored, **joint}
+            joint = {key: _joint(known.get(key), outcome, key in own) for key, outcome in outcomes.items()}
+            outcomes = {**known, **joint}
             if failure is not None and (run_id in elsewhere or not outcomes.get(run_id or "")):
                 raise failure
-            with contextlib.suppress(StoreError):  # it has taken the cancel; the rest is done by any keeper
-                await self.keeper.end_orphans()  # paused ones may be nobody's
+            if stored.nobodys:
+                with contextlib.suppress(StoreError):  # it has taken the cancel; the rest is done by any keeper
+                    await self.keeper.end_orphans()
         if run_id is not None and run_id not in outcomes and run_id in self._ended:
             outcomes[run_id] = CancelOutcome.already_finished
         return outcomes

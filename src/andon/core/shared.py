@@ -65,6 +65,13 @@ class Taken(NamedTuple):
     """The number of its last event that is written, 0 without any."""
 
 
+class Outcomes(dict[str, CancelOutcome]):
+    """What a cancel has achieved, by run."""
+
+    nobodys = False
+    """Nobody may hold some of them, who would end them: they are paused, or their holder is gone."""
+
+
 class Selection(Struct, frozen=True):
     """Which runs: those that fit all that is given. With nothing given, all of them."""
 
@@ -177,7 +184,7 @@ class SharedStore(SessionStore, Protocol):
         """Take runs that nobody ends: whose leases have run out, and paused ones that were asked to stop."""
         ...
 
-    async def request_cancel(self, which: Selection, request: CancelRequest) -> dict[str, CancelOutcome]:
+    async def request_cancel(self, which: Selection, request: CancelRequest) -> Outcomes:
         """Ask runs that have not ended to stop, commit that, and wake whoever holds them.
 
         One that had ended is named only if it was asked for by its id.

@@ -8,6 +8,7 @@ more: a stronger mode, or a bound. Whatever changes something is on record, with
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,13 +17,13 @@ from sqlalchemy import Row, Select, and_, bindparam, insert, or_, select, update
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest, Receipt
-from andon.core.shared import CancelEntry, Selection
+from andon.core.shared import CancelEntry, Outcomes, Selection
 from andon.core.states import CancelMode, CancelOutcome, RunStatus
 from andon.core.store import RunRecord, SessionKey
 from andon.store.sql import sessions
 from andon.store.sql.codec import dump, dump_notice, read_events, read_request
 from andon.store.sql.database import Tx, chunks
-from andon.store.sql.tables import LIVE, cancels, events, records, runs
+from andon.store.sql.tables import HELD, LIVE, cancels, events, records, runs
 
 _NAMES = ("run_id", "session_id", "user_id", "agent_id")
 
@@ -41,7 +42,7 @@ def _has_status(which: Selection) -> list[Any]:
     return [or_(fits, asked) if RunStatus.cancelling in which.statuses else fits]
 
 
-def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> dict[str, CancelOutcome]:
+def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes:
     if which.run_id is None:
         wanted = select(runs).where(*_fits(which, runs), *_has_status(which), LIVE).order_by(runs.c.number)
         return ask(tx, tx.execute(wanted.with_for_update(key_share=True)).all(), request)
@@ -52,15 +53,17 @@ def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> dict[str
         given = {name: value for name in _NAMES if (value := getattr(which, name)) is not None}
         row = tx.execute(_that(*given), given).first()
     if row is None:
-        return {which.run_id: CancelOutcome.unknown}
+        return Outcomes({which.run_id: CancelOutcome.unknown})
     if row.ended is not None:
-        return {which.run_id: CancelOutcome.already_finished}
+        return Outcomes({which.run_id: CancelOutcome.already_finished})
     return ask(tx, [row], request)
 
 
-def ask(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> dict[str, CancelOutcome]:
+def ask(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> Outcomes:
     """Ask these runs, which are locked and have not ended."""
-    outcomes, fresh, said = {}, [], dump(request)
+    outcomes, fresh, said, now = Outcomes(), [], dump(request), time.time()
+    # By this machine's clock, which may be wrong: what is overlooked, the keepers find by the right one.
+    outcomes.nobodys = any(row.status not in HELD or (row.lease_until or now) < now for row in rows)
     log = [_entry(row, request) for row in rows if row.cancel is None]
     for row in rows:
         if row.cancel is None:

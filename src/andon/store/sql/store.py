@@ -17,8 +17,19 @@ from typing import Any, Literal
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
 from andon.core.session import OnBusy
-from andon.core.shared import Asked, Block, CancelEntry, Lease, Listening, Progress, Renewal, Selection, Taken, Wake
-from andon.core.states import CancelOutcome
+from andon.core.shared import (
+    Asked,
+    Block,
+    CancelEntry,
+    Lease,
+    Listening,
+    Outcomes,
+    Progress,
+    Renewal,
+    Selection,
+    Taken,
+    Wake,
+)
 from andon.core.store import RunRecord, SessionKey, SessionRecord
 from andon.messages import Message
 from andon.store.sql import asking, holding, service, sessions
@@ -103,7 +114,7 @@ class SQLStore:
             return []
         return await self._db.change(lambda tx: holding.take_orphans(tx, owner, seconds, limit))
 
-    async def request_cancel(self, which: Selection, request: CancelRequest) -> dict[str, CancelOutcome]:
+    async def request_cancel(self, which: Selection, request: CancelRequest) -> Outcomes:
         return await self._db.change(lambda tx: asking.request_cancel(tx, which, request))
 
     async def read_events(self, run_id: str, after: int, limit: int) -> list[Event]:

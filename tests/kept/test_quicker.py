@@ -13,7 +13,7 @@ from andon import CancelCause, CancelOutcome, Event, Message, Run, RunRecord, Ru
 from andon.agent.orphans import settle_orphan
 from andon.core.receipt import CancelRequest, Interrupt
 from andon.core.session import OnBusy
-from andon.core.shared import Lease, Outcomes, Selection, Taken
+from andon.core.shared import Lease, Outcomes, Renewal, Selection, Taken
 from andon.errors import NotContinuableError, RunIdTakenError, StoreError
 from andon.messages import Text, ToolCall, assistant, user
 from andon.models.scripted import Stall
@@ -46,6 +46,13 @@ class Slow(SQLStore):
         outcomes = await super().request_cancel(which, request)
         await until(lambda: self.run.signal.request is not None)
         return outcomes
+
+
+class Blind(SQLStore):
+    """Never says how it stands with a run."""
+
+    async def renew(self, leases: Sequence[Lease], seconds: float | None) -> Renewal:
+        raise StoreError("not now, says the test")
 
 
 class Asked(SQLStore):
@@ -95,6 +102,27 @@ def test_a_cancel_is_heard_though_nobody_could_look_for_it_when_it_came(
         await run.ended()
         await check_stored(runtime, "r1", RunStatus.cancelled, CancelCause.user)
         await runtime.close()
+
+    play(main)
+
+
+def test_a_cancel_that_a_server_has_told_of_is_not_looked_for(postgres_url: str) -> None:
+    async def main() -> None:
+        here, there = Runtime(Blind(postgres_url), lease_seconds=1000), Runtime(SQLStore(postgres_url))
+        agent, _ = on(here, [Stall()]), on(there, "OK.")
+        assert here.keeper is not None
+        here.keeper.start()
+        await here.keeper.changed(0)  # it listens
+        run = agent.start("go", run_id="r1")
+        await run.open()
+        await run.admitted()
+        assert await there.cancel(run_id="r1", by="ada") == {"r1": CancelOutcome.requested}
+        await run.ended()
+        stored = await check_stored(here, "r1", RunStatus.cancelled, CancelCause.user)
+        assert stored.receipt is not None
+        assert stored.receipt.by == "ada"
+        for runtime in (here, there):
+            await runtime.close()
 
     play(main)
 

@@ -4,8 +4,8 @@
 It lives on a thread of its own, so that a run's loop, and the portal's, may be as busy as they like. Six things go on
 side by side, and none waits for another: leases are renewed; runs whose lease was not renewed in time are stopped, by
 the clock alone; what is new is written; after each wake-up from the store the keeper looks whether its runs were asked
-to stop; runs that nobody else will end are ended; and what is older than is wanted is forgotten. A wake-up may be
-lost: each renewal looks as well.
+to stop, unless the store has said itself which one was; runs that nobody else will end are ended; and what is older
+than is wanted is forgotten. A wake-up may be lost: each renewal looks as well.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ import pytest
 from andon import CancelCause, CancelOutcome, Event, Message, Run, RunRecord, RunStatus, Runtime, ToolOutcome
 from andon.agent.orphans import settle_orphan
 from andon.core.receipt import CancelRequest, Interrupt
+from andon.core.selection import Selection
 from andon.core.session import OnBusy
-from andon.core.shared import Lease, Selection, Taken
+from andon.core.shared import Lease, Taken
 from andon.errors import NotContinuableError, RunIdTakenError, StoreError
 from andon.messages import Text, ToolCall, assistant, user
 from andon.models.scripted import Stall

@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
+from andon.core.selection import Block, CancelEntry, Selection
 from andon.core.session import OnBusy
-from andon.core.shared import Block, CancelEntry, Lease, Listening, Progress, Renewal, Selection, Taken
+from andon.core.shared import Lease, Listening, Progress, Renewal, Taken
 from andon.core.states import CancelOutcome
 from andon.core.store import RunRecord, SessionKey, SessionRecord
 from andon.messages import Message

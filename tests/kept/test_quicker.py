@@ -12,8 +12,9 @@ import pytest
 from andon import CancelCause, CancelOutcome, Event, Message, Run, RunRecord, RunStatus, Runtime, ToolOutcome
 from andon.agent.orphans import settle_orphan
 from andon.core.receipt import CancelRequest, Interrupt
+from andon.core.selection import Outcomes, Selection
 from andon.core.session import OnBusy
-from andon.core.shared import Lease, Outcomes, Renewal, Selection, Taken
+from andon.core.shared import Lease, Renewal, Taken
 from andon.errors import NotContinuableError, RunIdTakenError, StoreError
 from andon.messages import Text, ToolCall, assistant, user
 from andon.models.scripted import Stall

@@ -7,7 +7,7 @@ import pytest
 
 from andon import CancelOutcome, RunStatus, SessionKey
 from andon.core.receipt import CancelRequest
-from andon.core.shared import Selection
+from andon.core.selection import Selection
 from andon.core.states import CancelMode
 from andon.store.sql import SQLStore
 from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from andon import CancelOutcome, RunStatus
-from andon.core.shared import Lease, Progress, Selection
+from andon.core.selection import Selection
+from andon.core.shared import Lease, Progress
 from andon.store.sql import SQLStore, push
 from tests.store.elsewhere import Elsewhere
 from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said

@@ -22,17 +22,19 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from andon.core.following import StoredReader
 from andon.core.journal import Waiters
 from andon.core.portal import Portal
 from andon.core.receipt import CancelRequest
-from andon.core.shared import Selection
+from andon.core.selection import Selection
 from andon.core.states import CancelCause
-from andon.core.tenure import Tenure, pause_before_retry
+from andon.core.tenure import Tenure
 from andon.errors import StoreError, describe
 
 if TYPE_CHECKING:
     import concurrent.futures
 
+    from andon.core.run import Run
     from andon.core.shared import Lease, Renewal, SharedStore, Taken
 
     EndOrphan = Callable[[SharedStore, Taken, CancelRequest], Awaitable[None]]
@@ -53,6 +55,9 @@ AWAY_SECONDS = 0.5
 
 PRUNE_SECONDS = 3600.0
 DAY = 86400.0
+
+FIRST_DELAY, LONGEST_DELAY = 0.05, 1.0
+"""Between two tries to reach the store, in seconds."""
 
 MENDING_SECONDS = 1.0
 """How long a part of the keeper rests after a defect of ours."""
@@ -87,6 +92,10 @@ class Keeper:
 
     # -- for runs -----------------------------------------------------------------------------------------------------
 
+    def tenure(self, run: Run) -> Tenure:
+        """What holds a run in the store."""
+        return Tenure(self, run)
+
     def hold(self, tenure: Tenure) -> None:
         self._held[tenure.run.run_id] = tenure
         self._bell.wake()
@@ -116,8 +125,16 @@ class Keeper:
                 if type(error) is not StoreError:  # it could be reached, and said no
                     raise
                 self._complain("what is asked of the store has to wait", error)
-            await pause_before_retry(tries)
+            await self.pause_before_retry(tries)
             tries += 1
+
+    @staticmethod
+    async def pause_before_retry(tries: int) -> None:
+        await asyncio.sleep(min(LONGEST_DELAY, FIRST_DELAY * 2**tries))
+
+    def read(self, run_id: str, after: int) -> StoredReader:
+        """The events of a run, wherever it is, as they are written."""
+        return StoredReader(self, run_id, after)
 
     async def changed(self, seen: int) -> None:
         """Wait for a wake-up later than those that were seen."""

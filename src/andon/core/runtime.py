@@ -19,18 +19,18 @@ from weakref import WeakValueDictionary
 from msgspec import Struct
 
 from andon.core.archive import Archive, Latencies
-from andon.core.keeper import Keeper
 from andon.core.receipt import CancelRequest, is_seconds
+from andon.core.selection import Block, BlockKind, CancelEntry, Outcomes, Selection
 from andon.core.session import Session
-from andon.core.shared import Block, BlockKind, CancelEntry, Outcomes, Selection, SharedStore
 from andon.core.signal import Batch, wake_all
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
 from andon.errors import ConfigurationError, RunIdTakenError, StoreError
 
 if TYPE_CHECKING:
-    from andon.core.keeper import EndOrphan
+    from andon.core.keeper import EndOrphan, Keeper
     from andon.core.life import Life
     from andon.core.run import Run
+    from andon.core.shared import SharedStore
     from andon.core.store import SessionKey, Store
 
 log = logging.getLogger("andon")
@@ -117,10 +117,18 @@ class Runtime:
         self._sessions: WeakValueDictionary[SessionKey, Session] = WeakValueDictionary()
         self._lock = threading.Lock()
 
+    @property
+    def is_shared(self) -> bool:
+        """Is the store one that several processes share, a `SharedStore`?"""
+        return hasattr(self.store, "request_cancel")
+
     def keep(self, end_orphan: EndOrphan) -> None:
-        """If the store is one that several processes share, look after the runs in it; done by the first agent."""
-        if self.keeper is None and isinstance(self.store, SharedStore):
-            self.keeper = Keeper(self.store, self.bounds.lease_seconds, end_orphan, self.keep_days)
+        """Look after the runs in a store that several processes share; done by the first agent."""
+        if self.keeper is None:
+            from andon.core.keeper import Keeper  # most programs have no such store, and want to start quickly
+
+            store = cast("SharedStore", self.store)
+            self.keeper = Keeper(store, self.bounds.lease_seconds, end_orphan, self.keep_days)
 
     async def close(self) -> None:
         """Let go of a shared store, and close it.

@@ -10,15 +10,12 @@ anybody woken, so that a wake-up may be lost and the cancel is not. A session's 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
-from andon.core.states import CancelOutcome, RunStatus
-from andon.core.store import RunRecord, SessionKey, SessionStore
-from andon.errors import BlockedError
+from andon.core.selection import Block, BlockKind, CancelEntry, Outcomes, Selection
+from andon.core.store import RunRecord, SessionStore
 from andon.messages import Message
 
 if TYPE_CHECKING:
@@ -63,57 +60,6 @@ class Taken(NamedTuple):
     """What it was asked, if it was asked to stop."""
     last_seq: int
     """The number of its last event that is written, 0 without any."""
-
-
-class Outcomes(dict[str, CancelOutcome]):
-    """What a cancel has achieved, by run."""
-
-    nobodys = False
-    """Nobody may hold some of them, who would end them: they are paused, or their holder is gone."""
-
-
-class Selection(Struct, frozen=True):
-    """Which runs: those that fit all that is given. With nothing given, all of them."""
-
-    run_id: str | None = None
-    session_id: str | None = None
-    user_id: str | None = None
-    agent_id: str | None = None
-    statuses: Sequence[RunStatus] = ()
-
-
-BlockKind = Literal["user", "agent"]
-
-
-class Block(Struct, frozen=True):
-    """New runs of this user, or of this agent, are refused; those that are paused can't go on."""
-
-    kind: BlockKind
-    id: str
-    by: str | None = None
-    reason: str | None = None
-    at: float = 0.0
-
-    def refusal(self) -> BlockedError:
-        """What whoever wants to start one is told."""
-        why = f" ({self.reason})" if self.reason else ""
-        return BlockedError(f"runs of {self.kind} {self.id!r} are blocked{why}, until someone unblocks them")
-
-
-class CancelEntry(Struct, frozen=True):
-    """Who asked for which run to be cancelled."""
-
-    run_id: str
-    request: CancelRequest
-    session: SessionKey | None = None
-    """Whose run it was, and of which agent."""
-
-    def fits(self, which: Selection) -> bool:
-        asked = (which.agent_id, which.user_id, which.session_id)
-        known = self.session or (None, None, None)
-        return which.run_id in (None, self.run_id) and all(
-            want is None or want == have for want, have in zip(asked, known, strict=True)
-        )
 
 
 Wake = Callable[[], None]

@@ -19,7 +19,8 @@ import msgspec
 from andon.core.family import orphaned_by
 from andon.core.following import follow
 from andon.core.receipt import CancelRequest
-from andon.core.shared import Lease, Progress, Selection
+from andon.core.selection import Selection
+from andon.core.shared import Lease, Progress
 from andon.core.states import RunStatus
 from andon.errors import AndonError, SessionBusyError, StoreError
 
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from andon.core.shared import Taken
     from andon.core.store import RunRecord
     from andon.messages import Message
-
-FIRST_DELAY, LONGEST_DELAY = 0.05, 1.0
-"""Between two tries to reach the store, in seconds."""
 
 EVENTS_AT_ONCE = 5_000
 """How many events of a run one transaction takes."""
@@ -288,7 +286,3 @@ async def _give_back(keeper: Keeper, taken: Taken) -> None:
     answer = await keeper.store.finish(taken.lease, taken.record, taken.messages, [])
     if isinstance(answer, CancelRequest):
         await keeper.end_orphan(taken, answer)
-
-
-async def pause_before_retry(tries: int) -> None:
-    await asyncio.sleep(min(LONGEST_DELAY, FIRST_DELAY * 2**tries))

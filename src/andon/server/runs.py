@@ -21,7 +21,7 @@ from andon.agent.agent import Agent, RunOptions
 from andon.core.following import EventSource
 from andon.core.receipt import CancelRequest, Receipt
 from andon.core.run import Run
-from andon.core.shared import BlockKind
+from andon.core.selection import BlockKind
 from andon.core.states import CancelCause, CancelOutcome, RunStatus
 from andon.core.store import RunRecord
 from andon.server.body import (

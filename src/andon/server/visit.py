@@ -17,7 +17,7 @@ from andon.agent.agent import Agent, RunOptions
 from andon.core.receipt import CancelRequest
 from andon.core.run import Run
 from andon.core.runtime import Runtime
-from andon.core.shared import Block, BlockKind, CancelEntry, Selection
+from andon.core.selection import Block, BlockKind, CancelEntry, Selection
 from andon.core.states import CancelOutcome
 from andon.core.store import RunRecord, SessionKey
 from andon.server.access import Principal, principal_of

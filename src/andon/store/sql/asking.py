@@ -17,7 +17,7 @@ from sqlalchemy import Row, Select, and_, bindparam, insert, or_, select, update
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest, Receipt
-from andon.core.shared import CancelEntry, Outcomes, Selection
+from andon.core.selection import CancelEntry, Outcomes, Selection
 from andon.core.states import CancelMode, CancelOutcome, RunStatus
 from andon.core.store import RunRecord, SessionKey
 from andon.store.sql import sessions

@@ -10,7 +10,7 @@ import msgspec
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
-from andon.core.shared import Block
+from andon.core.selection import Block
 from andon.core.store import RunRecord
 from andon.messages import Message, sendable
 

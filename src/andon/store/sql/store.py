@@ -16,20 +16,9 @@ from typing import Any, Literal
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
+from andon.core.selection import Block, CancelEntry, Outcomes, Selection
 from andon.core.session import OnBusy
-from andon.core.shared import (
-    Asked,
-    Block,
-    CancelEntry,
-    Lease,
-    Listening,
-    Outcomes,
-    Progress,
-    Renewal,
-    Selection,
-    Taken,
-    Wake,
-)
+from andon.core.shared import Asked, Lease, Listening, Progress, Renewal, Taken, Wake
 from andon.core.store import RunRecord, SessionKey, SessionRecord
 from andon.messages import Message
 from andon.store.sql import asking, holding, service, sessions

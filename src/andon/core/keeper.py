@@ -305,13 +305,8 @@ class Keeper:
 
     def hear(self, run_id: str, request: CancelRequest) -> None:
         """Someone has asked this run to stop, and the store has said so itself. Called from any thread."""
-        if (tenure := self._held.get(run_id)) is None or tenure.closing:  # see `_hear_cancels`
-            return
-        if tenure.lease is None or tenure.run.at_rest:  # it may be someone else's by now: the store knows
-            self.wake()
-        else:
-            tenure.told = True
-            tenure.run.ask(request)
+        if (tenure := self._held.get(run_id)) is not None:
+            tenure.hear(request)
 
     async def _hear_cancels(self) -> None:
         while True:

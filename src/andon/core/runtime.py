@@ -227,9 +227,7 @@ class Runtime:
         if not all and run_id is None and session_id is None and user_id is None and agent_id is None:
             raise ValueError("say which runs: run_id=, session_id=, user_id=, agent_id=, or all=True")
         request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace)
-        stored = Outcomes()
-        known: dict[str, CancelOutcome] = {}
-        entered: set[str] = set()
+        stored, entered = Outcomes(), set[str]()
         failure: StoreError | None = None
         if self.keeper is not None:  # truth first: what is acknowledged here is not lost, whatever happens next
             held = {run.run_id for run in self.runs if run.tenure is not None and run.tenure.lease is not None}
@@ -239,7 +237,7 @@ class Runtime:
                 entered = held
             except StoreError as error:  # what is held here can be cancelled all the same: a lost run ends as cancelled
                 failure = error
-            known = {key: outcome for key, outcome in stored.items() if outcome is not CancelOutcome.unknown}
+        known = {key: outcome for key, outcome in stored.items() if outcome is not CancelOutcome.unknown}
         batch: Batch = {}
         fitting = [
             run

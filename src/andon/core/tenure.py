@@ -161,6 +161,16 @@ class Tenure:
         if progress.messages is not None:
             self._noted = _size(progress.messages)
 
+    def hear(self, request: CancelRequest) -> None:
+        """The store has told of a cancel itself."""
+        if self.closing:  # the store says so when it takes the end
+            return
+        if self.lease is None or self._run.at_rest:  # it may be someone else's by now: the store knows
+            self._keeper.wake()
+        else:
+            self.told = True
+            self._run.ask(request)
+
     async def save(self) -> None:
         """Wait until what the run has done so far is written."""
         size = _size(self._run.so_far())

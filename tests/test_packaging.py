@@ -98,6 +98,22 @@ def test_importing_andon_imports_no_extra_and_no_pydantic() -> None:
     assert set(output.split()) & NOT_IMPORTED == set()
 
 
+def test_a_run_without_a_shared_store_imports_nothing_of_what_that_needs() -> None:
+    code = (
+        "import sys; from andon import Agent; from andon.models.scripted import ScriptedModel;"
+        "assert Agent('Plain', ScriptedModel('Hello.')).run('Hi').content == 'Hello.'; print(*sys.modules)"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    late = {
+        "andon.core.keeper",
+        "andon.core.tenure",
+        "andon.core.shared",
+        "andon.core.following",
+        "andon.agent.orphans",
+    }
+    assert set(output.split()) & late == set()
+
+
 def test_every_file_names_its_licence() -> None:
     header = "# SPDX-License-Identifier: Apache-2.0\n"
     without = [_where(file, 1) for file in FILES if not file.read_text().startswith(header)]

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from andon import RunStatus, ToolOutcome
 from andon.agent.orphans import read_all
-from andon.core.shared import Selection
+from andon.core.selection import Selection
 from andon.core.store import RunRecord, SessionKey
 from andon.store.sql import SQLStore
 from andon.testing import next_prompt_accepted, validate

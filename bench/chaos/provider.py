@@ -6,9 +6,11 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from andon.testing.providers import FakeChat, Word, call, stall, text
+from andon.testing.providers import FakeChat, Word, call, text
 
 KINDS = ("story", "tools", "delete", "both", "stall")
+STALL_SECONDS = 12.0
+"""Longer than a run may take. Not for ever: one that is continued has no deadline, and may get this for its answer."""
 NEXT = "next"
 """The prompt that is answered at once."""
 
@@ -34,7 +36,7 @@ def make_provider(seed: str) -> FakeChat:
         if kind == "both":
             return [look_up(), call("delete", {"name": "it"}), call("delete", {"name": "that"})]
         if kind == "stall":
-            return [say(3), stall()]
+            return [say(3), text("at last", pieces=2, pace=STALL_SECONDS)]
         return [text("Here I am.")] if kind == NEXT else [say(chance.randrange(1, 60))]
 
     return FakeChat(answer)

@@ -171,6 +171,11 @@ class Trouble:
         self._servers, self._database, self._lease, self._chance = servers, database, lease, chance
         self.counts: Counter[str] = Counter()
 
+    @property
+    def was_had(self) -> bool:
+        """Has each kind of it come at least once?"""
+        return len(self.counts) == (3 if self._database.can_die else 2)
+
     async def make(self, over: asyncio.Event) -> None:
         """Until it is over; then all that was killed or stopped is there again."""
         async with asyncio.TaskGroup() as tasks:
@@ -178,7 +183,7 @@ class Trouble:
             tasks.create_task(self._with_database(over))
 
     async def _with_servers(self, over: asyncio.Event) -> None:
-        kinds = [self._kill, self._stop]  # both, however short it is
+        kinds = [self._kill, self._stop]  # both, however short it is: the trial waits for them
         while not await self._pause(over, 0.3, 2.5):
             kind = kinds.pop() if kinds else self._chance.choice((self._kill, self._stop))
             await kind(self._chance.choice(self._servers), over)

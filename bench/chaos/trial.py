@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import time
 from collections import Counter
@@ -73,11 +74,11 @@ async def hold(kind: str, servers: int, runs: int, seed: str, lease: float = 1.5
 
 
 async def _play(kind: str, runs: int, clients: Clients, trouble: Trouble) -> None:
-    numbers, over, done = iter(range(runs)), asyncio.Event(), 0
+    numbers, over, done = itertools.count(), asyncio.Event(), 0
 
     async def use() -> None:
         nonlocal done
-        for number in numbers:
+        while (number := next(numbers)) < runs or not trouble.was_had:  # on a quick machine some more
             await clients.use(number)
             done += 1
 

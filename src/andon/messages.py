@@ -111,14 +111,12 @@ def sendable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-_ESCAPES = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
-)
+_ESCAPES = rb"(?s)\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)"
 
 
 def sendable_json(text: bytes) -> bytes:
     """The same for JSON, where half a character is an escape: careless writers write it, and decoders refuse it."""
-    return _ESCAPES.sub(lambda found: rb"\ufffd" if found[1] else found[0], text)
+    return re.sub(_ESCAPES, lambda found: rb"\ufffd" if found[1] else found[0], text)
 
 
 UNKNOWN_USAGE = Usage(None, None, None, None)

@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from andon import Agent, ConfigurationError, RunStatus, Runtime, tool
-from andon.core.shared import Selection
+from andon.core.selection import Selection
 from andon.core.states import CancelCause
 from andon.errors import BlockedError
 from andon.models.scripted import Burst, Call, Item, ScriptedModel, Stall, Think

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from andon import RunStatus, Runtime
-from andon.core.shared import BlockKind
+from andon.core.selection import BlockKind
 from andon.errors import BlockedError
 from andon.store import open_store
 from tests.kept.keeping import on, runtimes

@@ -12,8 +12,9 @@ import pytest
 from andon import CancelCause, CancelOutcome, Event, Message, Run, RunRecord, RunStatus, Runtime, ToolOutcome
 from andon.agent.orphans import settle_orphan
 from andon.core.receipt import CancelRequest, Interrupt
+from andon.core.selection import Outcomes, Selection
 from andon.core.session import OnBusy
-from andon.core.shared import Lease, Selection, Taken
+from andon.core.shared import Lease, Renewal, Taken
 from andon.errors import NotContinuableError, RunIdTakenError, StoreError
 from andon.messages import Text, ToolCall, assistant, user
 from andon.models.scripted import Stall
@@ -42,10 +43,17 @@ class Slow(SQLStore):
 
     run: Run
 
-    async def request_cancel(self, which: Selection, request: CancelRequest) -> dict[str, CancelOutcome]:
+    async def request_cancel(self, which: Selection, request: CancelRequest) -> Outcomes:
         outcomes = await super().request_cancel(which, request)
         await until(lambda: self.run.signal.request is not None)
         return outcomes
+
+
+class Blind(SQLStore):
+    """Never says how it stands with a run."""
+
+    async def renew(self, leases: Sequence[Lease], seconds: float | None) -> Renewal:
+        raise StoreError("not now, says the test")
 
 
 class Asked(SQLStore):
@@ -95,6 +103,27 @@ def test_a_cancel_is_heard_though_nobody_could_look_for_it_when_it_came(
         await run.ended()
         await check_stored(runtime, "r1", RunStatus.cancelled, CancelCause.user)
         await runtime.close()
+
+    play(main)
+
+
+def test_a_cancel_that_a_server_has_told_of_is_not_looked_for(postgres_url: str) -> None:
+    async def main() -> None:
+        here, there = Runtime(Blind(postgres_url), lease_seconds=1000), Runtime(SQLStore(postgres_url))
+        agent, _ = on(here, [Stall()]), on(there, "OK.")
+        assert here.keeper is not None
+        here.keeper.start()
+        await here.keeper.changed(0)  # it listens
+        run = agent.start("go", run_id="r1")
+        await run.open()
+        await run.admitted()
+        assert await there.cancel(run_id="r1", by="ada") == {"r1": CancelOutcome.requested}
+        await run.ended()
+        stored = await check_stored(here, "r1", RunStatus.cancelled, CancelCause.user)
+        assert stored.receipt is not None
+        assert stored.receipt.by == "ada"
+        for runtime in (here, there):
+            await runtime.close()
 
     play(main)
 
@@ -186,8 +215,6 @@ def test_an_answer_is_not_given_to_a_later_question(url: str, local: bool) -> No
         async with runtimes(url) as (other, there):
 
             async def before() -> None:
-                if local:
-                    await deaf(here)  # it would hear of it
                 await on(there, PAY, tools=till.tools).continue_run(run.run_id, answers)
 
             here = Runtime(Overtaken(url, before))

@@ -38,6 +38,14 @@ def servers(tmp_path: Path) -> Iterator[tuple[httpx.Client, httpx.Client]]:
         asyncio.run(runtime.close())
 
 
+def test_a_cancel_of_someone_elses_run_finds_none(servers: tuple[httpx.Client, httpx.Client]) -> None:
+    bob, ada = servers
+    answer = ada.post(f"{RUNS}/held/cancel")
+    assert answer.status_code == 404
+    assert answer.json()["detail"] == ada.post(f"{RUNS}/nowhere/cancel").json()["detail"].replace("nowhere", "held")
+    assert bob.get(f"{RUNS}/held").json()["status"] == "RUNNING"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_key_that_came_with_the_id_of_someone_elses_run_shows_nothing_of_it(
     servers: tuple[httpx.Client, httpx.Client], stream: bool

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from andon.core.receipt import CancelRequest
-from andon.core.shared import Lease, Progress, Selection
+from andon.core.selection import Selection
+from andon.core.shared import Lease, Progress
 from andon.core.states import RunStatus
 from andon.store.sql import SQLStore
 from tests.store.making import asking, events, record, said

@@ -7,10 +7,10 @@ import pytest
 
 from andon import CancelOutcome, RunStatus, SessionKey
 from andon.core.receipt import CancelRequest
-from andon.core.shared import Selection
+from andon.core.selection import Selection
 from andon.core.states import CancelMode
 from andon.store.sql import SQLStore
-from tests.store.making import KEY, LONG, asking, events, opened, record, said
+from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said
 from tests.support import play
 
 REQUESTED, ALREADY = CancelOutcome.requested, CancelOutcome.already_requested
@@ -76,6 +76,20 @@ def test_the_same_on_any_database(url: str) -> None:
             assert await store.request_cancel(Selection(), asking()) == rest
             assert await store.request_cancel(Selection(run_id="r5"), asking()) == {"r5": FINISHED}
             assert await store.request_cancel(Selection(run_id="r0"), asking()) == {"r0": UNKNOWN}
+
+    play(main)
+
+
+def test_who_asks_is_told_whether_nobody_may_hold_them(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            for name, seconds in (("held", LONG), ("left", PAST), ("paused", LONG)):
+                lease = await store.enter(record(name, session=KEY._replace(session_id=name)), "me", seconds, "queue")
+            await store.finish(lease, record("paused", RunStatus.paused, KEY._replace(session_id="paused")), [], [])
+            for name in ("held", "left", "paused", "unknown"):
+                outcomes = await store.request_cancel(Selection(name), asking())
+                assert outcomes.nobodys is (name in ("left", "paused"))
+            assert (await store.request_cancel(Selection(), asking())).nobodys
 
     play(main)
 

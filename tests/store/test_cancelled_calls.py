@@ -14,7 +14,7 @@ import weakref
 import pytest
 
 from andon import RunStatus
-from andon.core.shared import Selection
+from andon.core.selection import Selection
 from andon.store.sql import SQLStore, database
 from andon.store.sql.lanes import Lane
 from tests.store.making import KEY, LONG, asking, opened, record, said

@@ -10,7 +10,7 @@ import string
 import pytest
 
 from andon import Interrupt, NotContinuableError, RunStatus, SessionKey, UnknownRunError
-from andon.core.shared import Block
+from andon.core.selection import Block
 from andon.errors import ConfigurationError
 from andon.messages import Message as Said
 from andon.messages import Reasoning, Text, ToolCall, ToolResult, Usage, assistant, user

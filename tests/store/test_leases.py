@@ -8,7 +8,8 @@ import pytest
 
 from andon import CancelOutcome, Interrupt, Receipt, RunStatus, SessionKey
 from andon.core.receipt import CancelRequest
-from andon.core.shared import Lease, Progress, Selection, Taken
+from andon.core.selection import Selection
+from andon.core.shared import Lease, Progress, Taken
 from andon.core.states import CancelCause, CancelMode, Phase
 from andon.errors import LeaseLostError
 from andon.messages import Usage

@@ -14,7 +14,8 @@ from andon import (
     SessionKey,
     SessionPausedError,
 )
-from andon.core.shared import Block, Lease, Progress, Selection, SharedStore
+from andon.core.selection import Block, Selection
+from andon.core.shared import Lease, Progress, SharedStore
 from andon.core.states import CancelCause
 from andon.core.store import RunRecord
 from andon.errors import BlockedError, LeaseLostError

@@ -14,7 +14,8 @@ import pytest
 from sqlalchemy import func, select, text
 
 from andon import RunStatus
-from andon.core.shared import Progress, Selection
+from andon.core.selection import Selection
+from andon.core.shared import Progress
 from andon.core.states import CancelOutcome
 from andon.errors import StoreError
 from andon.store.sql import database, sessions

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from andon import CancelOutcome, RunStatus
-from andon.core.shared import Lease, Progress, Selection
+from andon.core.selection import Selection
+from andon.core.shared import Lease, Progress
 from andon.store.sql import SQLStore, push
 from tests.store.elsewhere import Elsewhere
 from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said
@@ -84,6 +85,52 @@ def test_progress_wakes_those_who_read_and_nobody_else(postgres_url: str, monkey
             await store.request_cancel(Selection("r1"), asking())
             await asked
             assert progress.rings == 1
+
+    play(main)
+
+
+def test_a_server_says_which_run_was_asked_to_stop(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is told by that has nothing to look for."""
+    monkeypatch.setattr(push, "PING_SECONDS", LONG)
+
+    async def main() -> None:
+        async with opened(postgres_url) as store, opened(postgres_url) as other:
+            called, progress, heard = Bell(), Bell(), []
+            store.listen(called, progress, lambda run_id, request: heard.append((run_id, request)))
+            await called.next()  # it has connected
+            lease = await store.enter(record("r1"), "me", LONG, "queue")
+            before, request = called.rings, asking(reason="«Genug»", by="ada", mode="after_turn", grace=2.5)
+            told = progress.next()
+            await other.request_cancel(Selection("r1"), request)
+            await told
+            assert heard == [("r1", request)]
+            assert called.rings == before
+            assert (await store.renew([lease], None)).cancels == {"r1": request}
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [(["r1"], "why? " * 2000), (["r1"], "half \ud800"), (["r\ud800"], None), (["r1", "r2"], None)],
+    ids=["long", "half a character", "an odd id", "several"],
+)
+def test_of_what_a_server_can_not_say_exactly_it_says_that_something_has_changed(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, names: list[str], reason: str | None
+) -> None:
+    monkeypatch.setattr(push, "PING_SECONDS", LONG)
+
+    async def main() -> None:
+        async with opened(postgres_url) as store:
+            called, heard = Bell(), []
+            store.listen(called, None, lambda run_id, request: heard.append(run_id))
+            await called.next()  # it has connected
+            leases = [await store.enter(record(name), "me", LONG, "queue") for name in names]
+            told = called.next()
+            await store.request_cancel(Selection(session_id="s1"), asking(reason=reason))
+            await told
+            assert heard == []
+            assert list((await store.renew(leases, None)).cancels) == names
 
     play(main)
 

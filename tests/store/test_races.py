@@ -15,7 +15,8 @@ from sqlalchemy import select
 
 from andon import CancelOutcome, RunStatus, SessionBusyError
 from andon.core.receipt import CancelRequest
-from andon.core.shared import Block, Lease, Progress, Selection
+from andon.core.selection import Block, Selection
+from andon.core.shared import Lease, Progress
 from andon.errors import BlockedError
 from andon.store.sql import SQLStore, holding
 from andon.store.sql.database import Tx
@@ -182,6 +183,27 @@ def test_nobody_slips_past_a_block_and_the_cancel_that_follows_it(postgres_url: 
             assert await switching == {"r1": CancelOutcome.requested}
             with pytest.raises(BlockedError):
                 await store.enter(record("r2"), "me", LONG, "queue")
+
+    play(main)
+
+
+def test_an_end_locks_its_session_first_and_knows_of_what_came_while_it_waited(postgres_url: str) -> None:
+    async def main() -> None:
+        async with opened(postgres_url) as store:
+            lease = await store.enter(record("r1"), "me", LONG, "reject")
+            end = record("r1", RunStatus.completed)
+            with psycopg.connect(postgres_url) as other, psycopg.connect(postgres_url, autocommit=True) as admin:
+                other.execute("SELECT 1 FROM andon_sessions FOR UPDATE")
+                ending = asyncio.create_task(store.finish(lease, end, said("One"), events("r1", (1,))))
+                waiting = "SELECT 1 FROM pg_locks WHERE NOT granted"
+                await until(lambda: ending.done() or admin.execute(waiting).fetchone() is not None)
+                request = asking(by="ada")
+                assert await store.request_cancel(Selection("r1"), request) == {"r1": CancelOutcome.requested}
+                other.commit()
+            assert await ending == request
+            cancelled = record("r1", RunStatus.cancelled)
+            assert await store.finish(lease, cancelled, said("One"), events("r1", (1,))) is None
+            assert await store.load(KEY) == said("One")
 
     play(main)
 

@@ -17,7 +17,6 @@ from andon.agent.carry import Earlier
 from andon.agent.hooks import Hooks
 from andon.agent.loop import Loop
 from andon.agent.options import RunOptions
-from andon.agent.orphans import end_orphan
 from andon.agent.output import Output
 from andon.agent.resuming import Resuming
 from andon.agent.retry import Retry
@@ -117,7 +116,10 @@ class Agent(Resuming):
         """Have the runs that start from now on use another runtime, and so its store."""
         if runtime.store is None:
             runtime.store = MemoryStore()
-        runtime.keep(end_orphan)
+        if runtime.is_shared:
+            from andon.agent.orphans import end_orphan  # like all that only shared stores need
+
+            runtime.keep(end_orphan)
         self.runtime = runtime
         self._session: Session | None = None
 

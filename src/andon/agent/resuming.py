@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from andon.agent.carry import Earlier, take_up
 from andon.agent.options import ContinueOptions, RunOptions
-from andon.agent.orphans import read_all
 from andon.core.budget import Budget
 from andon.core.events import RunEvent
 from andon.core.pause import check_answers
@@ -22,7 +21,6 @@ from andon.core.runtime import Runtime
 from andon.core.session import Session
 from andon.core.states import RunStatus
 from andon.core.store import Bookmark, RunRecord
-from andon.core.tenure import take_paused_for
 from andon.errors import AnswersError, NotContinuableError, UnknownRunError
 from andon.messages import Message
 
@@ -73,6 +71,10 @@ class Resuming:
             if (run := self._own_run(run_id)) is not None:  # it may have gone on elsewhere meanwhile
                 await run.resume(answers or {})
                 return run
+        if self.runtime.keeper is not None:
+            from andon.core.taking import given_back
+
+            await given_back(self.runtime.keeper, run_id, self.runtime.bounds.settle_seconds)
         record = await self._find_record(run_id)
         if record.status is RunStatus.paused and self.runtime.keeper is not None:
             await self.runtime.check_blocks(record.session)
@@ -94,6 +96,9 @@ class Resuming:
 
     async def _restore(self, record: RunRecord, answers: Mapping[str, Any], output_type: type[BaseModel] | None) -> Run:
         """Go on with a run that was paused in another process, or in an earlier one."""
+        from andon.agent.orphans import read_all  # like all that only shared stores need
+        from andon.core.taking import take_paused_for
+
         check_answers(record.run_id, record.interrupts, record.interrupts, answers)
         assert self.runtime.keeper is not None
         store, mark = self.runtime.keeper.store, record.bookmark or Bookmark(0)

@@ -21,8 +21,7 @@ from andon.errors import BadArgumentsError, ModelError, ToolError, UnknownToolEr
 from andon.messages import UNKNOWN_USAGE, Block, Reasoning, Text, ToolCall, Usage, estimate_tokens, sendable
 from andon.models.base import Model, ModelRequest
 
-_WORD = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_NO_WORD = re.compile(r"[^a-zA-Z0-9_-]")
+_WORD = r"[a-zA-Z0-9_-]{1,64}"  # compiled when it is first wanted, like all patterns here: imports are to be quick
 NO_NAME = "invalid_name"
 
 
@@ -193,14 +192,14 @@ class Turn:
                     blocks.append(Reasoning("".join(part.pieces), part.signature))
             elif not cut or part.complete():
                 # Providers refuse a name that is no word, even in a call that was refused for it.
-                name = part.name if _WORD.fullmatch(part.name) else NO_NAME
+                name = part.name if re.fullmatch(_WORD, part.name) else NO_NAME
                 blocks.append(ToolCall(part.id, name, part.arguments() or {}))
         return blocks
 
     def problem(self, call_id: str) -> ToolError | None:
         """What is wrong with a call as the model sent it."""
         call = next(part for part in self._parts if isinstance(part, _Call) and part.id == call_id)
-        if not _WORD.fullmatch(call.name):
+        if not re.fullmatch(_WORD, call.name):
             return UnknownToolError(f"there is no tool {call.name!r}")
         if call.arguments() is None:
             return BadArgumentsError(f"the arguments must be an object of JSON; got {''.join(call.pieces)[:200]!r}")
@@ -236,9 +235,9 @@ def _call_ids(request: ModelRequest) -> set[str]:
 
 def _clean(call_id: str, taken: set[str]) -> str:
     """An id that every provider accepts, and that no other call of the conversation has."""
-    if _WORD.fullmatch(call_id) and call_id not in taken:
+    if re.fullmatch(_WORD, call_id) and call_id not in taken:
         return call_id
-    clean = _NO_WORD.sub("_", call_id)[:56] or "call"
+    clean = re.sub(r"[^a-zA-Z0-9_-]", "_", call_id)[:56] or "call"
     return next(name for n in itertools.count(1) if (name := f"{clean}_{n}") not in taken)
 
 

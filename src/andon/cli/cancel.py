@@ -16,7 +16,7 @@ from andon.cli.ps import add_filters
 from andon.cli.report import Cancelled, to_json
 from andon.cli.show import Column, note, receipt_of, styled, table
 from andon.core.receipt import CancelRequest
-from andon.core.shared import Selection
+from andon.core.selection import Selection
 from andon.core.states import CancelCause, CancelMode, RunStatus
 
 WAIT_SECONDS = 10.0

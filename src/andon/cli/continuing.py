@@ -23,7 +23,7 @@ from andon.cli.watch import finish, latest
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
 from andon.core.run import Run
-from andon.core.shared import Selection
+from andon.core.selection import Selection
 from andon.core.states import CancelCause, RunStatus
 
 MORE = """A paused run goes on under its own id. One that was cancelled, failed or was lost goes on from where it was

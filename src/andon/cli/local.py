@@ -19,7 +19,8 @@ from andon.cli.report import Cancelled, Line, Report
 from andon.core.events import Event, RunEvent
 from andon.core.receipt import CancelRequest
 from andon.core.runtime import Runtime
-from andon.core.shared import Block, Selection, SharedStore
+from andon.core.selection import Block, Selection
+from andon.core.shared import SharedStore
 from andon.core.states import CancelOutcome, RunStatus
 from andon.store import open_store
 

@@ -20,7 +20,7 @@ from andon.cli.options import text
 from andon.cli.report import Cancelled, Line, Report
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
-from andon.core.shared import Selection
+from andon.core.selection import Selection
 from andon.core.states import RunStatus
 
 DEFAULT_URL = "http://127.0.0.1:7777"

@@ -13,7 +13,7 @@ from andon.cli.options import add_parser, count, text
 from andon.cli.place import LIVE, add_where, open_place
 from andon.cli.report import Line, to_json
 from andon.cli.show import Column, age, note, table
-from andon.core.shared import Selection
+from andon.core.selection import Selection
 
 EXAMPLES = """
   andon ps

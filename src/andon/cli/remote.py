@@ -21,7 +21,7 @@ from andon.cli.mistake import Exit, Mistake
 from andon.cli.report import Cancelled, Line, Report, event_of
 from andon.core.events import Event, RunEvent
 from andon.core.receipt import CancelRequest
-from andon.core.shared import Selection
+from andon.core.selection import Selection
 
 T = TypeVar("T")
 

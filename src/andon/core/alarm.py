@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from andon.core.step import Step
 
-_alarms: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[float, Alarm]] = WeakKeyDictionary()
+_alarms: WeakValueDictionary[tuple[int, float], Alarm] = WeakValueDictionary()
+"""By the id of its loop, which is nobody else's while the alarm lives, and its seconds."""
 
 
 class Alarm:
@@ -26,23 +28,23 @@ class Alarm:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._loop, self._seconds = loop, seconds
-        self._queue: deque[tuple[float, Step[Any]]] = deque()
+        self._queue: deque[tuple[float, Sequence[Step[Any]]]] = deque()
         self._open = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop, seconds: float) -> Alarm:
-        alarms = _alarms.get(loop)
-        if alarms is None:
-            alarms = _alarms.setdefault(loop, WeakValueDictionary())
-        if (alarm := alarms.get(seconds)) is None:
-            alarm = alarms[seconds] = cls(loop, seconds)
+        key = id(loop), seconds
+        alarm = _alarms.get(key)
+        if alarm is None:
+            alarm = _alarms[key] = cls(loop, seconds)
         return alarm
 
-    def watch(self, step: Step[Any]) -> None:
+    def watch(self, steps: Sequence[Step[Any]]) -> None:
+        """These were cut just now; each of them lets go when it has ended."""
         due = self._loop.time() + self._seconds
-        self._queue.append((due, step))
-        self._open += 1
+        self._queue.append((due, steps))
+        self._open += len(steps)
         if self._timer is None:
             self._timer = self._loop.call_at(due, self._ring)
 
@@ -58,11 +60,9 @@ class Alarm:
     def _ring(self) -> None:
         self._timer = None
         now, queue = self._loop.time(), self._queue
-        late = []
-        while queue and (queue[0][1].finished or queue[0][0] <= now):
-            _, step = queue.popleft()
-            if not step.finished:
-                late.append(step)
+        late: list[Step[Any]] = []
+        while queue and (queue[0][0] <= now or all(step.finished for step in queue[0][1])):
+            late += [step for step in queue.popleft()[1] if not step.finished]
         if queue:
             self._timer = self._loop.call_at(queue[0][0], self._ring)
         for step in late:

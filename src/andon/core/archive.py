@@ -14,7 +14,7 @@ import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
-from andon.core.shared import CancelEntry
+from andon.core.selection import CancelEntry
 
 if TYPE_CHECKING:
     from andon.core.events import Event

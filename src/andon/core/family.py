@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from andon.core.budget import Budget, Meter
 from andon.core.estate import Estate
 from andon.core.receipt import CancelRequest
-from andon.core.shared import Selection
+from andon.core.selection import Selection
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
 from andon.core.step import CutAloneError
 

@@ -42,7 +42,7 @@ class StoredReader:
         self._keeper, self._run_id, self._taken = keeper, run_id, after
         self._was_going = self.at_end = False
 
-    async def batch(self, limit: int) -> list[Event]:
+    async def batch(self, limit: int = EVENTS_AT_ONCE) -> list[Event]:
         keeper = self._keeper
         keeper.start()  # it listens for all of us
         while not self.at_end:

@@ -21,7 +21,6 @@ from andon.core.receipt import CancelRequest
 from andon.core.signal import Completed, Failed, Fate
 from andon.core.states import CancelCause, CancelMode, Phase, RunStatus, StopReason
 from andon.core.step import CutAloneError, StrayCancelError
-from andon.core.tenure import Tenure, pause_before_retry
 from andon.core.work import Settlement
 from andon.errors import ConfigurationError, LeaseLostError, StartError, StoreError, describe
 from andon.messages import UNKNOWN_USAGE, Usage
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from andon.core.journal import Journal
     from andon.core.session import OnBusy
     from andon.core.store import RunRecord
+    from andon.core.tenure import Tenure
     from andon.messages import Message
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class Holding(Kin):
                     self.store_is_away = True
                     self._waiters.wake()
                 with contextlib.suppress(StoreError):
-                    await self._unstoppable(functools.partial(pause_before_retry, tries))
+                    await self._unstoppable(functools.partial(tenure.keeper.pause_before_retry, tries))
                 tries += 1
             else:
                 if answer is None:

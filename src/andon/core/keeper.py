@@ -4,8 +4,8 @@
 It lives on a thread of its own, so that a run's loop, and the portal's, may be as busy as they like. Six things go on
 side by side, and none waits for another: leases are renewed; runs whose lease was not renewed in time are stopped, by
 the clock alone; what is new is written; after each wake-up from the store the keeper looks whether its runs were asked
-to stop; runs that nobody else will end are ended; and what is older than is wanted is forgotten. A wake-up may be
-lost: each renewal looks as well.
+to stop, unless the store has said itself which one was; runs that nobody else will end are ended; and what is older
+than is wanted is forgotten. A wake-up may be lost: each renewal looks as well.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from andon.core.following import StoredReader
 from andon.core.journal import Waiters
 from andon.core.portal import Portal
 from andon.core.receipt import CancelRequest
-from andon.core.shared import Selection
+from andon.core.selection import Selection
 from andon.core.states import CancelCause
-from andon.core.tenure import Tenure, pause_before_retry
+from andon.core.tenure import Tenure
 from andon.errors import StoreError, describe
 
 if TYPE_CHECKING:
     import concurrent.futures
 
+    from andon.core.run import Run
     from andon.core.shared import Lease, Renewal, SharedStore, Taken
 
     EndOrphan = Callable[[SharedStore, Taken, CancelRequest], Awaitable[None]]
@@ -53,6 +55,9 @@ AWAY_SECONDS = 0.5
 
 PRUNE_SECONDS = 3600.0
 DAY = 86400.0
+
+FIRST_DELAY, LONGEST_DELAY = 0.05, 1.0
+"""Between two tries to reach the store, in seconds."""
 
 MENDING_SECONDS = 1.0
 """How long a part of the keeper rests after a defect of ours."""
@@ -81,11 +86,15 @@ class Keeper:
         self._waiters = Waiters()
         self._bell = Waiters()
         self._urgent: dict[object, None] = {}
+        self.leaving: dict[str, concurrent.futures.Future[None]] = {}  # see core/taking.py
         self._lock = threading.Lock()
         self._served: concurrent.futures.Future[None] | None = None
         self._portal.forget()
 
     # -- for runs -----------------------------------------------------------------------------------------------------
+
+    def tenure(self, run: Run) -> Tenure:
+        return Tenure(self, run)
 
     def hold(self, tenure: Tenure) -> None:
         self._held[tenure.run.run_id] = tenure
@@ -116,8 +125,16 @@ class Keeper:
                 if type(error) is not StoreError:  # it could be reached, and said no
                     raise
                 self._complain("what is asked of the store has to wait", error)
-            await pause_before_retry(tries)
+            await self.pause_before_retry(tries)
             tries += 1
+
+    @staticmethod
+    async def pause_before_retry(tries: int) -> None:
+        await asyncio.sleep(min(LONGEST_DELAY, FIRST_DELAY * 2**tries))
+
+    def read(self, run_id: str, after: int) -> StoredReader:
+        """The events of a run, wherever it is, as they are written."""
+        return StoredReader(self, run_id, after)
 
     async def changed(self, seen: int) -> None:
         """Wait for a wake-up later than those that were seen."""
@@ -179,7 +196,7 @@ class Keeper:
             raise StoreError("the runtime was closed: nothing more is written by it")
 
     async def _serve(self) -> None:
-        listening = self.store.listen(self.wake, self.wake_readers)
+        listening = self.store.listen(self.wake, self.wake_readers, self.hear)
         parts = (
             self._renew_leases,
             self._watch_clock,
@@ -285,6 +302,11 @@ class Keeper:
             if not tenure.told and not tenure.closing:
                 await self.store.request_cancel(Selection(tenure.run.run_id), request)
                 tenure.told = True
+
+    def hear(self, run_id: str, request: CancelRequest) -> None:
+        """Someone has asked this run to stop, and the store has said so itself. Called from any thread."""
+        if (tenure := self._held.get(run_id)) is not None:
+            tenure.hear(request)
 
     async def _hear_cancels(self) -> None:
         while True:

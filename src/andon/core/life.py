@@ -26,7 +26,6 @@ from andon.core.receipt import CancelRequest
 from andon.core.signal import Batch, Completed, Failed, Fate
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, StopReason, check_step
 from andon.core.step import Cut
-from andon.core.tenure import Tenure
 from andon.core.work import Settlement
 from andon.errors import HandleError, describe
 from andon.messages import Message
@@ -72,7 +71,7 @@ class Life(Outliving):
         self._cord, self._on_busy, self.limits = cord, on_busy, limits
         self.journal = Journal(run_id, session.key.session_id, session.key.agent_id)
         limit_events(self)
-        self.tenure = None if runtime.keeper is None else Tenure(runtime.keeper, cast("Run", self))
+        self.tenure = None if runtime.keeper is None else runtime.keeper.tenure(cast("Run", self))
         self._last, self.store_is_away = None, False
         self._stage = RunStatus.pending
         self._task: asyncio.Task[None] | None = None

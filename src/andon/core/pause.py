@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from andon.core.events import Event, RunEvent
-from andon.core.following import EVENTS_AT_ONCE, StoredReader
 from andon.core.life import Life
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest, Interrupt, describe_open
@@ -151,11 +150,7 @@ class Pausing(Life):
             return True
         try:
             taken = await self.tenure.take_up()
-        except asyncio.CancelledError:  # it is not known what the store has done: then the answer counts as given
-            self.cancel_for(CancelCause.caller)
-            self._lay_down()
-            raise
-        except BaseException:
+        except BaseException:  # if the store has given it, it is given back
             self._lay_down()
             raise
         if not taken:
@@ -211,8 +206,8 @@ class Pausing(Life):
     async def _watch_elsewhere(self, keeper: Keeper) -> RunRecord:
         """Read along, over every further pause, until the run has ended."""
         while True:
-            reader = StoredReader(keeper, self.run_id, len(self.journal.events))
-            while events := await reader.batch(EVENTS_AT_ONCE):
+            reader = keeper.read(self.run_id, len(self.journal.events))
+            while events := await reader.batch():
                 for event in events:
                     if event.event.terminal:
                         self._last = event

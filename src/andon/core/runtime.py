@@ -19,18 +19,18 @@ from weakref import WeakValueDictionary
 from msgspec import Struct
 
 from andon.core.archive import Archive, Latencies
-from andon.core.keeper import Keeper
 from andon.core.receipt import CancelRequest, is_seconds
+from andon.core.selection import Block, BlockKind, CancelEntry, Outcomes, Selection
 from andon.core.session import Session
-from andon.core.shared import Block, BlockKind, CancelEntry, Selection, SharedStore
 from andon.core.signal import Batch, wake_all
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
 from andon.errors import ConfigurationError, RunIdTakenError, StoreError
 
 if TYPE_CHECKING:
-    from andon.core.keeper import EndOrphan
+    from andon.core.keeper import EndOrphan, Keeper
     from andon.core.life import Life
     from andon.core.run import Run
+    from andon.core.shared import SharedStore
     from andon.core.store import SessionKey, Store
 
 log = logging.getLogger("andon")
@@ -117,10 +117,18 @@ class Runtime:
         self._sessions: WeakValueDictionary[SessionKey, Session] = WeakValueDictionary()
         self._lock = threading.Lock()
 
+    @property
+    def is_shared(self) -> bool:
+        """Is the store one that several processes share, a `SharedStore`?"""
+        return hasattr(self.store, "request_cancel")
+
     def keep(self, end_orphan: EndOrphan) -> None:
-        """If the store is one that several processes share, look after the runs in it; done by the first agent."""
-        if self.keeper is None and isinstance(self.store, SharedStore):
-            self.keeper = Keeper(self.store, self.bounds.lease_seconds, end_orphan, self.keep_days)
+        """Look after the runs in a store that several processes share; done by the first agent."""
+        if self.keeper is None:
+            from andon.core.keeper import Keeper  # most programs have no such store, and want to start quickly
+
+            store = cast("SharedStore", self.store)
+            self.keeper = Keeper(store, self.bounds.lease_seconds, end_orphan, self.keep_days)
 
     async def close(self) -> None:
         """Let go of a shared store, and close it.
@@ -219,8 +227,7 @@ class Runtime:
         if not all and run_id is None and session_id is None and user_id is None and agent_id is None:
             raise ValueError("say which runs: run_id=, session_id=, user_id=, agent_id=, or all=True")
         request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace)
-        stored: dict[str, CancelOutcome] = {}
-        entered: set[str] = set()
+        stored, entered = Outcomes(), set[str]()
         failure: StoreError | None = None
         if self.keeper is not None:  # truth first: what is acknowledged here is not lost, whatever happens next
             held = {run.run_id for run in self.runs if run.tenure is not None and run.tenure.lease is not None}
@@ -230,13 +237,13 @@ class Runtime:
                 entered = held
             except StoreError as error:  # what is held here can be cancelled all the same: a lost run ends as cancelled
                 failure = error
-            stored = {key: outcome for key, outcome in stored.items() if outcome is not CancelOutcome.unknown}
+        known = {key: outcome for key, outcome in stored.items() if outcome is not CancelOutcome.unknown}
         batch: Batch = {}
         fitting = [
             run
             for run in self.runs
             # The store has the last word: one that it knows to have ended is only not told so here yet.
-            if (stored.get(run.run_id) or run.run_id not in entered)
+            if (known.get(run.run_id) or run.run_id not in entered)
             and (run_id is None or run.run_id == run_id)
             and (session_id is None or run.session_id == session_id)
             and (user_id is None or run.user_id == user_id)
@@ -249,12 +256,13 @@ class Runtime:
             wake_all(batch, request)
         if self.keeper is not None:
             own = {run.run_id for run in fitting if run.signal.request == request}
-            joint = {key: _joint(stored.get(key), outcome, key in own) for key, outcome in outcomes.items()}
-            outcomes = {**stored, **joint}
+            joint = {key: _joint(known.get(key), outcome, key in own) for key, outcome in outcomes.items()}
+            outcomes = {**known, **joint}
             if failure is not None and (run_id in elsewhere or not outcomes.get(run_id or "")):
                 raise failure
-            with contextlib.suppress(StoreError):  # it has taken the cancel; the rest is done by any keeper
-                await self.keeper.end_orphans()  # paused ones may be nobody's
+            if stored.nobodys:
+                with contextlib.suppress(StoreError):  # it has taken the cancel; the rest is done by any keeper
+                    await self.keeper.end_orphans()
         if run_id is not None and run_id not in outcomes and run_id in self._ended:
             outcomes[run_id] = CancelOutcome.already_finished
         return outcomes

@@ -10,15 +10,12 @@ anybody woken, so that a wake-up may be lost and the cancel is not. A session's 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
-from andon.core.states import CancelOutcome, RunStatus
-from andon.core.store import RunRecord, SessionKey, SessionStore
-from andon.errors import BlockedError
+from andon.core.selection import Block, BlockKind, CancelEntry, Outcomes, Selection
+from andon.core.store import RunRecord, SessionStore
 from andon.messages import Message
 
 if TYPE_CHECKING:
@@ -65,48 +62,9 @@ class Taken(NamedTuple):
     """The number of its last event that is written, 0 without any."""
 
 
-class Selection(Struct, frozen=True):
-    """Which runs: those that fit all that is given. With nothing given, all of them."""
-
-    run_id: str | None = None
-    session_id: str | None = None
-    user_id: str | None = None
-    agent_id: str | None = None
-    statuses: Sequence[RunStatus] = ()
-
-
-BlockKind = Literal["user", "agent"]
-
-
-class Block(Struct, frozen=True):
-    """New runs of this user, or of this agent, are refused; those that are paused can't go on."""
-
-    kind: BlockKind
-    id: str
-    by: str | None = None
-    reason: str | None = None
-    at: float = 0.0
-
-    def refusal(self) -> BlockedError:
-        """What whoever wants to start one is told."""
-        why = f" ({self.reason})" if self.reason else ""
-        return BlockedError(f"runs of {self.kind} {self.id!r} are blocked{why}, until someone unblocks them")
-
-
-class CancelEntry(Struct, frozen=True):
-    """Who asked for which run to be cancelled."""
-
-    run_id: str
-    request: CancelRequest
-    session: SessionKey | None = None
-    """Whose run it was, and of which agent."""
-
-    def fits(self, which: Selection) -> bool:
-        asked = (which.agent_id, which.user_id, which.session_id)
-        known = self.session or (None, None, None)
-        return which.run_id in (None, self.run_id) and all(
-            want is None or want == have for want, have in zip(asked, known, strict=True)
-        )
+Wake = Callable[[], None]
+Asked = Callable[[str, CancelRequest], None]
+"""Is told which run was asked to stop, and how."""
 
 
 class Listening(Protocol):
@@ -172,7 +130,7 @@ class SharedStore(SessionStore, Protocol):
         """Take runs that nobody ends: whose leases have run out, and paused ones that were asked to stop."""
         ...
 
-    async def request_cancel(self, which: Selection, request: CancelRequest) -> dict[str, CancelOutcome]:
+    async def request_cancel(self, which: Selection, request: CancelRequest) -> Outcomes:
         """Ask runs that have not ended to stop, commit that, and wake whoever holds them.
 
         One that had ended is named only if it was asked for by its id.
@@ -187,10 +145,12 @@ class SharedStore(SessionStore, Protocol):
         """Newest first."""
         ...
 
-    def listen(self, wake: Callable[[], None], progress: Callable[[], None] | None = None) -> Listening:
+    def listen(self, wake: Wake, progress: Wake | None = None, asked: Asked | None = None) -> Listening:
         """Call this, from any thread, whenever something may have changed; also after an outage, and then and when
         for nothing. It must not wait. Where the store can tell that runs have only made progress (`write`), it calls
-        `progress` instead, if that is given: it happens all the time, and is of interest to readers alone.
+        `progress` instead, if that is given: it happens all the time, and is of interest to readers alone. Where it
+        can tell which run was asked to stop, it calls `asked`, if that is given, and then `progress`: that is the
+        request as it is committed, so nobody has to look for it.
         """
         ...
 

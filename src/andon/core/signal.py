@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from msgspec import Struct
@@ -21,6 +22,9 @@ from andon.core.states import CancelMode, CancelOutcome, StopReason
 Deliver = Callable[[CancelRequest], None]
 Batch = dict[asyncio.AbstractEventLoop, list[Deliver]]
 """Many runs to be woken by one request, with one wake-up per loop."""
+
+AT_ONCE = 20
+"""How many of them are woken in one turn of their loop."""
 
 
 class Completed(Struct, frozen=True, gc=False):
@@ -81,6 +85,8 @@ class CancelSignal:
     @property
     def rank(self) -> int:
         """How much is to be stopped: 0 without a cancel, else the rank of its mode."""
+        if not self._slot:  # by far the most frequent case
+            return 0
         mode = self.mode
         return 0 if mode is None else mode.rank
 
@@ -141,9 +147,16 @@ def wake_all(batch: Batch, request: CancelRequest) -> None:
     """Deliver one request to many runs."""
     for loop, delivers in batch.items():
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_deliver_all, delivers, request)
+            loop.call_soon_threadsafe(_deliver_to_some, loop, iter(delivers), request)
 
 
-def _deliver_all(delivers: list[Deliver], request: CancelRequest) -> None:
-    for deliver in delivers:
+def _deliver_to_some(loop: asyncio.AbstractEventLoop, delivers: Iterator[Deliver], request: CancelRequest) -> None:
+    """Deliver it to the next few, and to the others in later turns.
+
+    So whatever else lives on the loop has its turn in between; and a run ends while it is still in the caches.
+    """
+    few = list(itertools.islice(delivers, AT_ONCE))
+    if len(few) == AT_ONCE:
+        loop.call_soon(_deliver_to_some, loop, delivers, request)
+    for deliver in few:
         deliver(request)

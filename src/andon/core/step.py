@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from andon.core.alarm import Alarm
@@ -146,18 +146,24 @@ class Step(Generic[T]):
         """Cut this step, and let the run go on."""
         if not self.finished and not self.was_cut:
             self.was_cut_alone = True
-            self.cut()
+            self._run.cut([self])
 
-    def cut(self) -> None:
-        if self.finished or self.was_cut or self._task.done():
-            return
+    @property
+    def can_be_cut(self) -> bool:
+        return not (self.finished or self.was_cut or self._task.done())
+
+    def cut(self, alarm: Alarm) -> None:
+        """Cancel its task; the alarm rings if it does not end."""
+        self._alarm = alarm
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         try:
             self._mark_cut()
         finally:
             if not (self._run.host_has_cancelled and self._task.cancelling()):
                 # A host that ends its loop has done it: the work is to see one CancelledError, not two.
                 self._task.cancel()
-            self._await_end()
 
     def _mark_cut(self) -> None:
         if not self.was_cut:
@@ -167,13 +173,6 @@ class Step(Generic[T]):
 
     def _is_cancelled(self) -> bool:
         return self.cut_by is not None and self._run.signal.rank >= self.cut_by.rank
-
-    def _await_end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._alarm = Alarm.of(self._run.loop, self._run.bounds.cut_seconds)
-        self._alarm.watch(self)
 
     def cut_again(self) -> None:
         """It was cut a while ago, and has not ended."""
@@ -303,9 +302,16 @@ class Stepper:
     def cut_steps(self) -> None:
         """Cut whatever the cancel's mode says."""
         rank = self.signal.rank
-        for step in self._steps.copy():
-            if step.cut_by is not None and step.cut_by.rank <= rank:
-                step.cut()
+        self.cut([step for step in self._steps if step.cut_by is not None and step.cut_by.rank <= rank])
+
+    def cut(self, steps: Sequence[Step[Any]]) -> None:
+        """Cancel the tasks of these steps, and see to it that they end."""
+        steps = [step for step in steps if step.can_be_cut]
+        if steps:
+            alarm = Alarm.of(self.loop, self.bounds.cut_seconds)
+            alarm.watch(steps)  # first: whatever comes in between, it rings for all of them
+            for step in steps:
+                step.cut(alarm)
 
     def lose_steps(self) -> None:
         """The steps died with their loop; their tools' threads may live on, and are told."""

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from msgspec import Struct
 from starlette.responses import Response
 
-from andon.core.shared import CancelEntry, Selection
+from andon.core.selection import CancelEntry, Selection
 from andon.server import metrics
 from andon.server.body import described, read_body, read_query
 from andon.server.lists import answer

@@ -13,7 +13,7 @@ from andon.core.following import StoredReader, follow, last_event
 from andon.core.keeper import Keeper
 from andon.core.receipt import CancelRequest, Receipt
 from andon.core.run import Run
-from andon.core.shared import Selection
+from andon.core.selection import Selection
 from andon.core.states import CancelOutcome, RunStatus
 from andon.core.store import RunRecord, SessionKey
 
@@ -62,7 +62,7 @@ class Distant:
             # It has read what died, unwritten, with the run's holder: it is told the end.
             last = await last_event(self._keeper, self.run_id)
             after = last[-1].seq - 1 if last else after
-        return StoredReader(self._keeper, self.run_id, after)
+        return self._keeper.read(self.run_id, after)
 
 
 async def cancel(agent: Agent, run: Run | Distant, asked: CancelRequest) -> CancelOutcome:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from andon.agent.agent import Agent
 from andon.core.run import Run
-from andon.core.shared import Selection
+from andon.core.selection import Selection
 from andon.core.states import RunStatus
 from andon.core.store import RunRecord
 from andon.errors import StoreError

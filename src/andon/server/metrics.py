@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from andon.core.archive import Latencies
-from andon.core.shared import BlockKind
+from andon.core.selection import BlockKind
 from andon.core.states import CancelCause, RunStatus
 from andon.server.visit import Visit
 

@@ -21,7 +21,7 @@ from andon.agent.agent import Agent, RunOptions
 from andon.core.following import EventSource
 from andon.core.receipt import CancelRequest, Receipt
 from andon.core.run import Run
-from andon.core.shared import BlockKind
+from andon.core.selection import BlockKind
 from andon.core.states import CancelCause, CancelOutcome, RunStatus
 from andon.core.store import RunRecord
 from andon.server.body import (
@@ -252,6 +252,8 @@ async def cancel_run(request: Request, agent_id: str, run_id: str) -> Response:
     agent = host.agent(agent_id)
     wanted = fill(request, await read_cancel(request, host), Cancel)
     asked = wanted.request()
+    if wanted.wait is None and await host.asked_elsewhere(agent, run_id, asked):
+        return _cancelled(run_id, CancelOutcome.requested, RunStatus.cancelling, None, wanted)
     found = await host.distant(agent, run_id)
     if isinstance(found, RunRecord):
         return _cancelled(run_id, CancelOutcome.already_finished, found.status, found.receipt, wanted)

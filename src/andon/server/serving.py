@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -45,6 +46,7 @@ def serve(app: FastAPI, listener: socket.socket, root_path: str = "", log_format
         timeout_graceful_shutdown=CLOSE_SECONDS + 2,
         server_header=False,
     )
+    gc.freeze()  # what is there by now stays: no collection has to look at it while someone waits
     runner = asyncio.Runner(loop_factory=config.get_loop_factory())
     runner.run(Server(config, app.state.andon).serve([listener]))
     if left := runner.run(_end_tasks()):

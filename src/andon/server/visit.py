@@ -17,7 +17,7 @@ from andon.agent.agent import Agent, RunOptions
 from andon.core.receipt import CancelRequest
 from andon.core.run import Run
 from andon.core.runtime import Runtime
-from andon.core.shared import Block, BlockKind, CancelEntry, Selection
+from andon.core.selection import Block, BlockKind, CancelEntry, Selection
 from andon.core.states import CancelOutcome
 from andon.core.store import RunRecord, SessionKey
 from andon.server.access import Principal, principal_of
@@ -166,6 +166,26 @@ class Visit:
             mode=asked.mode,
             grace=asked.grace,
         )
+
+    async def asked_elsewhere(self, agent: Agent, run_id: str, asked: CancelRequest) -> bool:
+        """Cancel a run that another process holds, without looking for it first. False if that was no news to it, or
+        there is no such run of this agent that whoever asks may see.
+        """
+        if agent.runtime.keeper is None or agent.runtime.recent(run_id) is not None:
+            return False
+        principal = self.principal
+        if not principal.admin and not principal.user_id:
+            return False
+        outcomes = await agent.runtime.cancel(
+            run_id=run_id,
+            agent_id=agent.id,
+            user_id=None if principal.admin else principal.user_id,
+            reason=asked.reason,
+            by=asked.by,
+            mode=asked.mode,
+            grace=asked.grace,
+        )
+        return outcomes.get(run_id) is CancelOutcome.requested
 
     async def block(self, kind: BlockKind, id: str, by: str | None, reason: str | None) -> None:
         for runtime in self.runtimes:

@@ -27,7 +27,7 @@ from andon.tools.thread import call_in_thread
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME = r"[a-zA-Z0-9_-]{1,64}"
 _BYTES = (bytes, bytearray, memoryview)
 _TOOL_ATTRIBUTES = ("name", "description", "bind", "invoke", "parameters")
 
@@ -239,7 +239,7 @@ def _checked_name(function: object, given: str | None) -> str:
     name = getattr(function, "__name__", None) if given is None else given
     if not isinstance(name, str):
         raise ToolDefinitionError(f'{type(function).__name__} has no name of its own; use tool(..., name="...")')
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(_NAME, name):
         raise ToolDefinitionError(
             f"{name!r} can't be a tool's name: providers take 1 to 64 letters (a-z), digits, _ and -;"
             ' give another one with tool(..., name="...")'

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 PROBLEMS_SHOWN = 10
 """How many of its mistakes the model is told of at once."""
 
-_HIDDEN_SECTION = re.compile(r"(?:(?P<arguments>Args|Arguments|Parameters)|Returns?|Yields|Raises):\s*")
-_ARGUMENT = re.compile(r"(\w+)\s*(?:\(.*?\))?:\s*(.*)")
-_CONTEXT_NAME = re.compile(r"""['"]?([\w.]+\.)?ToolContext['"]?(\s*\|\s*None)?""")
+_HIDDEN_SECTION = r"(?:(?P<arguments>Args|Arguments|Parameters)|Returns?|Yields|Raises):\s*"
+_ARGUMENT = r"(\w+)\s*(?:\(.*?\))?:\s*(.*)"
+_CONTEXT_NAME = r"""['"]?([\w.]+\.)?ToolContext['"]?(\s*\|\s*None)?"""
 
 
 class Parameters:
@@ -170,14 +170,14 @@ def parse_docstring(text: str | None) -> tuple[str, dict[str, str]]:
     indent = 0
     for line in (text or "").splitlines():
         if line and not line[0].isspace():
-            heading = _HIDDEN_SECTION.fullmatch(line)
+            heading = re.fullmatch(_HIDDEN_SECTION, line)
             current, indent = "", 0
         if heading is None:
             shown.append(line)
         elif heading["arguments"] and line[:1].isspace() and line.strip():
             depth = len(line) - len(line.lstrip())
             indent = indent or depth  # the first entry tells
-            entry = _ARGUMENT.fullmatch(line.strip()) if depth <= indent else None
+            entry = re.fullmatch(_ARGUMENT, line.strip()) if depth <= indent else None
             if entry:
                 current = entry[1]
                 arguments[current] = entry[2]
@@ -252,5 +252,5 @@ def _names_around(origin: Any) -> dict[str, Any]:
 
 def _is_context(annotation: Any) -> bool:
     if isinstance(annotation, str):  # not to be resolved: imported under TYPE_CHECKING, as a rule
-        return _CONTEXT_NAME.fullmatch(annotation.strip()) is not None
+        return re.fullmatch(_CONTEXT_NAME, annotation.strip()) is not None
     return annotation is ToolContext or ToolContext in typing.get_args(annotation)

@@ -7,31 +7,29 @@ more: a stronger mode, or a bound. Whatever changes something is on record, with
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, and_, bindparam, insert, or_, select, update
+from sqlalchemy import Row, Select, and_, bindparam, insert, or_, select, update
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest, Receipt
-from andon.core.shared import CancelEntry, Selection
+from andon.core.selection import CancelEntry, Outcomes, Selection
 from andon.core.states import CancelMode, CancelOutcome, RunStatus
 from andon.core.store import RunRecord, SessionKey
 from andon.store.sql import sessions
-from andon.store.sql.codec import dump, read_events, read_request
+from andon.store.sql.codec import dump, dump_notice, read_events, read_request
 from andon.store.sql.database import Tx, chunks
-from andon.store.sql.tables import LIVE, cancels, events, records, runs
+from andon.store.sql.tables import HELD, LIVE, cancels, events, records, runs
+
+_NAMES = ("run_id", "session_id", "user_id", "agent_id")
 
 
 def _fits(which: Selection, table: Any) -> list[Any]:
-    wanted = {
-        "run_id": which.run_id,
-        "session_id": which.session_id,
-        "user_id": which.user_id,
-        "agent_id": which.agent_id,
-    }
-    return [table.c[name] == value for name, value in wanted.items() if value is not None]
+    return [table.c[name] == value for name in _NAMES if (value := getattr(which, name)) is not None]
 
 
 def _has_status(which: Selection) -> list[Any]:
@@ -44,25 +42,28 @@ def _has_status(which: Selection) -> list[Any]:
     return [or_(fits, asked) if RunStatus.cancelling in which.statuses else fits]
 
 
-def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> dict[str, CancelOutcome]:
+def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes:
     if which.run_id is None:
         wanted = select(runs).where(*_fits(which, runs), *_has_status(which), LIVE).order_by(runs.c.number)
         return ask(tx, tx.execute(wanted.with_for_update(key_share=True)).all(), request)
-    if which == Selection(which.run_id):
-        row = tx.execute(_THAT, {"run_id": which.run_id}).first()
-    else:
+    if which.statuses:
         wanted = select(runs).where(*_fits(which, runs), *_has_status(which))
         row = tx.execute(wanted.with_for_update(key_share=True)).first()
+    else:
+        given = {name: value for name in _NAMES if (value := getattr(which, name)) is not None}
+        row = tx.execute(_that(*given), given).first()
     if row is None:
-        return {which.run_id: CancelOutcome.unknown}
+        return Outcomes({which.run_id: CancelOutcome.unknown})
     if row.ended is not None:
-        return {which.run_id: CancelOutcome.already_finished}
+        return Outcomes({which.run_id: CancelOutcome.already_finished})
     return ask(tx, [row], request)
 
 
-def ask(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> dict[str, CancelOutcome]:
+def ask(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> Outcomes:
     """Ask these runs, which are locked and have not ended."""
-    outcomes, fresh, said = {}, [], dump(request)
+    outcomes, fresh, said, now = Outcomes(), [], dump(request), time.time()
+    # By this machine's clock, which may be wrong: what is overlooked, the keepers find by the right one.
+    outcomes.nobodys = any(row.status not in HELD or (row.lease_until or now) < now for row in rows)
     log = [_entry(row, request) for row in rows if row.cancel is None]
     for row in rows:
         if row.cancel is None:
@@ -79,11 +80,19 @@ def ask(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> dict[str, C
         tx.write(_ASK, {"numbers": these, "cancel": said})
     if log:
         tx.write(_NOTE, log if len(log) > 1 else log[0])
+    if len(fresh) == len(rows) == 1:  # of many, or of what has changed once more, who holds them looks
+        tx.says = dump_notice(rows[0].run_id, request)
     return outcomes
 
 
-# By `key_share`, nobody waits here for a batch of events to be written, which takes as long as the disk does.
-_THAT = select(runs).where(runs.c.run_id == bindparam("run_id")).with_for_update(key_share=True)
+@functools.cache
+def _that(*names: str) -> Select[Any]:
+    """One run, by its names. By `key_share`, nobody waits here for a batch of events to be written, which takes as long
+    as the disk does.
+    """
+    return select(runs).where(*(runs.c[name] == bindparam(name) for name in names)).with_for_update(key_share=True)
+
+
 _ASK = update(runs).where(runs.c.number.in_(bindparam("numbers", expanding=True)))
 _NOTE = insert(cancels).inline()
 

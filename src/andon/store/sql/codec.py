@@ -10,11 +10,13 @@ import msgspec
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
-from andon.core.shared import Block
+from andon.core.selection import Block
 from andon.core.store import RunRecord
 from andon.messages import Message, sendable
 
 MAX_DEPTH = 200
+LONGEST_NOTICE = 7_000
+"""In bytes. Postgres takes a little more."""
 
 
 def _as_text(value: object) -> str:
@@ -32,6 +34,7 @@ read_request = msgspec.json.Decoder(CancelRequest).decode
 read_block = msgspec.json.Decoder(Block).decode
 read_state = msgspec.json.Decoder(dict[str, Any]).decode
 _read_events = msgspec.json.Decoder(list[Event]).decode
+_read_notice = msgspec.json.Decoder(tuple[str, CancelRequest]).decode
 
 
 def dump(value: object) -> str:
@@ -51,6 +54,23 @@ def dump_lines(values: Sequence[object]) -> str:
 
 def read_events(rows: Sequence[str]) -> list[Event]:
     return _read_events(f"[{','.join(rows)}]")
+
+
+def dump_notice(run_id: str, request: CancelRequest) -> str:
+    """Which run was asked to stop, and how; empty where that can't be said in a few words, or not exactly."""
+    try:
+        notice = _encode((run_id, request))
+    except UnicodeError:
+        return ""
+    return notice.decode() if len(notice) <= LONGEST_NOTICE else ""
+
+
+def read_notice(said: str) -> tuple[str, CancelRequest] | None:
+    """None if it is no notice, or not one of this version's."""
+    try:
+        return _read_notice(said) if said else None
+    except msgspec.DecodeError:
+        return None
 
 
 def _clean(value: Any, depth: int) -> Any:

@@ -48,7 +48,7 @@ from andon.store.sql import schema
 from andon.store.sql.address import Address, parse
 from andon.store.sql.faults import CutOffError, is_transient, translate
 from andon.store.sql.lanes import Lane
-from andon.store.sql.push import CHANNEL, PROGRESS, Hub, watch_file, watch_server
+from andon.store.sql.push import CHANNEL, LOOK, PROGRESS, Hub, watch_file, watch_server
 
 T = TypeVar("T")
 Values = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
@@ -77,13 +77,15 @@ LINK_SETTINGS = {
 class Tx:
     """An open transaction."""
 
-    __slots__ = ("_connection", "_unsent", "now", "postgres", "wakes")
+    __slots__ = ("_connection", "_unsent", "now", "postgres", "says", "wakes")
 
     def __init__(self, connection: Connection, postgres: bool, wakes: bool) -> None:
         self._connection, self.postgres = connection, postgres
         self._unsent: list[tuple[Executable, Values]] = []
         self.wakes = wakes
         """Whether others are to look. Who has nothing for them after all may say so."""
+        self.says = LOOK
+        """What they are told, by a server that can."""
         self.now: ColumnElement[float] = _SERVER_CLOCK if postgres else literal(time.time(), Double)
         """The clock that leases go by. The machine's is the database's, where that is a file."""
 
@@ -99,7 +101,7 @@ class Tx:
     def commit(self) -> None:
         """Send what was not sent yet, and the commit with it."""
         if self.wakes and self.postgres:  # a file tells by itself that it has changed
-            self.write(_NOTIFY, {"says": ""})
+            self.write(_NOTIFY, {"says": self.says})
         if not (self._unsent and self.postgres):
             self._send()
             self._connection.commit()

@@ -183,8 +183,7 @@ _APPEND = text(
 def finish(
     tx: Tx, lease: Lease, record: RunRecord, messages: Sequence[Message], what: Sequence[Event]
 ) -> RunRecord | CancelRequest | None:
-    there = sessions.lock_all(tx, [lease.run_id])
-    row = sessions.lock_run(tx, lease.run_id)
+    row = sessions.lock_both(tx, lease.run_id)
     if row is None:
         raise lost(lease)
     # A paused run is nobody's, but it may be cancelled, and whoever paused it may still say so.
@@ -204,9 +203,9 @@ def finish(
         "ended": time.time() if record.status.final else None,
     }
     tx.write(sessions.CHANGE, {"which": row.number, **end})
-    sessions.keep(tx, row.number, record, messages if there else None)
-    if there:
-        sessions.touch(tx, there)
+    sessions.keep(tx, row.number, record, None if row.there is None else messages)
+    if row.there is not None:
+        sessions.touch(tx, {row.there})
     append(tx, row.number, what)
     if row.cancel is None and record.receipt is not None and record.status is RunStatus.cancelled:
         asking.note(tx, row, asking.request_of(record.receipt))
@@ -246,10 +245,17 @@ def take_up(tx: Tx, run_id: str, owner: str, seconds: float) -> Taken | None:
     return None
 
 
-def take_orphans(tx: Tx, owner: str, seconds: float, limit: int) -> list[Taken]:
+def _orphans(tx: Tx, limit: int) -> Select[Any]:
     stopped = and_(runs.c.status == RunStatus.paused.value, runs.c.cancel.is_not(None))
-    wanted = select(runs).where(LIVE, or_(_expired(tx), stopped)).order_by(runs.c.number).limit(limit)
-    found = tx.execute(wanted.with_for_update(skip_locked=True)).all()
+    return select(runs).where(LIVE, or_(_expired(tx), stopped)).order_by(runs.c.number).limit(limit)
+
+
+def has_orphans(tx: Tx) -> bool:
+    return tx.execute(_orphans(tx, 1)).first() is not None
+
+
+def take_orphans(tx: Tx, owner: str, seconds: float, limit: int) -> list[Taken]:
+    found = tx.execute(_orphans(tx, limit).with_for_update(skip_locked=True)).all()
     if not found:
         tx.wakes = False
     return take(tx, found, owner, seconds)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is woken when something may have changed: one thread per store, while somebody listens.
 
-A wake-up says nothing but "look", so one may be lost or be for nothing, and nothing is lost with it. Every time the
-thread has connected it wakes everybody, because of what may have happened meanwhile. Callbacks never break it.
+A wake-up says "look", so one may be lost or be for nothing, and nothing is lost with it. One of Postgres' may say more:
+which run was asked to stop, and how; it comes with the commit, so it is as true as the row, and who holds the run need
+not look. Every time the thread has connected it wakes everybody, because of what may have happened meanwhile. Callbacks
+never break it.
 """
 
 from __future__ import annotations
@@ -13,18 +15,22 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sqlalchemy import Engine, select
 
+from andon.core.shared import Asked, Wake
 from andon.errors import AndonError, describe
+from andon.store.sql.codec import read_notice
 
 log = logging.getLogger("andon")
 
 CHANNEL = "andon"
-PROGRESS = "progress"
-"""What is said on the channel where runs have made progress, and nothing else has changed."""
+LOOK, PROGRESS = "", "progress"
+"""What is said on the channel: that something has changed; that runs have made progress, and nothing else. What else is
+said is a notice of a cancel.
+"""
 POLL_SECONDS = 0.02
 """SQLite has no way to tell another process: its counter of changes is looked at this often."""
 PING_SECONDS = 3.0
@@ -32,9 +38,9 @@ PING_SECONDS = 3.0
 RECONNECT_SECONDS = (0.05, 1.0)
 CLOSE_SECONDS = 6.0
 
-Wake = Callable[[], None]
-Watch = Callable[[Any, "Stop", Callable[[bool], None]], None]
-"""Watches by a connection of the driver, until it is stopped; says of each change whether it is only progress."""
+Tell = Callable[[Iterable[str]], None]
+Watch = Callable[[Any, "Stop", Tell], None]
+"""Watches by a connection of the driver, until it is stopped, and tells what was said."""
 
 
 class Stop:
@@ -66,8 +72,19 @@ class Stop:
 class Listener:
     """What `listen` gives: close it to be woken no more, except by a call that is on its way."""
 
-    def __init__(self, hub: Hub, wake: Wake, progress: Wake | None) -> None:
-        self._hub, self.wake, self.progress = hub, wake, progress or wake
+    def __init__(self, hub: Hub, wake: Wake, progress: Wake | None, asked: Asked | None) -> None:
+        self._hub, self._wake, self._progress, self._asked = hub, wake, progress or wake, asked
+
+    def tell(self, said: Iterable[str]) -> None:
+        looks = False
+        for each in said:
+            if each == PROGRESS:
+                continue
+            if self._asked is None or (notice := read_notice(each)) is None:
+                looks = True
+            else:
+                self._asked(*notice)
+        (self._wake if looks else self._progress)()
 
     def close(self) -> None:
         self._hub.remove(self)
@@ -83,8 +100,8 @@ class Hub:
         self._stop: Stop | None = None
         self._thread: threading.Thread | None = None
 
-    def listen(self, wake: Wake, progress: Wake | None = None) -> Listener:
-        listener = Listener(self, wake, progress)
+    def listen(self, wake: Wake, progress: Wake | None = None, asked: Asked | None = None) -> Listener:
+        listener = Listener(self, wake, progress, asked)
         with self._lock:
             self._listeners[listener] = None
             if self._stop is None:
@@ -112,12 +129,12 @@ class Hub:
         if thread is not None and thread is not threading.current_thread():
             thread.join(CLOSE_SECONDS)
 
-    def wake(self, progress: bool) -> None:
+    def tell(self, said: Iterable[str]) -> None:
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:
             try:
-                (listener.progress if progress else listener.wake)()
+                listener.tell(said)
             except Exception:
                 log.exception("a callback that listens to the store failed")
 
@@ -149,12 +166,12 @@ class Hub:
         driver: Any = borrowed.driver_connection
         borrowed.detach()  # it never goes back among those that transactions use
         try:
-            self._watch(driver, stop, self.wake)
+            self._watch(driver, stop, self.tell)
         finally:
             driver.close()
 
 
-def watch_file(driver: Any, stop: Stop, wake: Callable[[bool], None]) -> None:
+def watch_file(driver: Any, stop: Stop, tell: Tell) -> None:
     """SQLite: any commit of another connection, in this process or another one, changes `data_version`. What it was,
     nobody knows.
     """
@@ -163,26 +180,26 @@ def watch_file(driver: Any, stop: Stop, wake: Callable[[bool], None]) -> None:
         now = driver.execute("PRAGMA data_version").fetchone()
         if now != seen:
             seen = now
-            wake(False)
+            tell([LOOK])
         stop.wait(POLL_SECONDS)
 
 
-def watch_server(driver: Any, stop: Stop, wake: Callable[[bool], None]) -> None:
+def watch_server(driver: Any, stop: Stop, tell: Tell) -> None:
     """Postgres: NOTIFY comes with the commit."""
     driver.autocommit = True
     driver.execute(f"LISTEN {CHANNEL}")
-    wake(False)
+    tell([LOOK])
     with selectors.DefaultSelector() as selector:
         selector.register(driver.fileno(), selectors.EVENT_READ)
         selector.register(stop.fileno(), selectors.EVENT_READ)
         while not stop():
             if not selector.select(PING_SECONDS):
                 driver.execute("SELECT 1")
-                wake(False)
+                tell([LOOK])
                 continue
             driver.pgconn.consume_input()
-            came = set()
+            came: dict[str, None] = {}  # each once, in the order in which it was said
             while (notice := driver.pgconn.notifies()) is not None:
-                came.add(notice.extra.decode())
+                came[notice.extra.decode(errors="replace")] = None
             if came:
-                wake(came == {PROGRESS})
+                tell(came)

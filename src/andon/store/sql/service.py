@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from sqlalchemy import delete, exists, func, select, update
 
-from andon.core.shared import Block
+from andon.core.selection import Block
 from andon.store.sql.codec import dump, read_block
 from andon.store.sql.database import Tx
 from andon.store.sql.tables import LIVE, Id, blocks, cancels, events, records, runs, sessions

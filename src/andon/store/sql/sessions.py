@@ -186,6 +186,16 @@ def lock_run(tx: Tx, run_id: str) -> Row[Any] | None:
     return tx.execute(_LOCKED, {"run_id": run_id}).first()
 
 
+def lock_both(tx: Tx, run_id: str) -> Row[Any] | None:
+    """The run, and, as `there`, its session's id, None if that was deleted: both locked, the session first."""
+    return tx.execute(_BOTH, {"run_id": run_id}).first()
+
+
+_its_session = select(runs.c.session).where(runs.c.run_id == bindparam("run_id")).scalar_subquery()
+_head = select(sessions.c.id).where(sessions.c.id == _its_session).with_for_update().cte("head")
+# What a row is made of is worked out before that row is locked.
+_BOTH = select(runs, select(_head.c.id).scalar_subquery().label("there"))
+_BOTH = _BOTH.where(runs.c.run_id == bindparam("run_id")).with_for_update(of=runs)
 _LOCKED = select(runs).where(runs.c.run_id == bindparam("run_id")).with_for_update()
 _RUN = select(runs, records.c.record).join(records, records.c.number == runs.c.number)
 _RUN = _RUN.where(runs.c.run_id == bindparam("run_id"))

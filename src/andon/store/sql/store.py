@@ -10,15 +10,15 @@ or with SQLite by the machine's.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import Any, Literal
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
+from andon.core.selection import Block, CancelEntry, Outcomes, Selection
 from andon.core.session import OnBusy
-from andon.core.shared import Block, CancelEntry, Lease, Listening, Progress, Renewal, Selection, Taken
-from andon.core.states import CancelOutcome
+from andon.core.shared import Asked, Lease, Listening, Progress, Renewal, Taken, Wake
 from andon.core.store import RunRecord, SessionKey, SessionRecord
 from andon.messages import Message
 from andon.store.sql import asking, holding, service, sessions
@@ -99,9 +99,11 @@ class SQLStore:
         return await self._db.change(lambda tx: holding.take_up(tx, run_id, owner, seconds))
 
     async def take_orphans(self, owner: str, seconds: float, limit: int) -> list[Taken]:
+        if not await self._db.read(holding.has_orphans):  # as nearly always, and who only reads is in nobody's way
+            return []
         return await self._db.change(lambda tx: holding.take_orphans(tx, owner, seconds, limit))
 
-    async def request_cancel(self, which: Selection, request: CancelRequest) -> dict[str, CancelOutcome]:
+    async def request_cancel(self, which: Selection, request: CancelRequest) -> Outcomes:
         return await self._db.change(lambda tx: asking.request_cancel(tx, which, request))
 
     async def read_events(self, run_id: str, after: int, limit: int) -> list[Event]:
@@ -110,8 +112,8 @@ class SQLStore:
     async def list_runs(self, which: Selection, limit: int) -> list[RunRecord]:
         return await self._db.read(lambda tx: asking.list_runs(tx, which, limit))
 
-    def listen(self, wake: Callable[[], None], progress: Callable[[], None] | None = None) -> Listening:
-        return self._db.hub.listen(wake, progress)
+    def listen(self, wake: Wake, progress: Wake | None = None, asked: Asked | None = None) -> Listening:
+        return self._db.hub.listen(wake, progress, asked)
 
     # -- the service --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One cancel for many runs: all of them end, and the loop that they share belongs to nobody alone meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from andon import Agent, Phase, Run, RunStatus
+from andon.core.signal import AT_ONCE
+from andon.models.scripted import ScriptedModel, Stall
+
+MANY = 10 * AT_ONCE + 1
+
+
+async def crowd(agent: Agent) -> list[Run]:
+    runs = [agent.start("Hello", session_id=f"s{number}") for number in range(MANY)]
+    for run in runs:
+        await run.open()
+    while any(run.phase is not Phase.waiting for run in runs):  # noqa: ASYNC110 - no event tells of it
+        await asyncio.sleep(0)
+    return runs
+
+
+def test_others_have_their_turn_while_many_runs_are_cancelled_at_once() -> None:
+    async def main() -> list[int]:
+        agent = Agent("Many", ScriptedModel(then=Stall()))
+        runs, loop, ended = await crowd(agent), asyncio.get_running_loop(), [0]
+
+        def take_a_turn() -> None:
+            ended.append(sum(run.status.final for run in runs))
+            if ended[-1] < MANY:
+                loop.call_soon(take_a_turn)
+
+        agent.cancel()
+        loop.call_soon(take_a_turn)
+        results = [await run.result() for run in runs]
+        assert {result.status for result in results} == {RunStatus.cancelled}
+        return ended
+
+    ended = asyncio.run(main())
+    assert max(later - before for before, later in itertools.pairwise(ended)) <= AT_ONCE
+
+
+def test_a_cancel_counts_from_when_it_was_asked_for_not_from_when_it_arrives() -> None:
+    async def main() -> RunStatus:
+        stalled = Agent("Many", ScriptedModel(then=Stall()))
+        await crowd(stalled)
+        quick = Agent("Quick", ScriptedModel("Hello."), runtime=stalled.runtime)
+        last = quick.start("Hello")  # of all that are told, and alone it would take fewer turns than they do
+        await last.open()
+        outcomes = await stalled.runtime.cancel(all=True)
+        assert len(outcomes) == MANY + 1
+        return (await last.result()).status
+
+    assert asyncio.run(main()) is RunStatus.cancelled

@@ -158,7 +158,7 @@ def test_a_line_that_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cancel_that_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Step, "cut", lambda self: None)
+    monkeypatch.setattr(Step, "cut", lambda self, *_: None)
     report = explore(with_tool, inject="cancel", within=0)
     found(report, "the run ended 1 virtual seconds later than it had to|there still came")
     report = explore(with_tool, inject="cancel", within=0, cancels=Cancel("after_tools", grace=0.25))

@@ -26,7 +26,8 @@ T = TypeVar("T")
 
 ALL = 1_000_000
 GOING = (RunStatus.pending, RunStatus.running, RunStatus.cancelling)
-QUIET_SECONDS = 30.0
+QUIET_SECONDS = ANSWER_SECONDS = 30.0
+"""How long the last runs have to end; how long one answer may take then, when nothing is in trouble any more."""
 AT_ONCE = 8
 
 LOST, TWO_ENDS, DISAGREE, REJECTED, ENDLESS, VANISHED, TWICE, ODD = (
@@ -116,7 +117,7 @@ class Checks:
 
     async def _check_http(self, url: str, record: RunRecord) -> None:
         path = f"/agents/{AGENT}/runs/{record.run_id}"
-        status, found = await self._clients.ask("GET", path, at=url)
+        status, found = await self._clients.ask("GET", path, at=url, timeout=ANSWER_SECONDS)
         if (status, found.get("status")) != (200, record.status.value):
             self.faults[DISAGREE].append(f"{record.run_id} is {record.status.name}; HTTP says {status} {found}")
 
@@ -141,7 +142,9 @@ class Checks:
         for problem in validate(messages) or next_prompt_accepted(messages):
             self.faults[REJECTED].append(f"{session}: {problem}")
         body = {"message": NEXT, "session_id": session, "stream": False}
-        status, said = await self._clients.ask("POST", f"/agents/{AGENT}/runs", at=url, json=body)
+        status, said = await self._clients.ask(
+            "POST", f"/agents/{AGENT}/runs", at=url, json=body, timeout=ANSWER_SECONDS
+        )
         if (status, said.get("status")) != (200, "COMPLETED"):
             self.faults[REJECTED].append(f"{session}: the next prompt got {status} {said.get('receipt')} {said}")
 

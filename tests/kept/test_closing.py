@@ -233,6 +233,39 @@ def test_a_script_that_ends_while_its_blocking_run_is_going(url: str) -> None:
     play(main)
 
 
+def test_a_script_that_ends_while_its_blocking_run_waits_in_line(url: str) -> None:
+    """At its exit, runs are ended before the keeper is, without which those that wait for the store would fail."""
+    script(
+        url,
+        """
+        import time
+        from andon import Phase
+        from andon.core.keeper import Keeper
+        events = agent.run("go", run_id="r", stream=True)
+        while next(events).content != "One ":
+            pass
+        keep = [events, agent.run("and then", run_id="r2", stream=True, on_busy="queue")]
+        next(keep[1])
+        run, stop = runtime.run("r2"), Keeper.stop
+        while run.phase is not Phase.queued:
+            time.sleep(0.01)
+
+        def stop_and_wait(keeper):
+            stop(keeper)
+            run.attend_blocking(5.0)
+
+        Keeper.stop = stop_and_wait
+        """,
+    )
+
+    async def main() -> None:
+        async with runtimes(url, 1) as (later,):
+            on(later)
+            await check_stored(later, "r2", RunStatus.cancelled, CancelCause.caller)
+
+    play(main)
+
+
 def test_a_script_that_ends_while_a_run_is_going_in_a_thread(sqlite_url: str) -> None:
     script(
         sqlite_url,

@@ -90,8 +90,9 @@ def test_the_first_cancel_is_the_one_that_is_told_of_though_a_later_one_arrives_
         for run in runs[:-1]:
             run.cancel()
         receipt = (await runs[-1].result()).receipt
+        assert receipt is not None
         said = [event.reason for event in runs[-1].journal.events if event.event is RunEvent.cancel_requested]
         assert len(said) == 1
-        return said[0], receipt and receipt.reason
+        return said[0], receipt.reason
 
     assert asyncio.run(main()) == ("first", "first")

@@ -302,9 +302,9 @@ class Keeper:
                 await self.store.request_cancel(Selection(tenure.run.run_id), request)
                 tenure.told = True
 
-    def hear(self, run_id: str, request: CancelRequest) -> None:
+    def hear(self, run_id: str, owner: str, request: CancelRequest) -> None:
         """Someone has asked this run to stop, and the store has said so itself. Called from any thread."""
-        if (tenure := self._held.get(run_id)) is not None:
+        if owner == self.owner and (tenure := self._held.get(run_id)) is not None:
             tenure.hear(request)
 
     async def _hear_cancels(self) -> None:

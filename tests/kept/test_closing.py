@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 
 from andon import CancelCause, RunEvent, RunStatus, Runtime
 from andon.agent.loop import Loop
+from andon.core import keeper
 from andon.errors import StoreError
 from andon.models.base import ModelRequest
 from andon.models.scripted import Stall
@@ -160,6 +162,24 @@ def test_many_threads_begin_at_once_and_one_keeper_serves_them(sqlite_url: str) 
     asyncio.run(runtime.close())
     # (A store that an earlier test has forgotten may be closed by a thread just now.)
     eventually(lambda: {thread.name for thread in set(threading.enumerate()) - threads} <= {"andon-portal"})
+
+
+def test_agents_that_are_made_at_once_have_one_keeper(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    together, made = threading.Barrier(2), []
+
+    class Slow(keeper.Keeper):
+        def __init__(self, *arguments: Any) -> None:
+            made.append(self)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.wait(0.5)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(keeper, "Keeper", Slow)
+    runtime = Runtime(SQLStore(sqlite_url))
+    for worker in [Worker(lambda: on(runtime)) for _ in range(2)]:
+        worker.done()
+    asyncio.run(runtime.close())
+    assert made == [runtime.keeper]
 
 
 def test_a_run_that_can_not_be_settled_frees_its_session_at_once(

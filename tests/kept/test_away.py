@@ -14,7 +14,7 @@ import pytest
 
 from andon import CancelCause, CancelOutcome, RunEvent, RunStatus, Runtime, ToolContext, tool
 from andon.core.shared import Taken
-from andon.errors import NotContinuableError, StoreError
+from andon.errors import StoreError
 from andon.models.scripted import Call, Pause, Say, Stall
 from andon.store.sql import SQLStore
 from tests.kept.keeping import LONG, Shaky, changed_to, check_same, check_stored, ended, on, runtimes, stored_events
@@ -229,12 +229,10 @@ def test_going_on_with_a_paused_run_whose_store_does_not_answer(sqlite_url: str)
             with pytest.raises(StoreError):
                 await agent.continue_run(run.run_id, answers)
             store.mute = False
-            # It was taken up, though nobody was told. Asked again, the store gives the same answer; but it may have
-            # been found out before, and then the run goes along with itself until its lease is over.
-            with contextlib.suppress(NotContinuableError):
-                done = await agent.continue_run(run.run_id, answers)
-                assert (done.status, till.did) == (RunStatus.completed, ["all"])
-                await check_stored(here, run.run_id, RunStatus.completed)
+            # It was taken up, though nobody was told; so it is given back, for whoever answers next.
+            done = await agent.continue_run(run.run_id, answers)
+            assert (done.status, till.did) == (RunStatus.completed, ["all"])
+            await check_stored(here, run.run_id, RunStatus.completed)
 
     play(main)
 
@@ -261,9 +259,11 @@ def test_cancelled_while_the_store_is_asked_to_give_a_paused_run_back(
                 going_on.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await going_on
-                await run.ended()
                 store.delay = 0.0
-                await check_stored(here, run.run_id, RunStatus.cancelled, CancelCause.caller)
+                await changed_to(here, run.run_id, lambda record: record.status is RunStatus.paused)
+                assert await here.cancel(run_id=run.run_id)
+                await run.ended()
+                await check_stored(here, run.run_id, RunStatus.cancelled, CancelCause.user)
 
     play(main)
 

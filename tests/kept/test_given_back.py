@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 
 import pytest
 
 from andon import CancelCause, RunStatus, Runtime
 from andon.core.shared import Taken
-from andon.core.tenure import take_paused
-from andon.errors import StoreError
+from andon.core.taking import take_paused
+from andon.errors import NotContinuableError, StoreError
 from andon.store.sql import SQLStore
 from tests.kept.keeping import LONG, changed_to, check_stored, ended, found, on, runtimes, stored_events
 from tests.support import Flag, paused, play
@@ -114,6 +115,85 @@ def test_the_stores_answer_is_lost(url: str) -> None:
     play(main)
 
 
+def test_whoever_answers_next_need_not_wait_until_it_is_given_back(url: str) -> None:
+    async def main() -> None:
+        async with late(url) as (here, store, till, run_id, answers):
+            agent = on(here, "Done.", tools=till.tools)
+            store.mute = True
+            store.may_answer.set()
+            with pytest.raises(StoreError, match="lost"):
+                await agent.continue_run(run_id, answers)
+            assert (await agent.continue_run(run_id, answers)).status is RunStatus.completed
+            assert till.did == ["all"]
+            await check_stored(here, run_id, RunStatus.completed)
+
+    play(main)
+
+
+def test_what_is_given_back_is_not_what_another_answer_has_got(url: str) -> None:
+    """Two answers in one process, and only the store knows which one has the run: the other one leaves it alone."""
+
+    async def main() -> None:
+        async with late(url) as (here, store, till, run_id, answers):
+            agent, asking, may_ask, decided = on(here, "Done.", tools=till.tools), Flag(), Flag(), Flag()
+            calls = itertools.count(1)
+
+            async def take_up(run_id: str, owner: str, seconds: float) -> Taken | None:
+                number = next(calls)
+                if number == 1:  # the first one's question comes late
+                    asking.set()
+                    await may_ask.arrived()
+                if number == 3:  # and what the second one has got is given back when the first one has its answer
+                    await decided.arrived()
+                answer = await SQLStore.take_up(store, run_id, owner, seconds)
+                if number == 2:
+                    raise StoreError("the answer was lost, says the test")
+                return answer
+
+            store.take_up = take_up  # type: ignore[method-assign]
+            first = asyncio.create_task(agent.continue_run(run_id, answers))
+            first.add_done_callback(lambda _: decided.set())
+            await asking.arrived()
+            with pytest.raises(StoreError, match="lost"):
+                await agent.continue_run(run_id, answers)
+            may_ask.set()
+            with pytest.raises(NotContinuableError, match="quicker"):
+                await first
+            assert till.did == []
+            assert (await agent.continue_run(run_id, answers)).status is RunStatus.completed
+            assert till.did == ["all"]
+            await check_stored(here, run_id, RunStatus.completed)
+
+    play(main)
+
+
+@pytest.mark.parametrize("way", ["the answer is lost", "the caller leaves"])
+def test_one_that_paused_here_waits_on_too(url: str, way: str) -> None:
+    async def main() -> None:
+        till, store = Till(), Late(url)
+        here = Runtime(store, lease_seconds=LONG)
+        async with runtimes(url, 1) as (there,):
+            agent = on(here, DELETE, tools=till.tools)
+            run, result = await paused(agent, session_id="s")
+            answers = {result.interrupts[0].id: True}
+            store.mute = way == "the answer is lost"
+            going_on = asyncio.create_task(agent.continue_run(run.run_id, answers))
+            await store.taken.arrived()
+            if not store.mute:
+                going_on.cancel()
+            store.may_answer.set()
+            with pytest.raises(StoreError if store.mute else asyncio.CancelledError):
+                await going_on
+            await changed_to(here, run.run_id, lambda record: record.status is RunStatus.paused)
+            done = await on(there, "Done.", tools=till.tools).continue_run(run.run_id, answers)
+            assert (done.status, till.did) == (RunStatus.completed, ["all"])
+            assert (await run.result()).status is RunStatus.completed  # who held it has gone along
+            await check_stored(here, run.run_id, RunStatus.completed)
+            await here.close()
+
+    play(main)
+
+
 def test_one_that_was_taken_up_twice_and_asks_something_else_is_not_left_to_nobody(url: str) -> None:
     async def main() -> None:
         async with late(url) as (here, store, till, run_id, _):
@@ -122,7 +202,7 @@ def test_one_that_was_taken_up_twice_and_asks_something_else_is_not_left_to_nobo
             store.may_answer.set()
             assert await store.take_up(run_id, here.keeper.owner, LONG)  # and nobody was told
             known = len(await stored_events(here, run_id)) - 1
-            assert await take_paused(here.keeper, run_id, known) is None
+            assert await take_paused(here.keeper, run_id, known, here.keeper.owner) is None
             assert (await found(here, run_id)).status is RunStatus.paused
 
     play(main)

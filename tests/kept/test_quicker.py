@@ -247,8 +247,6 @@ def test_an_answer_is_not_given_to_a_later_question(url: str, local: bool) -> No
         async with runtimes(url) as (other, there):
 
             async def before() -> None:
-                if local:
-                    await deaf(here)  # it would hear of it
                 await on(there, PAY, tools=till.tools).continue_run(run.run_id, answers)
 
             here = Runtime(Overtaken(url, before))

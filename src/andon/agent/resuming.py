@@ -71,6 +71,10 @@ class Resuming:
             if (run := self._own_run(run_id)) is not None:  # it may have gone on elsewhere meanwhile
                 await run.resume(answers or {})
                 return run
+        if self.runtime.keeper is not None:
+            from andon.core.taking import given_back
+
+            await given_back(self.runtime.keeper, run_id, self.runtime.bounds.settle_seconds)
         record = await self._find_record(run_id)
         if record.status is RunStatus.paused and self.runtime.keeper is not None:
             await self.runtime.check_blocks(record.session)
@@ -93,7 +97,7 @@ class Resuming:
     async def _restore(self, record: RunRecord, answers: Mapping[str, Any], output_type: type[BaseModel] | None) -> Run:
         """Go on with a run that was paused in another process, or in an earlier one."""
         from andon.agent.orphans import read_all  # like all that only shared stores need
-        from andon.core.tenure import take_paused_for
+        from andon.core.taking import take_paused_for
 
         check_answers(record.run_id, record.interrupts, record.interrupts, answers)
         assert self.runtime.keeper is not None

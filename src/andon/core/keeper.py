@@ -85,6 +85,7 @@ class Keeper:
         self._waiters = Waiters()
         self._bell = Waiters()
         self._urgent: dict[object, None] = {}
+        self.leaving: dict[str, concurrent.futures.Future[None]] = {}  # see core/taking.py
         self._lock = threading.Lock()
         self._served: concurrent.futures.Future[None] | None = None
         self._portal.forget()
@@ -92,7 +93,6 @@ class Keeper:
     # -- for runs -----------------------------------------------------------------------------------------------------
 
     def tenure(self, run: Run) -> Tenure:
-        """What holds a run in the store."""
         return Tenure(self, run)
 
     def hold(self, tenure: Tenure) -> None:

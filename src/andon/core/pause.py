@@ -150,11 +150,7 @@ class Pausing(Life):
             return True
         try:
             taken = await self.tenure.take_up()
-        except asyncio.CancelledError:  # it is not known what the store has done: then the answer counts as given
-            self.cancel_for(CancelCause.caller)
-            self._lay_down()
-            raise
-        except BaseException:
+        except BaseException:  # if the store has given it, it is given back
             self._lay_down()
             raise
         if not taken:

@@ -8,11 +8,9 @@ cancel that it has accepted makes every other end a cancel, and an end that some
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,16 +20,14 @@ from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
 from andon.core.shared import Lease, Progress
 from andon.core.states import RunStatus
-from andon.errors import AndonError, SessionBusyError, StoreError
+from andon.core.taking import take_paused_for
+from andon.errors import AndonError, SessionBusyError
 
 if TYPE_CHECKING:
-    import concurrent.futures
-
     from andon.core.events import Event
     from andon.core.keeper import Keeper
     from andon.core.run import Run
     from andon.core.session import OnBusy
-    from andon.core.shared import Taken
     from andon.core.store import RunRecord
     from andon.messages import Message
 
@@ -180,7 +176,8 @@ class Tenure:
         """Hold the run again after a pause. False if someone else does, or has, or it was asked to stop."""
         self.taking = self.unsure = True
         try:
-            taken = await take_paused(self._keeper, self._run.run_id, len(self._run.journal.events))
+            known, seconds = len(self._run.journal.events), self._run.bounds.settle_seconds
+            taken = await take_paused_for(self._keeper, self._run.run_id, known, seconds)
             if taken is not None:
                 self.hold(*taken)
             self.unsure = False
@@ -239,60 +236,3 @@ class Tenure:
 def _size(messages: list[Message]) -> tuple[int, int]:
     """Messages are only ever added, and results to the last one: so their number tells whether there are new ones."""
     return len(messages), len(messages[-1].content) if messages else 0
-
-
-async def take_paused(keeper: Keeper, run_id: str, known: int) -> tuple[Lease, float] | None:
-    """Hold a paused run of which so many events are known, and say since when. None if it is not paused any more, was
-    asked to stop, or was answered by someone else and paused again: then it waits on for other answers than these.
-    """
-    began = time.monotonic()
-    taken = await keeper.store.take_up(run_id, keeper.owner, keeper.seconds)
-    if taken is None:
-        return None
-    if taken.last_seq > known:
-        await _give_back(keeper, taken)
-        return None
-    return taken.lease, began
-
-
-async def take_paused_for(keeper: Keeper, run_id: str, known: int, seconds: float) -> tuple[Lease, float] | None:
-    """The same for someone who may be cancelled meanwhile, or not be answered: then the run waits on, as it did.
-
-    Whoever was cancelled waits for that, for so many seconds at the most.
-    """
-    taking = keeper.submit(lambda: take_paused(keeper, run_id, known))
-    try:
-        return await asyncio.shield(asyncio.wrap_future(taking))
-    except asyncio.CancelledError:
-        if taking.cancelled():  # which is what the end of the keeper does, and not our host
-            raise StoreError("the runtime was closed while the run was taken up") from None
-        with contextlib.suppress(StoreError):
-            leaving = keeper.submit(lambda: _leave_paused(keeper, run_id, taking))
-            await asyncio.wait([asyncio.wrap_future(leaving)], timeout=seconds)
-        raise
-    except StoreError:
-        with contextlib.suppress(StoreError):
-            keeper.submit(lambda: _leave_paused(keeper, run_id, taking))
-        raise
-
-
-async def _leave_paused(keeper: Keeper, run_id: str, taking: concurrent.futures.Future[Any]) -> None:
-    """Have it as it was before it was taken up, if it was: nobody may know."""
-    with contextlib.suppress(StoreError):  # the keeper is closed: then it is lost, like all that nobody holds
-        try:
-            if await asyncio.wrap_future(taking) is None:
-                return
-        except StoreError:
-            pass
-        taken = await keeper.ask(lambda: keeper.store.take_up(run_id, keeper.owner, keeper.seconds))
-        if taken is not None:
-            await keeper.ask(lambda: _give_back(keeper, taken))
-
-
-async def _give_back(keeper: Keeper, taken: Taken) -> None:
-    """Have a run that was taken up wait on for a person; or end, if it was asked to meanwhile."""
-    # Taken up twice, because an answer was lost, it is said to be running; but it has not begun to.
-    taken = taken._replace(record=msgspec.structs.replace(taken.record, status=RunStatus.paused))
-    answer = await keeper.store.finish(taken.lease, taken.record, taken.messages, [])
-    if isinstance(answer, CancelRequest):
-        await keeper.end_orphan(taken, answer)

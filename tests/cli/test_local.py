@@ -3,14 +3,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from andon import RunStatus
+from andon.cli.local import Local
+from andon.core.receipt import CancelRequest
+from andon.core.selection import Selection
+from andon.store.sql import SQLStore, asking
 from tests.cli.terminal import CTRL_C, Andon, alone, at_terminal
+from tests.store.making import PAST, record
 
 DB = ("--db", "sqlite:///andon.db")
 
@@ -104,6 +113,21 @@ def test_a_paused_run_that_nobody_holds_is_cancelled(andon: Andon, begin: Andon)
     (told,) = json.loads(out)
     assert (code, told["status"]) == (0, "CANCELLED")
     assert [each["outcome"] for each in told["receipt"]["tools"]] == ["not_started"]
+
+
+def test_a_run_that_nobody_holds_is_cancelled_also_if_this_machine_s_clock_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def leave(store: SQLStore) -> None:
+        await store.enter(record("r1"), "me", PAST, "queue")
+        await store.close()
+
+    url = f"sqlite:///{tmp_path / 'left.db'}"
+    asyncio.run(leave(SQLStore(url)))
+    monkeypatch.setattr(asking, "time", SimpleNamespace(time=lambda: 0.0))
+    with contextlib.closing(Local(url)) as place:
+        (cancelled,) = place.cancel(Selection("r1"), CancelRequest.make())
+    assert cancelled.status is RunStatus.cancelled
 
 
 def test_a_run_that_was_cut_goes_on(here: Path, andon: Andon, begin: Andon) -> None:

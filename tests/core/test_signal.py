@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 
-from andon import Agent, Phase, Run, RunStatus
-from andon.core.signal import AT_ONCE
+import pytest
+
+from andon import Agent, Phase, Run, RunEvent, RunStatus
+from andon.core.receipt import CancelRequest
+from andon.core.signal import AT_ONCE, wake_all
 from andon.models.scripted import ScriptedModel, Stall
 
 MANY = 10 * AT_ONCE + 1
@@ -54,3 +58,41 @@ def test_a_cancel_counts_from_when_it_was_asked_for_not_from_when_it_arrives() -
         return (await last.result()).status
 
     assert asyncio.run(main()) is RunStatus.cancelled
+
+
+def test_what_breaks_one_delivery_does_not_keep_the_others_from_being_told() -> None:
+    """As a Ctrl-C may, that comes in between."""
+    told, loop = list[int](), asyncio.new_event_loop()
+
+    def deliver(number: int, request: CancelRequest) -> None:
+        told.append(number)
+        if number == AT_ONCE // 2:
+            raise KeyboardInterrupt
+
+    async def rest() -> None:
+        while len(told) < MANY:  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0)
+
+    wake_all({loop: [functools.partial(deliver, number) for number in range(MANY)]}, CancelRequest.make())
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_forever()
+    loop.run_until_complete(asyncio.wait_for(rest(), 10))
+    loop.close()
+    assert told == list(range(MANY))
+
+
+def test_the_first_cancel_is_the_one_that_is_told_of_though_a_later_one_arrives_before_it() -> None:
+    async def main() -> tuple[str | None, str | None]:
+        agent = Agent("Many", ScriptedModel(then=Stall()))
+        runs = await crowd(agent)
+        await agent.runtime.cancel(all=True, mode="after_turn", reason="first")
+        runs[-1].cancel("second")  # of all that are told, it is the last
+        for run in runs[:-1]:
+            run.cancel()
+        receipt = (await runs[-1].result()).receipt
+        assert receipt is not None
+        said = [event.reason for event in runs[-1].journal.events if event.event is RunEvent.cancel_requested]
+        assert len(said) == 1
+        return said[0], receipt.reason
+
+    assert asyncio.run(main()) == ("first", "first")

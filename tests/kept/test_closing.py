@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 
 from andon import CancelCause, RunEvent, RunStatus, Runtime
 from andon.agent.loop import Loop
+from andon.core import keeper
 from andon.errors import StoreError
 from andon.models.base import ModelRequest
 from andon.models.scripted import Stall
@@ -162,6 +164,24 @@ def test_many_threads_begin_at_once_and_one_keeper_serves_them(sqlite_url: str) 
     eventually(lambda: {thread.name for thread in set(threading.enumerate()) - threads} <= {"andon-portal"})
 
 
+def test_agents_that_are_made_at_once_have_one_keeper(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    together, made = threading.Barrier(2), []
+
+    class Slow(keeper.Keeper):
+        def __init__(self, *arguments: Any) -> None:
+            made.append(self)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.wait(0.5)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(keeper, "Keeper", Slow)
+    runtime = Runtime(SQLStore(sqlite_url))
+    for worker in [Worker(lambda: on(runtime)) for _ in range(2)]:
+        worker.done()
+    asyncio.run(runtime.close())
+    assert made == [runtime.keeper]
+
+
 def test_a_run_that_can_not_be_settled_frees_its_session_at_once(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -229,6 +249,39 @@ def test_a_script_that_ends_while_its_blocking_run_is_going(url: str) -> None:
         async with runtimes(url, 1) as (later,):
             on(later)  # it was ended by the process itself: nobody has to wait for its lease
             await check_stored(later, "r", RunStatus.cancelled, CancelCause.caller)
+
+    play(main)
+
+
+def test_a_script_that_ends_while_its_blocking_run_waits_in_line(url: str) -> None:
+    """At its exit, runs are ended before the keeper is, without which those that wait for the store would fail."""
+    script(
+        url,
+        """
+        import time
+        from andon import Phase
+        from andon.core.keeper import Keeper
+        events = agent.run("go", run_id="r", stream=True)
+        while next(events).content != "One ":
+            pass
+        keep = [events, agent.run("and then", run_id="r2", stream=True, on_busy="queue")]
+        next(keep[1])
+        run, stop = runtime.run("r2"), Keeper.stop
+        while run.phase is not Phase.queued:
+            time.sleep(0.01)
+
+        def stop_and_wait(keeper):
+            stop(keeper)
+            run.attend_blocking(5.0)
+
+        Keeper.stop = stop_and_wait
+        """,
+    )
+
+    async def main() -> None:
+        async with runtimes(url, 1) as (later,):
+            on(later)
+            await check_stored(later, "r2", RunStatus.cancelled, CancelCause.caller)
 
     play(main)
 

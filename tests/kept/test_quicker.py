@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import psycopg
 import pytest
 
 from andon import CancelCause, CancelOutcome, Event, Message, Run, RunRecord, RunStatus, Runtime, ToolOutcome
@@ -107,13 +108,21 @@ def test_a_cancel_is_heard_though_nobody_could_look_for_it_when_it_came(
     play(main)
 
 
+async def listening(runtime: Runtime) -> None:
+    """From here on it is told what the server says."""
+    connected = Flag()
+    store_of(runtime).listen(connected.set)
+    await connected.arrived()
+    assert runtime.keeper is not None
+    runtime.keeper.start()
+    await runtime.keeper.changed(0)  # its first wake-up is its own, when it has begun to listen as well
+
+
 def test_a_cancel_that_a_server_has_told_of_is_not_looked_for(postgres_url: str) -> None:
     async def main() -> None:
         here, there = Runtime(Blind(postgres_url), lease_seconds=1000), Runtime(SQLStore(postgres_url))
         agent, _ = on(here, [Stall()]), on(there, "OK.")
-        assert here.keeper is not None
-        here.keeper.start()
-        await here.keeper.changed(0)  # it listens
+        await listening(here)
         run = agent.start("go", run_id="r1")
         await run.open()
         await run.admitted()
@@ -124,6 +133,29 @@ def test_a_cancel_that_a_server_has_told_of_is_not_looked_for(postgres_url: str)
         assert stored.receipt.by == "ada"
         for runtime in (here, there):
             await runtime.close()
+
+    play(main)
+
+
+def test_a_cancel_is_not_heard_by_a_run_of_that_id_in_another_schema_of_the_same_database(postgres_url: str) -> None:
+    """What a server says, it says to all who listen to that database."""
+
+    async def main() -> None:
+        with psycopg.connect(postgres_url, autocommit=True) as admin:
+            admin.execute("CREATE SCHEMA other")
+        apart = f"{postgres_url}{'&' if '?' in postgres_url else '?'}options=-csearch_path%3Dother"
+        async with runtimes(postgres_url, 1) as (here,), runtimes(apart, 1) as (there,):
+            agents, told = [on(runtime, [Stall()]) for runtime in (here, there)], Flag()
+            await listening(there)
+            store_of(there).listen(lambda: None, None, lambda *_: told.set())  # told after the keeper
+            runs = [agent.start("go", run_id="r1") for agent in agents]
+            for run in runs:
+                await run.open()
+                await run.admitted()
+            assert await here.cancel(run_id="r1") == {"r1": CancelOutcome.requested}
+            assert (await runs[0].result()).status is RunStatus.cancelled
+            await told.arrived()
+            assert runs[1].cancel() is CancelOutcome.requested  # and not before
 
     play(main)
 

@@ -96,14 +96,14 @@ def test_a_server_says_which_run_was_asked_to_stop(postgres_url: str, monkeypatc
     async def main() -> None:
         async with opened(postgres_url) as store, opened(postgres_url) as other:
             called, progress, heard = Bell(), Bell(), []
-            store.listen(called, progress, lambda run_id, request: heard.append((run_id, request)))
+            store.listen(called, progress, lambda *notice: heard.append(notice))
             await called.next()  # it has connected
             lease = await store.enter(record("r1"), "me", LONG, "queue")
             before, request = called.rings, asking(reason="«Genug»", by="ada", mode="after_turn", grace=2.5)
             told = progress.next()
             await other.request_cancel(Selection("r1"), request)
             await told
-            assert heard == [("r1", request)]
+            assert heard == [("r1", "me", request)]
             assert called.rings == before
             assert (await store.renew([lease], None)).cancels == {"r1": request}
 
@@ -123,7 +123,7 @@ def test_of_what_a_server_can_not_say_exactly_it_says_that_something_has_changed
     async def main() -> None:
         async with opened(postgres_url) as store:
             called, heard = Bell(), []
-            store.listen(called, None, lambda run_id, request: heard.append(run_id))
+            store.listen(called, None, lambda *notice: heard.append(notice))
             await called.next()  # it has connected
             leases = [await store.enter(record(name), "me", LONG, "queue") for name in names]
             told = called.next()

@@ -208,6 +208,27 @@ def test_an_end_locks_its_session_first_and_knows_of_what_came_while_it_waited(p
     play(main)
 
 
+@pytest.mark.parametrize("table", ["andon_sessions", "andon_runs"])
+def test_an_end_knows_its_session_also_if_the_run_has_changed_while_it_waited(postgres_url: str, table: str) -> None:
+    """The server then works the row out once more."""
+
+    async def main() -> None:
+        async with opened(postgres_url) as store:
+            lease = await store.enter(record("r1"), "me", LONG, "reject")
+            with psycopg.connect(postgres_url) as other, psycopg.connect(postgres_url, autocommit=True) as admin:
+                other.execute(f"SELECT 1 FROM {table} FOR UPDATE")
+                end = record("r1", RunStatus.completed)
+                ending = asyncio.create_task(store.finish(lease, end, said("One"), events("r1", (1,))))
+                waiting = "SELECT 1 FROM pg_locks WHERE NOT granted"
+                await until(lambda: ending.done() or admin.execute(waiting).fetchone() is not None)
+                other.execute("UPDATE andon_runs SET lease_until = lease_until + 1")  # as a renewal does
+                other.commit()
+            assert await ending is None
+            assert await store.load(KEY) == said("One")
+
+    play(main)
+
+
 def test_a_cancel_does_not_wait_for_events_to_be_written_but_an_end_and_a_takeover_do(postgres_url: str) -> None:
     """SQLite has one writer at a time."""
 

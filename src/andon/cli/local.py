@@ -22,6 +22,7 @@ from andon.core.runtime import Runtime
 from andon.core.selection import Block, Selection
 from andon.core.shared import SharedStore
 from andon.core.states import CancelOutcome, RunStatus
+from andon.errors import StoreError
 from andon.store import open_store
 
 T = TypeVar("T")
@@ -105,6 +106,9 @@ class Local:
             mode=request.mode,
             grace=request.grace,
         )
+        assert self._runtime.keeper is not None
+        with contextlib.suppress(StoreError):  # by the database's clock: no server may be there, and ours may be wrong
+            await self._runtime.keeper.end_orphans()
         return [await self._cancelled(run_id, outcome) for run_id, outcome in outcomes.items()]
 
     async def _cancelled(self, run_id: str, outcome: CancelOutcome) -> Cancelled:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from andon.core.following import StoredReader
 from andon.core.journal import Waiters
-from andon.core.portal import Portal
+from andon.core.portal import Portal, portal
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
 from andon.core.states import CancelCause
@@ -53,8 +53,7 @@ ORPHANS_AT_ONCE = 20
 AWAY_SECONDS = 0.5
 """How long what is new waits while the store can't be reached."""
 
-PRUNE_SECONDS = 3600.0
-DAY = 86400.0
+PRUNE_SECONDS, DAY = 3600.0, 86400.0
 
 FIRST_DELAY, LONGEST_DELAY = 0.05, 1.0
 """Between two tries to reach the store, in seconds."""
@@ -303,9 +302,9 @@ class Keeper:
                 await self.store.request_cancel(Selection(tenure.run.run_id), request)
                 tenure.told = True
 
-    def hear(self, run_id: str, request: CancelRequest) -> None:
+    def hear(self, run_id: str, owner: str, request: CancelRequest) -> None:
         """Someone has asked this run to stop, and the store has said so itself. Called from any thread."""
-        if (tenure := self._held.get(run_id)) is not None:
+        if owner == self.owner and (tenure := self._held.get(run_id)) is not None:
             tenure.hear(request)
 
     async def _hear_cancels(self) -> None:
@@ -387,6 +386,7 @@ _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
 
 
 def _stop_all() -> None:
+    portal.close()  # first: runs that it ends at exit need their keeper (which is imported late, so stopped early)
     for keeper in list(_keepers):
         keeper.stop()
 

@@ -235,7 +235,8 @@ class Life(Outliving):
         first = self._cut_phase is None
         if first:
             self._cut_phase = self.phase
-            self.journal.append(RunEvent.cancel_requested, reason=request.reason)
+            # The first one counts, also if a later one has overtaken it.
+            self.journal.append(RunEvent.cancel_requested, reason=(self.signal.request or request).reason)
         if request.grace is not None and request.mode is not CancelMode.now:
             self.limits.escalate(self, request)
         self.cut_steps()

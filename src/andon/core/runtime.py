@@ -128,7 +128,8 @@ class Runtime:
             from andon.core.keeper import Keeper  # most programs have no such store, and want to start quickly
 
             store = cast("SharedStore", self.store)
-            self.keeper = Keeper(store, self.bounds.lease_seconds, end_orphan, self.keep_days)
+            with self._lock:  # the import takes its time, in which another thread may make an agent as well
+                self.keeper = self.keeper or Keeper(store, self.bounds.lease_seconds, end_orphan, self.keep_days)
 
     async def close(self) -> None:
         """Let go of a shared store, and close it.

@@ -63,8 +63,8 @@ class Taken(NamedTuple):
 
 
 Wake = Callable[[], None]
-Asked = Callable[[str, CancelRequest], None]
-"""Is told which run was asked to stop, and how."""
+Asked = Callable[[str, str, CancelRequest], None]
+"""Is told which run was asked to stop, who holds it, and how: who else listens may have another of that id."""
 
 
 class Listening(Protocol):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -155,8 +156,9 @@ def _deliver_to_some(loop: asyncio.AbstractEventLoop, delivers: Iterator[Deliver
 
     So whatever else lives on the loop has its turn in between; and a run ends while it is still in the caches.
     """
-    few = list(itertools.islice(delivers, AT_ONCE))
-    if len(few) == AT_ONCE:
-        loop.call_soon(_deliver_to_some, loop, delivers, request)
-    for deliver in few:
-        deliver(request)
+    try:
+        for deliver in itertools.islice(delivers, AT_ONCE):
+            deliver(request)
+    finally:  # also after a Ctrl-C, of which one of them was the victim
+        if operator.length_hint(delivers):
+            loop.call_soon(_deliver_to_some, loop, delivers, request)

@@ -81,7 +81,7 @@ def ask(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> Outcomes:
     if log:
         tx.write(_NOTE, log if len(log) > 1 else log[0])
     if len(fresh) == len(rows) == 1:  # of many, or of what has changed once more, who holds them looks
-        tx.says = dump_notice(rows[0].run_id, request)
+        tx.says = dump_notice(rows[0].run_id, rows[0].owner, request)
     return outcomes
 
 

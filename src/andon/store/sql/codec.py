@@ -34,7 +34,7 @@ read_request = msgspec.json.Decoder(CancelRequest).decode
 read_block = msgspec.json.Decoder(Block).decode
 read_state = msgspec.json.Decoder(dict[str, Any]).decode
 _read_events = msgspec.json.Decoder(list[Event]).decode
-_read_notice = msgspec.json.Decoder(tuple[str, CancelRequest]).decode
+_read_notice = msgspec.json.Decoder(tuple[str, str, CancelRequest]).decode
 
 
 def dump(value: object) -> str:
@@ -56,16 +56,18 @@ def read_events(rows: Sequence[str]) -> list[Event]:
     return _read_events(f"[{','.join(rows)}]")
 
 
-def dump_notice(run_id: str, request: CancelRequest) -> str:
-    """Which run was asked to stop, and how; empty where that can't be said in a few words, or not exactly."""
+def dump_notice(run_id: str, owner: str | None, request: CancelRequest) -> str:
+    """Which run was asked to stop, who holds it, and how; empty where nobody does, or that can't be said in a few
+    words, or not exactly.
+    """
     try:
-        notice = _encode((run_id, request))
+        notice = _encode((run_id, owner, request))
     except UnicodeError:
         return ""
-    return notice.decode() if len(notice) <= LONGEST_NOTICE else ""
+    return notice.decode() if owner and len(notice) <= LONGEST_NOTICE else ""
 
 
-def read_notice(said: str) -> tuple[str, CancelRequest] | None:
+def read_notice(said: str) -> tuple[str, str, CancelRequest] | None:
     """None if it is no notice, or not one of this version's."""
     try:
         return _read_notice(said) if said else None

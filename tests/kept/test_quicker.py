@@ -137,6 +137,25 @@ def test_a_cancel_that_a_server_has_told_of_is_not_looked_for(postgres_url: str)
     play(main)
 
 
+def test_a_cancel_of_a_run_that_was_taken_up_is_heard_at_once(url: str) -> None:
+    async def main() -> None:
+        till, going = Till(), Flag()
+        async with runtimes(url, 1) as (before,):
+            run, result = await paused(on(before, DELETE, tools=till.tools), session_id="s")
+        here, there = Runtime(SQLStore(url), lease_seconds=1000), Runtime(SQLStore(url))
+        agent, _ = on(here, [Reach(going), Stall()], tools=till.tools), on(there)
+        await listening(here)
+        again = await agent.resume_run(run.run_id, {result.interrupts[0].id: True})
+        await going.arrived()
+        assert await there.cancel(run_id=run.run_id) == {run.run_id: CancelOutcome.requested}
+        await again.ended()
+        await check_stored(here, run.run_id, RunStatus.cancelled, CancelCause.user)
+        for runtime in (here, there):
+            await runtime.close()
+
+    play(main)
+
+
 def test_a_cancel_is_not_heard_by_a_run_of_that_id_in_another_schema_of_the_same_database(postgres_url: str) -> None:
     """What a server says, it says to all who listen to that database."""
 

@@ -304,8 +304,8 @@ class Keeper:
 
     def hear(self, run_id: str, owner: str, request: CancelRequest) -> None:
         """Someone has asked this run to stop, and the store has said so itself. Called from any thread."""
-        if owner == self.owner and (tenure := self._held.get(run_id)) is not None:
-            tenure.hear(request)
+        if (tenure := self._held.get(run_id)) is not None:
+            tenure.hear(owner, request)
 
     async def _hear_cancels(self) -> None:
         while True:

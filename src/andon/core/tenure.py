@@ -157,11 +157,12 @@ class Tenure:
         if progress.messages is not None:
             self._noted = _size(progress.messages)
 
-    def hear(self, request: CancelRequest) -> None:
+    def hear(self, owner: str, request: CancelRequest) -> None:
         """The store has told of a cancel itself."""
         if self.closing:  # the store says so when it takes the end
             return
-        if self.lease is None or self._run.at_rest:  # it may be someone else's by now: the store knows
+        if owner != self._keeper.owner or self.lease is None or self._run.at_rest:
+            # It was taken up, or may be someone else's by now, or be another run of that id: the store knows.
             self._keeper.wake()
         else:
             self.told = True

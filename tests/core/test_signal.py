@@ -11,14 +11,14 @@ import pytest
 
 from andon import Agent, Phase, Run, RunEvent, RunStatus
 from andon.core.receipt import CancelRequest
-from andon.core.signal import AT_ONCE, wake_all
+from andon.core.signal import AT_ONCE, MANY, wake_all
 from andon.models.scripted import ScriptedModel, Stall
 
-MANY = 10 * AT_ONCE + 1
+CROWD = MANY + 1
 
 
 async def crowd(agent: Agent) -> list[Run]:
-    runs = [agent.start("Hello", session_id=f"s{number}") for number in range(MANY)]
+    runs = [agent.start("Hello", session_id=f"s{number}") for number in range(CROWD)]
     for run in runs:
         await run.open()
     while any(run.phase is not Phase.waiting for run in runs):  # noqa: ASYNC110 - no event tells of it
@@ -33,7 +33,7 @@ def test_others_have_their_turn_while_many_runs_are_cancelled_at_once() -> None:
 
         def take_a_turn() -> None:
             ended.append(sum(run.status.final for run in runs))
-            if ended[-1] < MANY:
+            if ended[-1] < CROWD:
                 loop.call_soon(take_a_turn)
 
         agent.cancel()
@@ -54,7 +54,7 @@ def test_a_cancel_counts_from_when_it_was_asked_for_not_from_when_it_arrives() -
         last = quick.start("Hello")  # of all that are told, and alone it would take fewer turns than they do
         await last.open()
         outcomes = await stalled.runtime.cancel(all=True)
-        assert len(outcomes) == MANY + 1
+        assert len(outcomes) == CROWD + 1
         return (await last.result()).status
 
     assert asyncio.run(main()) is RunStatus.cancelled
@@ -70,15 +70,15 @@ def test_what_breaks_one_delivery_does_not_keep_the_others_from_being_told() -> 
             raise KeyboardInterrupt
 
     async def rest() -> None:
-        while len(told) < MANY:  # noqa: ASYNC110 - no event tells of it
+        while len(told) < CROWD:  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0)
 
-    wake_all({loop: [functools.partial(deliver, number) for number in range(MANY)]}, CancelRequest.make())
+    wake_all({loop: [functools.partial(deliver, number) for number in range(CROWD)]}, CancelRequest.make())
     with pytest.raises(KeyboardInterrupt):
         loop.run_forever()
     loop.run_until_complete(asyncio.wait_for(rest(), 10))
     loop.close()
-    assert told == list(range(MANY))
+    assert told == list(range(CROWD))
 
 
 def test_the_first_cancel_is_the_one_that_is_told_of_though_a_later_one_arrives_before_it() -> None:

@@ -24,8 +24,8 @@ Deliver = Callable[[CancelRequest], None]
 Batch = dict[asyncio.AbstractEventLoop, list[Deliver]]
 """Many runs to be woken by one request, with one wake-up per loop."""
 
-AT_ONCE = 20
-"""How many of them are woken in one turn of their loop."""
+MANY, AT_ONCE = 1_000, 20
+"""If they are more than many, so many of them are woken in one turn of their loop."""
 
 
 class Completed(Struct, frozen=True, gc=False):
@@ -148,17 +148,20 @@ def wake_all(batch: Batch, request: CancelRequest) -> None:
     """Deliver one request to many runs."""
     for loop, delivers in batch.items():
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_deliver_to_some, loop, iter(delivers), request)
+            count = len(delivers) if len(delivers) <= MANY else AT_ONCE
+            loop.call_soon_threadsafe(_deliver_to_some, loop, iter(delivers), count, request)
 
 
-def _deliver_to_some(loop: asyncio.AbstractEventLoop, delivers: Iterator[Deliver], request: CancelRequest) -> None:
-    """Deliver it to the next few, and to the others in later turns.
+def _deliver_to_some(
+    loop: asyncio.AbstractEventLoop, delivers: Iterator[Deliver], count: int, request: CancelRequest
+) -> None:
+    """Deliver it to the next ones, and to the others in later turns.
 
     So whatever else lives on the loop has its turn in between; and a run ends while it is still in the caches.
     """
     try:
-        for deliver in itertools.islice(delivers, AT_ONCE):
+        for deliver in itertools.islice(delivers, count):
             deliver(request)
     finally:  # also after a Ctrl-C, of which one of them was the victim
         if operator.length_hint(delivers):
-            loop.call_soon(_deliver_to_some, loop, delivers, request)
+            loop.call_soon(_deliver_to_some, loop, delivers, count, request)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from pathlib import Path
@@ -39,7 +40,8 @@ class Server:
         postmaster = psutil.Process(self._server.get_pid())
         family = [postmaster, *postmaster.children(recursive=True)]
         for process in family:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # without the postmaster, they go by themselves
+                process.kill()
         psutil.wait_procs(family, timeout=30)
 
     def stop(self) -> None:

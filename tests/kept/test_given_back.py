@@ -100,7 +100,8 @@ def test_it_was_asked_to_stop_meanwhile(url: str) -> None:
     play(main)
 
 
-def test_the_stores_answer_is_lost(url: str) -> None:
+@pytest.mark.parametrize("at_once", [True, False], ids=["answered again at once", "when it is given back"])
+def test_the_stores_answer_is_lost(url: str, at_once: bool) -> None:
     async def main() -> None:
         async with late(url) as (here, store, till, run_id, answers):
             agent = on(here, "Done.", tools=till.tools)
@@ -108,21 +109,8 @@ def test_the_stores_answer_is_lost(url: str) -> None:
             store.may_answer.set()
             with pytest.raises(StoreError, match="lost"):
                 await agent.continue_run(run_id, answers)
-            await changed_to(here, run_id, lambda record: record.status is RunStatus.paused)
-            assert (await agent.continue_run(run_id, answers)).status is RunStatus.completed
-            assert till.did == ["all"]
-
-    play(main)
-
-
-def test_whoever_answers_next_need_not_wait_until_it_is_given_back(url: str) -> None:
-    async def main() -> None:
-        async with late(url) as (here, store, till, run_id, answers):
-            agent = on(here, "Done.", tools=till.tools)
-            store.mute = True
-            store.may_answer.set()
-            with pytest.raises(StoreError, match="lost"):
-                await agent.continue_run(run_id, answers)
+            if not at_once:
+                await changed_to(here, run_id, lambda record: record.status is RunStatus.paused)
             assert (await agent.continue_run(run_id, answers)).status is RunStatus.completed
             assert till.did == ["all"]
             await check_stored(here, run_id, RunStatus.completed)

@@ -142,7 +142,8 @@ def test_a_cancel_of_a_run_that_was_taken_up_is_heard_at_once(url: str) -> None:
         till, going = Till(), Flag()
         async with runtimes(url, 1) as (before,):
             run, result = await paused(on(before, DELETE, tools=till.tools), session_id="s")
-        here, there = Runtime(SQLStore(url), lease_seconds=1000), Runtime(SQLStore(url))
+        store = Blind if url.startswith("postgres") else SQLStore  # a server says it itself: nobody has to look
+        here, there = Runtime(store(url), lease_seconds=1000), Runtime(SQLStore(url))
         agent, _ = on(here, [Reach(going), Stall()], tools=till.tools), on(there)
         await listening(here)
         again = await agent.resume_run(run.run_id, {result.interrupts[0].id: True})

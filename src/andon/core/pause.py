@@ -26,8 +26,8 @@ from andon.errors import AnswersError, NotContinuableError, StoreError, describe
 
 if TYPE_CHECKING:
     from andon.core.keeper import Keeper
-    from andon.core.shared import Lease
     from andon.core.store import RunRecord
+    from andon.core.taking import Held
 
 _becoming = threading.RLock()
 """Held for the moment in which a run becomes paused: whoever sees that from another thread, and answers, finds all."""
@@ -164,7 +164,7 @@ class Pausing(Life):
         if self.signal.fate is not None and self._take(self._token):
             self._hand_over_soon()
 
-    def begin_again(self, events: Sequence[Event], created_at: float, held: tuple[Lease, float]) -> None:
+    def begin_again(self, events: Sequence[Event], created_at: float, held: Held) -> None:
         """Go on with a run that was paused elsewhere, from what the store has of it, where it was taken up."""
         assert self.tenure is not None
         self.created_at, self.tenure.restoring, self.tenure.written = created_at, True, len(events)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -26,8 +26,18 @@ if TYPE_CHECKING:
     from andon.core.shared import Lease, Taken
 
 
-async def take_paused(keeper: Keeper, run_id: str, known: int, name: str) -> tuple[Lease, float] | None:
-    """Hold a paused run of which so many events are known, and say since when. None if it is not paused any more, was
+class Held(NamedTuple):
+    """What the store has given."""
+
+    lease: Lease
+    since: float
+    """When it was asked for, as `time.monotonic()` counts."""
+    owner: str
+    """The name under which the run is held."""
+
+
+async def take_paused(keeper: Keeper, run_id: str, known: int, name: str) -> Held | None:
+    """Hold a paused run of which so many events are known, under this name. None if it is not paused any more, was
     asked to stop, or was answered by someone else and paused again: then it waits on for other answers than these.
     """
     began = time.monotonic()
@@ -37,10 +47,10 @@ async def take_paused(keeper: Keeper, run_id: str, known: int, name: str) -> tup
     if taken.last_seq > known:
         await _give_back(keeper, taken)
         return None
-    return taken.lease, began
+    return Held(taken.lease, began, name)
 
 
-async def take_paused_for(keeper: Keeper, run_id: str, known: int, seconds: float) -> tuple[Lease, float] | None:
+async def take_paused_for(keeper: Keeper, run_id: str, known: int, seconds: float) -> Held | None:
     """The same for someone who may be cancelled meanwhile, or not be answered: then the run waits on, as it did.
 
     Each asks under a name of its own: what is given back is what was got under that name, and not what someone else in

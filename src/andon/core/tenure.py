@@ -44,6 +44,7 @@ class Tenure:
         "_run",
         "closing",
         "lease",
+        "owner",
         "refusal",
         "restoring",
         "taking",
@@ -54,7 +55,7 @@ class Tenure:
     )
 
     def __init__(self, keeper: Keeper, run: Run) -> None:
-        self._keeper, self._run = keeper, run
+        self._keeper, self._run, self.owner = keeper, run, keeper.owner
         self.lease: Lease | None = None
         self.valid_until = math.inf
         """When this process must stop the run unless the lease was renewed, as `time.monotonic()` counts."""
@@ -107,7 +108,7 @@ class Tenure:
                 # It was cancelled here, or lost, and does not count as busy: the store must know.
                 await self._keeper.store.request_cancel(Selection(error.run_id), request)
             else:
-                self.hold(lease, began)
+                self.hold(lease, began, self._keeper.owner)
                 return
 
     async def take_turn(self) -> bool:
@@ -133,9 +134,9 @@ class Tenure:
             said += messages
         return said
 
-    def hold(self, lease: Lease, began: float) -> None:
-        """From now on the run is this process's own: it was given the lease when it asked, at `began`."""
-        self.lease, self.valid_until, self.closing = lease, self._keeper.validity(began), False
+    def hold(self, lease: Lease, began: float, owner: str) -> None:
+        """From now on the run is this process's own, under that name: it was given the lease when it asked, `began`."""
+        self.owner, self.lease, self.valid_until, self.closing = owner, lease, self._keeper.validity(began), False
         self._keeper.hold(self)
 
     # -- what it does -------------------------------------------------------------------------------------------------
@@ -161,8 +162,8 @@ class Tenure:
         """The store has told of a cancel itself."""
         if self.closing:  # the store says so when it takes the end
             return
-        if owner != self._keeper.owner or self.lease is None or self._run.at_rest:
-            # It was taken up, or may be someone else's by now, or be another run of that id: the store knows.
+        if owner != self.owner or self.lease is None or self._run.at_rest:
+            # It may be someone else's by now, or be another run of that id: the store knows.
             self._keeper.wake()
         else:
             self.told = True
@@ -195,7 +196,8 @@ class Tenure:
             if not self.restoring and self.lease is None:
                 began = time.monotonic()
                 fresh = msgspec.structs.replace(record, status=RunStatus.pending, stop_reason=None, receipt=None)
-                self.hold(await store.enter(fresh, self._keeper.owner, self._keeper.seconds, "queue"), began)
+                lease = await store.enter(fresh, self._keeper.owner, self._keeper.seconds, "queue")
+                self.hold(lease, began, self._keeper.owner)
             elif not await self.take_up():
                 return await store.find(record.run_id)
         assert self.lease is not None

@@ -3,13 +3,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
+
 from andon import Agent, MemoryStore, RunStatus, Runtime, tool
+from andon.core.archive import Archive
 from andon.models.scripted import Burst, Call, ScriptedModel
 from tests.support import play, until
 
 
 def make(runtime: Runtime, *turns: str | Burst) -> Agent:
     return Agent("Helper", ScriptedModel(*turns), runtime=runtime)
+
+
+def make_kept(seconds: float) -> tuple[Agent, Archive]:
+    agent = make(Runtime())
+    agent.runtime.keep_ended(seconds=seconds)
+    archive = agent.runtime._archive
+    assert archive is not None
+    return agent, archive
 
 
 def test_without_being_asked_nothing_is_kept() -> None:
@@ -54,14 +67,16 @@ def test_after_its_time_it_leaves_by_itself() -> None:
 
 def test_who_comes_later_leaves_later() -> None:
     async def main() -> None:
-        agent = make(Runtime())
-        agent.runtime.keep_ended(seconds=0.01)
+        agent, archive = make_kept(60)
         await agent.invoke_async("Hi")
-        archive = agent.runtime._archive
-        assert archive is not None
+        first = archive._timer
         archive.sweep()  # the timer of a run before it: this one's time has not come
         assert len(agent.runtime.ended) == 1
-        await until(lambda: agent.runtime.ended == [])
+        assert archive._timer not in (None, first), "it will come"
+        archive.seconds = 0
+        archive.sweep()
+        assert agent.runtime.ended == []
+        assert archive._timer is None
 
     play(main)
 
@@ -97,18 +112,38 @@ def test_what_was_asked_weighs_too() -> None:
 
 
 def test_a_timer_of_a_closed_loop_is_replaced() -> None:
-    agent = make(Runtime())
-    agent.runtime.keep_ended(seconds=0.01)
+    agent, archive = make_kept(0.5)
 
     async def once() -> None:
         await agent.invoke_async("Hi")
 
     async def and_again() -> None:
         await agent.invoke_async("Hi")
+        assert archive._home is asyncio.get_running_loop(), "at once, and not when the other's time is over"
         await until(lambda: agent.runtime.ended == [])
 
     play(once)
     play(and_again)
+
+
+def test_a_timer_of_a_loop_that_stands_still_is_replaced_when_it_is_overdue() -> None:
+    agent, archive = make_kept(0.01)
+    still = asyncio.new_event_loop()
+    try:
+        still.run_until_complete(agent.invoke_async("Hi"))
+        assert archive._home is still
+        overdue = archive._due + 0.02
+        while time.monotonic() <= overdue:
+            threading.Event().wait(0.005)
+
+        async def and_again() -> None:
+            await agent.invoke_async("Hi")
+            assert archive._home is asyncio.get_running_loop()
+            await until(lambda: agent.runtime.ended == [])
+
+        play(and_again)
+    finally:
+        still.close()
 
 
 def test_an_agent_moves_with_what_it_will_do() -> None:

@@ -60,6 +60,7 @@ class Archive:
         self._order: deque[tuple[float, str]] = deque()
         self._lock = threading.Lock()  # runs end on any loop; nothing waits under it, and a cancel never takes it
         self._timer: asyncio.TimerHandle | None = None
+        self._home: asyncio.AbstractEventLoop | None = None  # whose timer it is
         self._due = 0.0
 
     def find(self, run_id: str) -> Life | None:
@@ -83,8 +84,7 @@ class Archive:
             self._drop(now)
         # Later, because it takes a while, and someone waits for the event that the run is about to write.
         asyncio.get_running_loop().call_soon(self._weigh, run)
-        # A timer whose loop was closed never fires: the next run that ends sets another one.
-        if self._timer is None or now > self._due + self.seconds:
+        if not self._is_armed(now):
             self._arm(now)
 
     def _weigh(self, run: Life) -> None:
@@ -105,9 +105,16 @@ class Archive:
         if self._order:
             self._arm(now)
 
+    def _is_armed(self, now: float) -> bool:
+        # The timer of a loop that was closed, or that stands still, never fires: the next run that ends sets another.
+        if self._timer is None or self._home is None or self._home.is_closed():
+            return False
+        return now <= self._due + self.seconds
+
     def _arm(self, now: float) -> None:
         self._due = now + self.seconds
-        self._timer = asyncio.get_running_loop().call_later(self.seconds, self.sweep)
+        self._home = asyncio.get_running_loop()
+        self._timer = self._home.call_later(self.seconds, self.sweep)
 
     def _drop(self, now: float) -> None:
         while self._order and (self._order[0][0] + self.seconds <= now or self.held > self.max_bytes):

@@ -10,7 +10,7 @@
     throughput   events per second from the model through the journal to its readers
     idle         what a waiting run weighs, and how long it takes to cancel all of them
     growth       how both grow with the number of runs in flight
-    startup      what `import andon` takes
+    startup      what importing takes
     http         many streams over HTTP, all cancelled at once
 
 A figure is not a test: a goal that was missed is shown, and the exit code is 0.

@@ -22,7 +22,7 @@ ROWS = {
     "streaming": 11,
     "idle": 4,
     "growth": 4,
-    "startup": 3,
+    "startup": 4,
     "telemetry": 2,
     "http": 3,
     "across": 4,

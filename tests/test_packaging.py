@@ -9,6 +9,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import andon
 
 SOURCE = Path(__file__).parents[1] / "src" / "andon"
@@ -27,13 +29,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": _BELOW_MODELS,
     "sync": _BELOW_SYNC,
     "telemetry": _BELOW_SYNC | {"sync"},
-    "agent": _BELOW_AGENT | {"andon"},
-    "testing": _BELOW_AGENT | {"andon", "agent"},
+    "agent": _BELOW_AGENT,
+    "testing": _BELOW_AGENT | {"agent"},
     "server": _BELOW_AGENT | {"andon", "agent", "testing"},
     "cli": _BELOW_AGENT | {"andon", "agent", "testing", "server"},
     "__main__": {"cli"},
     "run": {"core"},
-    "andon": _BELOW_AGENT | {"agent", "testing"},  # the root itself
+    "surface": _BELOW_AGENT | {"agent"},
+    "andon": {"surface"},  # the root itself
 }
 
 # What the extras bring, and pydantic, which waits until a schema is wanted.
@@ -92,18 +95,45 @@ def test_the_extra_for_telemetry_brings_who_listens_and_who_sends() -> None:
     assert "opentelemetry.exporter" not in ours
 
 
-def test_importing_andon_imports_no_extra_and_no_pydantic() -> None:
-    code = "import sys, andon; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+def _modules_after(code: str) -> set[str]:
+    code += "; import sys; print(*sys.modules)"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert set(output.split()) & NOT_IMPORTED == set()
+    return set(output.split())
+
+
+def test_importing_andon_loads_nothing_until_a_name_is_taken() -> None:
+    loaded = _modules_after("import andon; assert andon.__version__")
+    assert {name for name in loaded if name.startswith("andon")} == {"andon"}
+    assert {"asyncio", "msgspec"} & loaded == set()
+
+
+def test_taking_a_name_imports_no_extra_and_no_pydantic() -> None:
+    loaded = _modules_after("from andon import *")
+    assert {"andon.agent.loop", "asyncio"} <= loaded
+    assert {name.partition(".")[0] for name in loaded} & NOT_IMPORTED == set()
+
+
+def test_whichever_name_is_taken_first_is_there() -> None:
+    """A name, a part, the list of names, or one of a command: each as the first that a program asks for."""
+    for first in ("Agent", "errors.AndonError", "core.run.Run", "__all__", "__dir__()"):
+        _modules_after(f"import andon; assert andon.{first}; assert andon.Agent is vars(andon)['Agent']")
+    _modules_after("import andon.errors; from andon import cli, tool; assert callable(tool)")
+    assert {"Agent", "__version__", "errors"} <= set(dir(andon))
+
+
+def test_a_name_that_is_not_there_says_so() -> None:
+    with pytest.raises(AttributeError, match="module 'andon' has no attribute 'Agnet'") as caught:
+        andon.Agnet  # type: ignore[attr-defined]  # noqa: B018 - asking is the test
+    assert (caught.value.name, caught.value.obj) == ("Agnet", andon)  # from which Python makes "Did you mean: 'Agent'?"
+    with pytest.raises(ImportError, match="cannot import name 'Agnet' from 'andon'"):
+        from andon import Agnet  # type: ignore[attr-defined]  # noqa: F401
 
 
 def test_a_run_without_a_shared_store_imports_nothing_of_what_that_needs() -> None:
-    code = (
-        "import sys; from andon import Agent; from andon.models.scripted import ScriptedModel;"
-        "assert Agent('Plain', ScriptedModel('Hello.')).run('Hi').content == 'Hello.'; print(*sys.modules)"
+    loaded = _modules_after(
+        "from andon import Agent; from andon.models.scripted import ScriptedModel;"
+        "assert Agent('Plain', ScriptedModel('Hello.')).run('Hi').content == 'Hello.'"
     )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     late = {
         "andon.core.keeper",
         "andon.core.tenure",
@@ -111,7 +141,7 @@ def test_a_run_without_a_shared_store_imports_nothing_of_what_that_needs() -> No
         "andon.core.following",
         "andon.agent.orphans",
     }
-    assert set(output.split()) & late == set()
+    assert loaded & late == set()
 
 
 def test_every_file_names_its_licence() -> None:

@@ -3,6 +3,7 @@
 
 A map of the package. Imports point one way, from the bottom of this list to its top.
 
+    surface     every public name, re-exported
     errors      the error tree
     messages    provider-neutral messages and blocks, usage
     core/       runs and their cancelling: signal, step, run, journal, session, cord, receipt, runtime
@@ -20,143 +21,26 @@ A map of the package. Imports point one way, from the bottom of this list to its
 Start with `agent/loop.py`: how an agent runs, and where a cancel lands.
 """
 
-from andon.agent.agent import Agent
-from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, Happening, MessageAdded, RunEnded
-from andon.agent.retry import Retry
-from andon.core.budget import Budget
-from andon.core.events import Event, RunEvent, ToolView
-from andon.core.receipt import Deny, Interrupt, Receipt, RunResult, ToolReceipt
-from andon.core.run import Run
-from andon.core.runtime import Runtime
-from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, StopReason, ToolOutcome
-from andon.core.store import RunRecord, SessionKey, SessionRecord, SessionStore, Store
-from andon.errors import (
-    AndonError,
-    AnswersError,
-    AuthenticationError,
-    BadArgumentsError,
-    BadRequestError,
-    BadResultError,
-    BlockedError,
-    ConfigurationError,
-    ContextLengthError,
-    EmptyPromptError,
-    HandleError,
-    HookDefinitionError,
-    IllegalTransitionError,
-    InsideEventLoopError,
-    MissingExtraError,
-    ModelConnectionError,
-    ModelError,
-    ModelStreamError,
-    NoModelError,
-    NotContinuableError,
-    OutputError,
-    RateLimitError,
-    RunIdTakenError,
-    SchemaError,
-    SessionBusyError,
-    SessionPausedError,
-    StartError,
-    StoreError,
-    ThreadsExhaustedError,
-    ToolBlockedError,
-    ToolCancelled,
-    ToolDefinitionError,
-    ToolError,
-    ToolInterrupted,
-    ToolTimeoutError,
-    UnknownRunError,
-    UnknownToolError,
-)
-from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, Usage
-from andon.store.memory import MemoryStore
-from andon.telemetry import Telemetry
-from andon.tools.base import Tool, ToolContext
-from andon.tools.function import tool
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AfterModel",
-    "AfterTool",
-    "Agent",
-    "AndonError",
-    "AnswersError",
-    "AuthenticationError",
-    "BadArgumentsError",
-    "BadRequestError",
-    "BadResultError",
-    "BeforeModel",
-    "BeforeTool",
-    "Block",
-    "BlockedError",
-    "Budget",
-    "CancelCause",
-    "CancelMode",
-    "CancelOutcome",
-    "ConfigurationError",
-    "ContextLengthError",
-    "Deny",
-    "EmptyPromptError",
-    "Event",
-    "HandleError",
-    "Happening",
-    "HookDefinitionError",
-    "IllegalTransitionError",
-    "InsideEventLoopError",
-    "Interrupt",
-    "MemoryStore",
-    "Message",
-    "MessageAdded",
-    "MissingExtraError",
-    "ModelConnectionError",
-    "ModelError",
-    "ModelStreamError",
-    "NoModelError",
-    "NotContinuableError",
-    "OutputError",
-    "Phase",
-    "RateLimitError",
-    "Reasoning",
-    "Receipt",
-    "Retry",
-    "Run",
-    "RunEnded",
-    "RunEvent",
-    "RunIdTakenError",
-    "RunRecord",
-    "RunResult",
-    "RunStatus",
-    "Runtime",
-    "SchemaError",
-    "SessionBusyError",
-    "SessionKey",
-    "SessionPausedError",
-    "SessionRecord",
-    "SessionStore",
-    "StartError",
-    "StopReason",
-    "Store",
-    "StoreError",
-    "Telemetry",
-    "Text",
-    "ThreadsExhaustedError",
-    "Tool",
-    "ToolBlockedError",
-    "ToolCall",
-    "ToolCancelled",
-    "ToolContext",
-    "ToolDefinitionError",
-    "ToolError",
-    "ToolInterrupted",
-    "ToolOutcome",
-    "ToolReceipt",
-    "ToolResult",
-    "ToolTimeoutError",
-    "ToolView",
-    "UnknownRunError",
-    "UnknownToolError",
-    "Usage",
-    "tool",
-]
+if TYPE_CHECKING:
+    from andon.surface import *  # noqa: F403 - its `__all__` says what
+    from andon.surface import __all__ as __all__
+else:
+
+    def __getattr__(name: str) -> object:
+        """Load the public names, all of them, with the first that is taken; nothing is kept back afterwards."""
+        from importlib import import_module
+
+        surface = import_module("andon.surface")
+        globals().update({each: getattr(surface, each) for each in ["__all__", *surface.__all__]})
+        if name not in globals():
+            raise AttributeError(f"module 'andon' has no attribute {name!r}")
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__getattr__("__all__")})

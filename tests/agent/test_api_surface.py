@@ -243,12 +243,6 @@ def run_python(*arguments: str) -> str:
     return done.stdout
 
 
-def test_importing_it_imports_no_extra() -> None:
-    extras = "pydantic openai anthropic google mcp fastapi uvicorn sqlalchemy opentelemetry aiobotocore hypothesis"
-    source = f"import andon, sys; print([name for name in '{extras}'.split() if name in sys.modules])"
-    assert run_python("-c", source) == "[]\n"
-
-
 def test_the_example_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     lines = run_python(str(ROOT / "examples" / "cancel_from_thread.py")).splitlines()

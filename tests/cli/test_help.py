@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from andon.cli import COMMANDS, make_parser
+from andon.cli import MODULES, make_parser
 from andon.cli.mistake import Exit
 from andon.cli.options import Help
 from andon.cli.show import Column, age, cells, fit, milliseconds, table, usage_of
@@ -26,7 +26,7 @@ NAMES = ["serve", "run", "ps", "watch", "cancel", "unblock", "continue", "prune"
 def test_every_command_is_explained(andon: Andon) -> None:
     code, out, _ = andon("--help")
     assert code == 0
-    assert len(NAMES) == len(COMMANDS)
+    assert list(MODULES) == NAMES
     for name in NAMES:
         assert re.search(rf"^ +{name} +\w", out, re.MULTILINE)
     for command in set(NAMES) - {"serve"}:
@@ -52,8 +52,7 @@ def test_the_documentation_has_every_command_option_and_exit_code() -> None:
         assert re.search(rf"^\| {each.value} \|", text, re.MULTILINE), each
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["ps", "--help"]])
-def test_nothing_is_loaded_that_is_not_needed(arguments: list[str]) -> None:
+def loaded_by(arguments: list[str]) -> set[str]:
     code = f"""
 import sys
 from andon.cli import main
@@ -66,8 +65,20 @@ print(*sys.modules, file=sys.stderr)
     ended = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=HANG, check=True
     )
+    return set(ended.stderr.split())
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["ps", "--help"]])
+def test_nothing_is_loaded_that_is_not_needed(arguments: list[str]) -> None:
     heavy = {"fastapi", "uvicorn", "sqlalchemy", "pydantic", "http.client", "andon.cli.demo_agents"}
-    assert not heavy & set(ended.stderr.split())
+    assert not heavy & loaded_by(arguments)
+
+
+@pytest.mark.parametrize("arguments", [["ps"], ["watch", "r"], ["cancel", "r"], ["unblock", "b"]])
+def test_a_command_to_a_server_loads_no_agent_and_no_loop(arguments: list[str]) -> None:
+    loaded = loaded_by([*arguments, "--url", "http://127.0.0.1:1"])
+    assert not {"asyncio", "andon.surface", "andon.agent.agent", "andon.core.runtime"} & loaded
+    assert not {f"andon.cli.{name}" for name in MODULES.values() if name not in {arguments[0], "ps"}} & loaded
 
 
 def test_help_is_filled_to_the_width(monkeypatch: pytest.MonkeyPatch) -> None:

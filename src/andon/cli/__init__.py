@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `andon`. Each command is a file of its own, with `add` (its options) and `run` (what it does).
+"""The command `andon`. Each command is a file of its own, with `add` (its options) and `run` (what it does), and only
+the one that was asked for is loaded.
 
 What a user got wrong is one sentence on stderr and an exit code of its own; a traceback is for our own defects.
 """
@@ -10,16 +11,25 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 
 from andon import __version__
-from andon.cli import cancel, continuing, prune, ps, run, serve, unblock, watch
 from andon.cli.mistake import Exit, Mistake, mistake_of
 from andon.cli.options import Help
 from andon.cli.show import prepare_streams
 from andon.errors import AndonError
 
-COMMANDS = [serve, run, ps, watch, cancel, unblock, continuing, prune]
+MODULES = {
+    "serve": "serve",
+    "run": "run",
+    "ps": "ps",
+    "watch": "watch",
+    "cancel": "cancel",
+    "unblock": "unblock",
+    "continue": "continuing",
+    "prune": "prune",
+}
 
 EPILOG = """
 where runs are looked for: --url, --db, $ANDON_URL, ./andon.db if it is there, http://127.0.0.1:7777
@@ -39,7 +49,10 @@ andon COMMAND --help tells more, with examples.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     prepare_streams()
-    options = make_parser().parse_args(arguments)
+    if arguments is None:
+        arguments = sys.argv[1:]
+    asked = [name for name in arguments[:1] if name in MODULES]
+    options = make_parser(asked or MODULES).parse_args(arguments)
     try:
         code = int(options.run(options))
         sys.stdout.flush()
@@ -57,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(names: Iterable[str] = MODULES) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="andon",
         description="AI agents whose runs can always be cancelled.",
@@ -66,8 +79,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"andon {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add(commands)
+    for name in names:
+        import_module(f"andon.cli.{MODULES[name]}").add(commands)
     return parser
 
 

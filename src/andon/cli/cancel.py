@@ -8,9 +8,9 @@ import sys
 from contextlib import closing
 from typing import Any
 
-from andon.cli.driving import who
 from andon.cli.mistake import Exit, Mistake
 from andon.cli.options import add_parser, duration, text
+from andon.cli.person import who
 from andon.cli.place import Place, add_where, find, open_place
 from andon.cli.ps import add_filters
 from andon.cli.report import Cancelled, to_json

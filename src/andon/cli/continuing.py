@@ -11,9 +11,10 @@ from contextlib import closing
 from typing import Any
 
 from andon.cli.asking import Answers, ask, can_ask, explain_pause, given, on_the_wire
-from andon.cli.driving import Hands, drive, leave_with_reader, who
+from andon.cli.driving import Hands, drive
 from andon.cli.mistake import Exit, Mistake
 from andon.cli.options import add_parser, text
+from andon.cli.person import leave_with_reader, who
 from andon.cli.place import Place, add_where, find, how_to_go_on, open_place, without_secrets
 from andon.cli.report import Report, to_json
 from andon.cli.run import add_telling, conclude, find_agent

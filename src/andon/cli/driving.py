@@ -7,13 +7,9 @@ whatever the process is doing. Whoever reads our output and leaves (`| head -1`)
 
 from __future__ import annotations
 
-import getpass
 import logging
 import os
-import select
 import signal
-import stat
-import sys
 import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -23,6 +19,7 @@ from typing import Any
 from andon.agent.agent import Agent
 from andon.cli.asking import Leaving, ask, can_ask
 from andon.cli.mistake import Exit
+from andon.cli.person import on_reader_gone, who
 from andon.cli.report import Report
 from andon.cli.show import note
 from andon.cli.telling import CTRL_C, Teller
@@ -163,39 +160,6 @@ def _answered(agent: Agent, report: Report, hands: Hands) -> bool:
             return True
         else:
             return True
-
-
-def who() -> str | None:
-    """Whoever sits at the keyboard."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError, ImportError):
-        return None
-
-
-def on_reader_gone(act: Callable[[], object]) -> None:
-    """Do this when whoever reads our stdout through a pipe has left, also while there is nothing to write."""
-    if not hasattr(select, "poll"):
-        return
-    try:
-        file = sys.stdout.fileno()
-        if not stat.S_ISFIFO(os.fstat(file).st_mode):
-            return
-    except (OSError, ValueError, AttributeError):  # there is no stdout
-        return
-
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(file, 0)  # errors are told without being asked for
-        poll.poll()
-        act()
-
-    threading.Thread(target=watch, name="andon-stdout", daemon=True).start()
-
-
-def leave_with_reader() -> None:
-    """End this process when whoever reads our stdout has left. A server that does a run for us sees that."""
-    on_reader_gone(lambda: os._exit(Exit.pipe_closed))
 
 
 def _quieten_the_log() -> None:

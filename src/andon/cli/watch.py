@@ -8,9 +8,9 @@ from contextlib import closing
 from typing import Any
 
 from andon.cli.asking import explain_pause
-from andon.cli.driving import leave_with_reader
 from andon.cli.mistake import Exit, Mistake
 from andon.cli.options import add_parser, text
+from andon.cli.person import leave_with_reader
 from andon.cli.place import Place, add_where, find, how_to_go_on, open_place
 from andon.cli.report import Report
 from andon.cli.show import note

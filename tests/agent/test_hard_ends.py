@@ -27,7 +27,6 @@ from andon import (
     RunStatus,
     Runtime,
     ToolContext,
-    ToolOutcome,
     ToolReceipt,
     tool,
 )
@@ -283,12 +282,13 @@ def test_what_the_record_says_of_a_thread_is_one_thing(monkeypatch: pytest.Monke
 
     receipt = CallRecord.receipt
 
-    def in_between(self: CallRecord, outcome: ToolOutcome) -> ToolReceipt:
+    def and_then(self: CallRecord) -> ToolReceipt:
+        said = receipt(self)
         release.set()
         eventually(lambda: not self.scope.thread_running)
-        return receipt(self, outcome)
+        return said
 
-    monkeypatch.setattr(CallRecord, "receipt", in_between)
+    monkeypatch.setattr(CallRecord, "receipt", and_then)
 
     async def main() -> None:
         agent = Agent("A", ScriptedModel(Call("block", id="c")), tools=[block])

@@ -7,6 +7,7 @@ A call is a step of its run, and its record is true at every moment; so a cancel
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -117,6 +118,8 @@ class Calling:
             text = await tool.invoke(bound, self._context(record))
             if not isinstance(text, str):
                 raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
+        except asyncio.CancelledError:
+            raise
         except BaseException as error:
             asking = _asking(error)
             if asking is None and not isinstance(error, Exception):

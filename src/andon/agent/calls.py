@@ -212,17 +212,19 @@ class CallRecord:
         """The real result, or the truth about why there is none."""
         if self._result is not None:
             return self._result
-        outcome = outcome or self.outcome
-        truth = _TRUTH[outcome]
-        if self.interrupts:
-            truth = NOT_APPROVED if outcome is ToolOutcome.not_started else ASKING
-        return ToolResult(self.call.id, self.call.name, truth, "error")
+        return ToolResult(self.call.id, self.call.name, self._truth(outcome or self.outcome), "error")
 
-    def receipt(self, outcome: ToolOutcome) -> ToolReceipt:
-        return ToolReceipt(self.call.id, self.call.name, outcome)
+    def _truth(self, outcome: ToolOutcome) -> str:
+        if self.interrupts:
+            return NOT_APPROVED if outcome is ToolOutcome.not_started else ASKING
+        return _TRUTH[outcome]
+
+    def receipt(self) -> ToolReceipt:
+        return ToolReceipt(self.call.id, self.call.name, self.outcome)
 
     def view(self) -> ToolView:
         return ToolView(self.call.id, self.call.name, self.call.arguments)
 
     def ended_view(self, outcome: ToolOutcome = ToolOutcome.completed) -> ToolView:
-        return ToolView(self.call.id, self.call.name, self.call.arguments, self.result(outcome).content, outcome)
+        text = self._truth(outcome) if self._result is None else self._result.content
+        return ToolView(self.call.id, self.call.name, self.call.arguments, text, outcome)

@@ -236,7 +236,7 @@ class Loop(Calling):
 
     def progress(self) -> Settlement:
         asking = [question for record in self.open_calls if record.asks for question in record.interrupts]
-        ends = [record.receipt(record.outcome) for record in self.calls]
+        ends = [record.receipt() for record in self.calls]
         calls = [record.state() for record in self.open_calls if not record.has_result]
         left = self._run.budget_left() or Budget()
         bookmark = Bookmark(self._turns, self._max_turns, self._run.limits.timeout, left.tokens, left.tool_calls, calls)
@@ -275,14 +275,15 @@ class Loop(Calling):
             spent += turn.spent_failed() if isinstance(fate, Failed) else turn.spent_cut()
         # A thread may end at any moment: what is said of its call is decided once, so that all say the same. (Of those
         # that are open, some may have ended in an earlier run, and have their results.)
-        ends = {record: record.outcome for record in calls}
+        ends = {record: record.receipt() for record in calls}
+        results = [record.result(ends[record].outcome if record in ends else None) for record in open_calls]
         return Settlement(
-            settle.settle(self.messages, blocks, [record.result(ends.get(record)) for record in open_calls], fate),
+            settle.settle(self.messages, blocks, results, fate),
             text,
             spent,
-            [record.receipt(end) for record, end in ends.items()],
-            [record.ended_view(end) for record, end in ends.items() if not record.has_result],
-            [record.receipt(end) for record, end in ends.items() if record.is_open],
+            list(ends.values()),
+            [record.ended_view(end.outcome) for record, end in ends.items() if not record.has_result],
+            [end for record, end in ends.items() if record.is_open],
             output=self._parsed if isinstance(fate, Completed) else None,
         )
 

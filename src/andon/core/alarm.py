@@ -2,8 +2,8 @@
 """One timer for all steps of a loop that were cut, and are to end within the same time.
 
 Most of them do so at once, so a timer for each would be set only to be taken back. They are due in the order in which
-they were cut: whoever is first in the queue is the first to be late. An alarm is held by those steps alone, because it
-knows its loop, and no loop may be kept alive by us.
+they were cut: whoever is first in the queue is the first to be late. An alarm is held by the steps of its loop alone,
+because it knows that loop, and no loop may be kept alive by us.
 """
 
 from __future__ import annotations

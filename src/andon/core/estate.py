@@ -7,7 +7,6 @@ what is missing. Nothing here decides how a run ends; that is done.
 
 from __future__ import annotations
 
-import functools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -107,17 +106,17 @@ class Estate(Stepper):
             return True
         store = self.runtime.store
         assert store is not None
-        save = functools.partial(store.save, record, messages)
         try:
-            first = [save()]  # what was asked is awaited once; should that be cancelled, it is asked again
+            asked = store.save(record, messages)
         except Exception as error:  # noqa: BLE001 - the boundary to a store that isn't ours
             by.warn(f"the store failed: {describe(error)}")
             return False
-        if first == [DONE]:
+        if asked is DONE:
             return True
+        first = [asked]  # it is awaited once; should that be cancelled, it is asked again
 
         async def keep() -> bool:
-            await (first.pop() if first else save())
+            await (first.pop() if first else store.save(record, messages))
             return True
 
         return bool(await by.bounded(keep, "the store", self.bounds.settle_seconds))

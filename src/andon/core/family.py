@@ -67,7 +67,7 @@ class Kin(Estate):
 
     @property
     def children(self) -> list[Kin]:
-        return list(self._children.copy())
+        return list(self._children.copy()) if self._children else []
 
     @property
     def parent_run_id(self) -> str | None:

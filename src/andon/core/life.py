@@ -286,7 +286,8 @@ class Life(Outliving):
         if isinstance(fate, CancelRequest):
             self._receipt = self._make_receipt()
             for call in settlement.cancelled:
-                self.journal.add(RunEvent.tool_call_cancelled, tool=call)
+                self.journal.append(RunEvent.tool_call_cancelled, tool=call)
+            self.journal.waiters.wake()
         elif isinstance(fate, Failed) and not self.was_refused:
             log.warning("run %s failed: %s", self.run_id, describe(fate.error), extra={"facts": self.names})
 

@@ -41,8 +41,9 @@ class CallScope:
         if self.thread_running:
             self._leave_behind()
         self.end_children()
-        for key in list(self._callbacks):
-            self._call(key)
+        if self._callbacks:
+            for key in list(self._callbacks):
+                self._call(key)
 
     def rest(self) -> None:
         """The tool has ended, to be entered again: what it wants to have called then, it will say again."""

@@ -139,9 +139,11 @@ class CancelSignal:
             return
         if batch is not None:
             batch.setdefault(loop, []).append(deliver)
-        else:
-            with contextlib.suppress(RuntimeError):  # closed: whoever asked finds the run lost
-                loop.call_soon_threadsafe(deliver, request)
+            return
+        try:
+            loop.call_soon_threadsafe(deliver, request)
+        except RuntimeError:  # closed: whoever asked finds the run lost
+            pass
 
 
 def wake_all(batch: Batch, request: CancelRequest) -> None:

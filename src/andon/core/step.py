@@ -55,7 +55,6 @@ class Step(Generic[T]):
     """One task of a run, from its start to its end or its abandonment."""
 
     __slots__ = (
-        "_alarm",
         "_error",
         "_make",
         "_run",
@@ -63,7 +62,9 @@ class Step(Generic[T]):
         "_timer",
         "_value",
         "_waiter",
+        "_watched",
         "abandoned",
+        "alarm",
         "cut_by",
         "finished",
         "name",
@@ -85,7 +86,8 @@ class Step(Generic[T]):
         self._value: T
         self._error: BaseException | None = None
         self._timer = None if timeout is None else run.loop.call_later(timeout, self.cut_alone)
-        self._alarm: Alarm | None = None
+        self.alarm = Alarm.of(run.loop, run.bounds.cut_seconds)  # had in time: a cancel does not want to wait for it
+        self._watched = False
         self._waiter: asyncio.Future[None] | None = None
         self.finished = self.was_cut = self.was_cut_alone = self.abandoned = False
         self._task = run.loop.create_task(self._perform(), name=name)
@@ -152,9 +154,9 @@ class Step(Generic[T]):
     def can_be_cut(self) -> bool:
         return not (self.finished or self.was_cut or self._task.done())
 
-    def cut(self, alarm: Alarm) -> None:
-        """Cancel its task; the alarm rings if it does not end."""
-        self._alarm = alarm
+    def cut(self) -> None:
+        """Cancel its task. Its alarm, which has been told, rings if it does not end."""
+        self._watched = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -206,9 +208,9 @@ class Step(Generic[T]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._alarm is not None:
-            self._alarm.let_go()
-            self._alarm = None
+        if self._watched:
+            self._watched = False
+            self.alarm.let_go()
         self._run.end_step(self)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -275,8 +277,10 @@ class Stepper:
         return step
 
     def end_step(self, step: Step[Any]) -> None:
-        if step in self._steps:  # not if they were lost with their loop
+        try:
             self._steps.remove(step)
+        except ValueError:  # they were lost with their loop
+            pass
 
     async def bounded(self, make: Callable[[], Awaitable[T]], name: str, seconds: float) -> T | None:
         """Do something that no cancel cuts, but its time does; report what goes wrong.
@@ -308,10 +312,9 @@ class Stepper:
         """Cancel the tasks of these steps, and see to it that they end."""
         steps = [step for step in steps if step.can_be_cut]
         if steps:
-            alarm = Alarm.of(self.loop, self.bounds.cut_seconds)
-            alarm.watch(steps)  # first: whatever comes in between, it rings for all of them
+            steps[0].alarm.watch(steps)  # first: whatever comes in between, it rings for all of them
             for step in steps:
-                step.cut(alarm)
+                step.cut()
 
     def lose_steps(self) -> None:
         """The steps died with their loop; their tools' threads may live on, and are told."""

@@ -15,12 +15,17 @@ import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.support import HANG
 
 Andon = Callable[..., tuple[int, str, str]]
 """The command, in this process: its exit code, and what it said on both channels."""
 
 CTRL_C, CTRL_D = "\x03", "\x04"
+
+interrupted = pytest.mark.no_cover
+"""For tests that type Ctrl-C: one that finds coverage holding its own lock would have it wait for that for ever."""
 
 # The terminal must be the controlling one, or Ctrl-C would reach nobody.
 _LAUNCH = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"

@@ -15,7 +15,7 @@ import pytest
 
 from andon import Agent
 from andon.cli import demo_agents
-from tests.cli.terminal import CTRL_C, CTRL_D, PROGRAM, alone, at_terminal
+from tests.cli.terminal import CTRL_C, CTRL_D, PROGRAM, alone, at_terminal, interrupted
 from tests.cli.test_serve import serving
 
 
@@ -58,6 +58,7 @@ def test_listed_in_any_width(url: str, tmp_path: Path) -> None:
     assert "a-run-with-a-rather-long-name" in ended.stdout, "without a terminal, nothing is cut"
 
 
+@interrupted
 def test_watching_is_left_and_the_run_goes_on(url: str, tmp_path: Path) -> None:
     start(url, "storyteller", "watched")
     with at_terminal(tmp_path, "watch", "watched", "--url", url) as terminal:
@@ -87,6 +88,7 @@ def test_a_question_is_answered_at_the_terminal(url: str, tmp_path: Path) -> Non
         assert "the three files are gone" in terminal.screen
 
 
+@interrupted
 def test_ctrl_c_cancels_a_run_that_was_continued(tmp_path: Path) -> None:
     """And the second one leaves: the server is stopped, so that nobody can answer the first one."""
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -154,6 +156,7 @@ def test_the_janitor_asks_each_time(answer: bool, words: str) -> None:
     asyncio.run(twice())
 
 
+@interrupted
 def test_a_slow_tool_ends_with_its_run(tmp_path: Path) -> None:
     with at_terminal(tmp_path, "run", "andon.cli.demo_agents:researcher", "Who drew the map?") as terminal:
         terminal.until("→ read_archive")

@@ -18,7 +18,7 @@ from andon.cli.local import Local
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
 from andon.store.sql import SQLStore, asking
-from tests.cli.terminal import CTRL_C, Andon, alone, at_terminal
+from tests.cli.terminal import CTRL_C, Andon, alone, at_terminal, interrupted
 from tests.store.making import PAST, record
 
 DB = ("--db", "sqlite:///andon.db")
@@ -130,6 +130,7 @@ def test_a_run_that_nobody_holds_is_cancelled_also_if_this_machine_s_clock_is_sl
     assert cancelled.status is RunStatus.cancelled
 
 
+@interrupted
 def test_a_run_that_was_cut_goes_on(here: Path, andon: Andon, begin: Andon) -> None:
     assert begin("stall", "--timeout", "2", "--session", "s1")[0] == 3
     (line,) = listed(andon, "--all")

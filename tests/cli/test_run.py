@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from andon.cli.driving import Hands
-from tests.cli.terminal import CTRL_C, CTRL_D, Andon, alone, at_terminal, environment
+from tests.cli.terminal import CTRL_C, CTRL_D, Andon, alone, at_terminal, environment, interrupted
 from tests.support import HANG
 
 # -- Ctrl-C -----------------------------------------------------------------------------------------------------------
 
 
+@interrupted
 def test_ctrl_c_cancels_and_shows_the_receipt(here: Path) -> None:
     with at_terminal(here, "run", "program:stall", "Hi") as terminal:
         terminal.until("One ")
@@ -28,6 +29,7 @@ def test_ctrl_c_cancels_and_shows_the_receipt(here: Path) -> None:
     assert (here / "ended").read_text() == "user"
 
 
+@interrupted
 def test_ctrl_c_in_a_tool_that_takes_no_notice(here: Path) -> None:
     with at_terminal(here, "run", "program:blocked", "Hi") as terminal:
         terminal.until("working")
@@ -36,6 +38,7 @@ def test_ctrl_c_in_a_tool_that_takes_no_notice(here: Path) -> None:
         assert "abandoned, may still be running" in terminal.screen
 
 
+@interrupted
 @pytest.mark.parametrize(("name", "sign"), [("deaf", "Deaf. "), ("held", "working")])
 def test_a_second_ctrl_c_leaves_at_once(here: Path, name: str, sign: str) -> None:
     with at_terminal(here, "run", f"program:{name}", "Hi") as terminal:
@@ -47,6 +50,7 @@ def test_a_second_ctrl_c_leaves_at_once(here: Path, name: str, sign: str) -> Non
         assert "left at once" in terminal.screen
 
 
+@interrupted
 def test_ctrl_c_before_there_is_a_run(here: Path) -> None:
     (here / "slow.py").write_text("import time\nprint('importing', flush=True)\nwhile True:\n    time.sleep(0.01)\n")
     with at_terminal(here, "run", "slow:agent", "Hi") as terminal:
@@ -97,6 +101,7 @@ def test_a_question_is_asked(here: Path, typed: str, answer: str) -> None:
         assert answer in terminal.screen
 
 
+@interrupted
 def test_ctrl_c_at_a_question_cancels(here: Path) -> None:
     with at_terminal(here, "run", "program:asker", "Hi") as terminal:
         terminal.until("[y/N, or n and why]")
@@ -225,6 +230,7 @@ def test_colour_is_for_terminals(here: Path) -> None:
     assert "\x1b" not in alone(here, "run", "program:tooled", "Hi").stderr
 
 
+@interrupted
 def test_a_narrow_terminal(here: Path) -> None:
     with at_terminal(here, "run", "program:stall", "Hi", columns=30, env={"NO_COLOR": "1"}) as terminal:
         terminal.until("One ")

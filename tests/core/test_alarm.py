@@ -7,8 +7,13 @@ import asyncio
 import gc
 import weakref
 
-from andon import RunStatus
-from tests.support import Silence, make
+import pytest
+
+from andon import RunStatus, tool
+from andon.core.alarm import Alarm
+from andon.core.step import Step
+from andon.models.scripted import Call
+from tests.support import Flag, Silence, make, play
 
 
 def test_a_loop_in_which_something_was_cut_is_not_kept_alive() -> None:
@@ -49,3 +54,35 @@ def test_a_loop_that_was_closed_under_a_cut_run_is_freed_with_it() -> None:
     del loop
     gc.collect()
     assert gone() is None
+
+
+def test_a_ctrl_c_between_two_cuts_leaves_no_timer_once_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of a step that was cut, nor of one that was about to be, and has ended by itself."""
+    begun, go_on = Flag(), Flag()
+
+    @tool
+    async def wait() -> str:
+        begun.set()
+        await go_on.arrived()
+        return "done"
+
+    def interrupt(step: Step[None]) -> None:
+        raise KeyboardInterrupt
+
+    def is_idle(alarm: Alarm) -> bool:
+        return not alarm._open and not alarm._queue and alarm._timer is None
+
+    async def main() -> None:
+        agent = make([Call("wait", id="a"), Call("wait", id="b")], "Done.", tools=[wait])
+        async with agent.start("go") as run:
+            await begun.arrived()
+            steps, alarm = [*run._steps], run._steps[0].alarm
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(Step, "cut", interrupt)
+                run.cut(steps)
+            assert not is_idle(alarm), "it rings for both"
+            go_on.set()
+            assert (await run.result()).content == "Done."
+            assert is_idle(alarm)
+
+    play(main)

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 
 from andon import Agent, MemoryStore, RunStatus, Runtime, tool
 from andon.core.archive import Archive
@@ -124,6 +126,20 @@ def test_a_timer_of_a_closed_loop_is_replaced() -> None:
 
     play(once)
     play(and_again)
+
+
+def test_a_loop_is_not_kept_alive() -> None:
+    agent, archive = make_kept(0.01)
+    loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
+
+    async def main() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        await agent.invoke_async("Hi")
+        await until(lambda: archive._timer is None)
+
+    play(main)
+    gc.collect()
+    assert loops[0]() is None
 
 
 def test_a_timer_of_a_loop_that_stands_still_is_replaced_when_it_is_overdue() -> None:

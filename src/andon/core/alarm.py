@@ -29,7 +29,7 @@ class Alarm:
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._loop, self._seconds = loop, seconds
         self._queue: deque[tuple[float, Sequence[Step[Any]]]] = deque()
-        self._open = 0
+        self._open: set[Step[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -43,19 +43,18 @@ class Alarm:
     def watch(self, steps: Sequence[Step[Any]]) -> None:
         """These were cut just now; each of them lets go when it has ended."""
         due = self._loop.time() + self._seconds
+        self._open.update(steps)
         self._queue.append((due, steps))
-        self._open += len(steps)
         if self._timer is None:
             self._timer = self._loop.call_at(due, self._ring)
 
-    def let_go(self) -> None:
-        """One of them has ended. With the last one, nothing is left of the others either."""
-        self._open -= 1
-        if not self._open:
+    def let_go(self, step: Step[Any]) -> None:
+        """It has ended, cut or not. With the last one that was cut, nothing is left of the others either."""
+        self._open.discard(step)
+        if self._timer is not None and not self._open:
             self._queue.clear()
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+            self._timer.cancel()
+            self._timer = None
 
     def _ring(self) -> None:
         self._timer = None

@@ -101,7 +101,7 @@ class Archive:
         now = time.monotonic()
         with self._lock:
             self._drop(now)
-        self._timer = None
+        self._timer = self._home = None  # no loop is kept alive by us
         if self._order:
             self._arm(now)
 
@@ -112,9 +112,9 @@ class Archive:
         return now <= self._due + self.seconds
 
     def _arm(self, now: float) -> None:
+        loop = asyncio.get_running_loop()
         self._due = now + self.seconds
-        self._home = asyncio.get_running_loop()
-        self._timer = self._home.call_later(self.seconds, self.sweep)
+        self._home, self._timer = loop, loop.call_later(self.seconds, self.sweep)
 
     def _drop(self, now: float) -> None:
         while self._order and (self._order[0][0] + self.seconds <= now or self.held > self.max_bytes):

@@ -287,7 +287,8 @@ class Life(Outliving):
             self._receipt = self._make_receipt()
             for call in settlement.cancelled:
                 self.journal.append(RunEvent.tool_call_cancelled, tool=call)
-            self.journal.waiters.wake()
+            if settlement.cancelled:
+                self.journal.waiters.wake()
         elif isinstance(fate, Failed) and not self.was_refused:
             log.warning("run %s failed: %s", self.run_id, describe(fate.error), extra={"facts": self.names})
 

@@ -62,7 +62,6 @@ class Step(Generic[T]):
         "_timer",
         "_value",
         "_waiter",
-        "_watched",
         "abandoned",
         "alarm",
         "cut_by",
@@ -85,9 +84,8 @@ class Step(Generic[T]):
         self._run, self._make, self.name, self.cut_by, self.on_cut = run, make, name, cut_by, on_cut
         self._value: T
         self._error: BaseException | None = None
-        self._timer = None if timeout is None else run.loop.call_later(timeout, self.cut_alone)
         self.alarm = Alarm.of(run.loop, run.bounds.cut_seconds)  # had in time: a cancel does not want to wait for it
-        self._watched = False
+        self._timer = None if timeout is None else run.loop.call_later(timeout, self.cut_alone)
         self._waiter: asyncio.Future[None] | None = None
         self.finished = self.was_cut = self.was_cut_alone = self.abandoned = False
         self._task = run.loop.create_task(self._perform(), name=name)
@@ -156,7 +154,6 @@ class Step(Generic[T]):
 
     def cut(self) -> None:
         """Cancel its task. Its alarm, which has been told, rings if it does not end."""
-        self._watched = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -208,9 +205,7 @@ class Step(Generic[T]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._watched:
-            self._watched = False
-            self.alarm.let_go()
+        self.alarm.let_go(self)
         self._run.end_step(self)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -28,11 +28,8 @@ from bench.report import Figure, Goal, Progress, Row, percentile
 ROOT = Path(__file__).parent.parent
 GOAL_MS = 150
 GROWTH = 1.05
-WARM_UP = 8
-"""Rounds before those that count: by then every cache and pool has been filled, and all garbage was collected once."""
-
 SETTLED = 5
-"""The round after which memory is compared."""
+"""The round after which memory is compared: by then every cache and pool has been filled."""
 
 
 class Forgetful(MemoryStore):
@@ -157,8 +154,7 @@ async def _measure(count: int, share: float, progress: Progress) -> Figure:
     gc.collect()
     gc.freeze()  # what other figures have left here is not the clients' to look after
     async with serving() as (port, pid):
-        for number in range(max(1, int(WARM_UP * share))):
-            await cancel_round(port, -1 - number, count, "wait", singly=False)
+        await cancel_round(port, -1, count, "wait", singly=False)
         for name, (message, singly, rounds) in KINDS.items():
             taken: list[float] = []
             worst: list[float] = []

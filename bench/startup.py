@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What importing takes in a fresh interpreter, without what the interpreter takes itself; asyncio beside it.
 
-`import andon` loads nothing before the first name is taken, so that name's import is measured too."""
+`import andon` loads nothing before the first name is taken, so that name's import is measured too.
+"""
 
 from __future__ import annotations
 

@@ -39,10 +39,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "andon": {"surface"},  # the root itself
 }
 
-# What the extras bring, and pydantic, which waits until a schema is wanted.
-_MODELS = {"hypothesis", "openai", "anthropic", "aiobotocore", "google", "mcp"}
+# What the extras and the tests bring, and pydantic, which waits until a schema is wanted.
+_MODELS = {"openai", "anthropic", "aiobotocore", "google", "mcp"}
 _SERVERS = {"fastapi", "uvicorn", "sqlalchemy", "psycopg", "opentelemetry"}
-NOT_IMPORTED = {"pydantic"} | _MODELS | _SERVERS
+NOT_IMPORTED = {"pydantic", "hypothesis"} | _MODELS | _SERVERS
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60

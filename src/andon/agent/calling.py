@@ -118,7 +118,7 @@ class Calling:
             text = await tool.invoke(bound, self._context(record))
             if not isinstance(text, str):
                 raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # by far the most frequent of those that are no failure: nothing is asked in it
             raise
         except BaseException as error:
             asking = _asking(error)

@@ -4,19 +4,25 @@
 `p50` and `p99` go from the moment at which the cancel is sent, over HTTP, to the one at which whoever watches the run,
 at the first server, has read its end, which is stored by then. `asked` is the part of it that the receipt tells: from
 the other server's asking to the moment at which the run stood still. One cancel at a time. Postgres has its own default
-settings, and so waits for the disk at each commit; SQLite has ours.
+settings, and so waits for the disk; SQLite has ours. The baseline shows what the database itself takes at that time: a
+change is committed by one connection, heard of by another one if the database tells of it, and answered by a second
+commit; in one process, with the bare driver, and in the most ordinary way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import sqlite3
 import time
+from collections.abc import Callable, Iterator
 
 import msgspec
+import psycopg
 
 from andon import Receipt
-from bench.chaos.servers import DATABASES, Server, database, serving
+from bench.chaos.servers import DATABASES, Database, Server, database, serving
 from bench.http import Client, post
 from bench.report import Figure, Goal, Progress, Row, percentile
 
@@ -43,6 +49,51 @@ async def cancel_once(here: Server, there: Server, run_id: str, message: str) ->
     return taken * 1000, receipt.latency * 1000
 
 
+def _bare(place: Database, count: int) -> list[float]:
+    exchange = _bare_file if place.url.startswith("sqlite") else _bare_server
+    with exchange(place.url) as once:
+        once()
+        taken = []
+        for _ in range(count):
+            start = time.perf_counter()
+            once()
+            taken.append((time.perf_counter() - start) * 1000)
+        return taken
+
+
+@contextlib.contextmanager
+def _bare_file(url: str) -> Iterator[Callable[[], None]]:
+    path = url.removeprefix("sqlite:///")
+    with contextlib.closing(sqlite3.connect(path)) as one, contextlib.closing(sqlite3.connect(path)) as two:
+        for connection in (one, two):
+            connection.isolation_level = None
+            connection.execute("PRAGMA synchronous=normal")
+        one.execute("CREATE TABLE bare (asked INTEGER, ended INTEGER)")
+        one.execute("INSERT INTO bare VALUES (0, 0)")
+
+        def once() -> None:
+            one.execute("UPDATE bare SET asked = asked + 1")
+            two.execute("UPDATE bare SET ended = ended + 1")
+
+        yield once
+
+
+@contextlib.contextmanager
+def _bare_server(url: str) -> Iterator[Callable[[], None]]:
+    with psycopg.connect(url) as one, psycopg.connect(url, autocommit=True) as two:
+        two.execute("CREATE TABLE bare AS SELECT 0 AS asked, 0 AS ended")
+        two.execute("LISTEN bare")
+
+        def once() -> None:
+            one.execute("UPDATE bare SET asked = asked + 1")
+            one.execute("NOTIFY bare")
+            one.commit()
+            next(two.notifies(timeout=10, stop_after=1))
+            two.execute("UPDATE bare SET ended = ended + 1")
+
+        yield once
+
+
 async def _measure(count: int, progress: Progress) -> Figure:
     figure = Figure("across", f"{count} cancels sent to another server process than the run's; ms to its end")
     gc.collect()
@@ -63,6 +114,9 @@ async def _measure(count: int, progress: Progress) -> Figure:
                     values = {"p50_ms": percentile(ends, 0.5), "p99_ms": percentile(ends, 0.99), "max_ms": max(ends)}
                     values |= {"asked_p50_ms": percentile(stops, 0.5), "asked_p99_ms": percentile(stops, 0.99)}
                     figure.rows.append(Row(f"{kind}, {name}", values, [Goal("p99_ms", GOAL_MS[kind])]))
+            bare = await asyncio.to_thread(_bare, place, count)
+            values = {"p50_ms": percentile(bare, 0.5), "p99_ms": percentile(bare, 0.99), "max_ms": max(bare)}
+            figure.rows.append(Row(f"{kind}, two bare commits", values))
     return figure
 
 

@@ -25,7 +25,7 @@ ROWS = {
     "startup": 4,
     "telemetry": 2,
     "http": 3,
-    "across": 4,
+    "across": 6,
 }
 
 

@@ -21,7 +21,8 @@ from andon.messages import Text, ToolCall, assistant, user
 from andon.models.scripted import Stall
 from andon.server import create_app
 from andon.store.sql import SQLStore, push
-from tests.kept.keeping import LEASE, Shaky, check_stored, ended, found, on, runtimes, store_of
+from andon.store.sql.codec import dump_notice
+from tests.kept.keeping import LEASE, Shaky, changed_to, check_stored, ended, found, on, runtimes, store_of
 from tests.store.making import record
 from tests.support import Flag, Reach, paused, play, until
 from tests.support.till import DELETE, PAY, Till
@@ -133,6 +134,29 @@ def test_a_cancel_that_a_server_has_told_of_is_not_looked_for(postgres_url: str)
         assert stored.receipt.by == "ada"
         for runtime in (here, there):
             await runtime.close()
+
+    play(main)
+
+
+def test_a_cancel_that_was_heard_of_and_then_lost_with_the_server_is_told_to_it_again(postgres_url: str) -> None:
+    """It was seen before it was on the disk, and never got there; but the run is stopping, and everybody must know."""
+
+    async def main() -> None:
+        async with runtimes(postgres_url) as (here, there):
+            going = Flag()
+            agent, _ = on(here, [Reach(going), Stall()]), on(there)
+            await listening(here)
+            run = agent.start("go", run_id="r1")
+            await run.open()
+            await going.arrived()
+            assert run.tenure is not None
+            request = CancelRequest.make(by="ada", mode="after_turn")
+            with psycopg.connect(postgres_url, autocommit=True) as admin:
+                admin.execute("SELECT pg_notify(%s, %s)", (push.CHANNEL, dump_notice("r1", run.tenure.owner, request)))
+            await changed_to(there, "r1", lambda record: record.status is RunStatus.cancelling)
+            assert [entry.request for entry in await store_of(there).cancel_log(Selection("r1"), 9)] == [request]
+            run.cancel()
+            await run.ended()
 
     play(main)
 

@@ -52,11 +52,9 @@ async def crowd(store: SQLStore) -> None:
         (Selection(), dict.fromkeys(("r1", "r2", "r3", "r4", "r6", "r7"), REQUESTED)),
     ],
 )
-def test_exactly_those_are_asked_that_were_meant(
-    sqlite_url: str, which: Selection, asked: dict[str, CancelOutcome]
-) -> None:
+def test_exactly_those_are_asked_that_were_meant(url: str, which: Selection, asked: dict[str, CancelOutcome]) -> None:
     async def main() -> None:
-        async with opened(sqlite_url) as store:
+        async with opened(url) as store:
             await crowd(store)
             assert await store.request_cancel(which, asking()) == asked
             cancelling = await store.list_runs(Selection(statuses=[RunStatus.cancelling]), 100)
@@ -121,13 +119,13 @@ def test_many_runs_can_be_asked_at_once(url: str) -> None:
     ],
 )
 def test_a_later_request_can_only_ask_for_more(
-    sqlite_url: str,
+    url: str,
     first: tuple[str, float | None],
     later: tuple[str, float | None],
     result: tuple[str, float | None],
 ) -> None:
     async def main() -> None:
-        async with opened(sqlite_url) as store:
+        async with opened(url) as store:
             lease = await store.enter(record("r1"), "me", LONG, "reject")
             one = asking(reason="why", by="ada", mode=first[0], grace=first[1])
             two = asking(reason="also", by="bob", mode=later[0], grace=later[1])
@@ -138,6 +136,35 @@ def test_a_later_request_can_only_ask_for_more(
             assert kept == CancelRequest(one.cause, "why", "ada", CancelMode(mode), grace, one.requested_at)
             log = [entry.request for entry in await store.cancel_log(Selection(run_id="r1"), 10)]
             assert log == ([two, one] if kept != one else [one])
+
+    play(main)
+
+
+def test_who_asks_again_because_the_answer_was_lost_is_answered_as_before(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            await store.enter(record("r1"), "me", LONG, "reject")
+            request = asking(reason="why", mode="after_turn", grace=2.5)
+            for which in (Selection("r1"), Selection("r1", agent_id="helper"), Selection(session_id="s1")):
+                assert await store.request_cancel(which, request) == {"r1": REQUESTED}
+            assert await store.request_cancel(Selection("r1"), asking()) == {"r1": ALREADY}
+            log = await store.cancel_log(Selection(), 10)
+            assert [entry.request.reason for entry in log] == [None, "why"]
+
+    play(main)
+
+
+@pytest.mark.parametrize("name", ["r\x00", "r\ud800", "\x01", "«r»", 'r"1', "r\\", "r" * 2_000])
+def test_a_run_of_any_name_is_asked_and_on_record(url: str, name: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            request = asking(reason='"half" \ud800')
+            lease = await store.enter(record(name), "me", LONG, "reject")
+            assert await store.request_cancel(Selection(name), request) == {name: REQUESTED}
+            (entry,) = await store.cancel_log(Selection(name), 10)
+            assert (entry.run_id, entry.session) == (name, KEY)
+            assert (await store.renew([lease], None)).cancels == {name: entry.request}
+            assert entry.request.requested_at == request.requested_at
 
     play(main)
 

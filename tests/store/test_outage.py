@@ -19,8 +19,8 @@ from andon.core.shared import Progress
 from andon.core.states import CancelOutcome
 from andon.errors import StoreError
 from andon.store.sql import database, sessions
-from tests.store.making import KEY, LONG, asking, events, opened, record, said
-from tests.store.server import Server
+from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said
+from tests.store.server import HASTY, Server
 from tests.store.test_processes import Bell
 from tests.support import Flag, play
 
@@ -29,7 +29,7 @@ from tests.support import Flag, play
 def own_server(server: Server) -> Iterator[Server]:
     """One that may be killed: nobody else uses it. (The first one has made what both need.)"""
     folder = Path(tempfile.mkdtemp(prefix="andon-pg-"))
-    own = Server(folder, folder)
+    own = Server(folder, folder, f"{HASTY}wal_writer_delay = 10s\n")  # what nobody waits for is lost, then
     yield own
     own.stop()
     shutil.rmtree(folder)
@@ -60,6 +60,40 @@ def test_after_a_kill_of_the_server_everything_that_was_answered_is_there(own_se
             await asyncio.sleep(0)
             await store.save(record("r2", RunStatus.completed), said("Two"))
             await woken
+
+    play(main)
+
+
+def test_what_others_may_see_early_is_on_the_disk_when_it_is_answered(own_server: Server) -> None:
+    """Postgres writes to the disk at its leisure what was committed without waiting for that. A kill comes sooner."""
+
+    async def main() -> None:
+        async with opened(own_server.url("postgres")) as store:
+
+            async def killed() -> None:
+                await asyncio.to_thread(own_server.kill)
+                await asyncio.to_thread(own_server.start)
+
+            leases = [await store.enter(record(name), "me", PAST, "queue") for name in ("r1", "r2", "r3")]
+            await store.renew(leases, LONG)
+            await killed()
+            assert await store.take_orphans("you", LONG, 10) == []
+            await store.write([Progress(leases[0], said("One"), events("r1", (1, 2)))])
+            await killed()
+            assert await store.read_events("r1", 0, 10) == events("r1", (1, 2))
+            assert await store.added("r1") == said("One")
+            first, second = asking(by="ada"), asking(by="bob")
+            await store.request_cancel(Selection("r1"), first)
+            await killed()
+            assert (await store.renew(leases, None)).cancels == {"r1": first}
+            await store.request_cancel(Selection(session_id="s1"), second)
+            await killed()
+            assert (await store.renew(leases, None)).cancels == {"r1": first, "r2": second, "r3": second}
+            assert [(entry.run_id, entry.request.by) for entry in await store.cancel_log(Selection(), 9)] == [
+                ("r3", "bob"),
+                ("r2", "bob"),
+                ("r1", "ada"),
+            ]
 
     play(main)
 
@@ -147,6 +181,31 @@ def test_a_commit_whose_answer_was_lost_is_not_done_again(postgres_url: str) -> 
                 await store._db.change(leave)
             assert len(tries) == 1
             await store.ping()
+
+    play(main)
+
+
+def test_a_cancel_whose_connection_is_lost_before_it_is_on_the_disk_is_asked_again(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with opened(postgres_url) as store:
+            lease = await store.enter(record("r1"), "me", LONG, "reject")
+            wait, lost = database.Tx.wait_for_disk, list[int]()
+
+            def lose(tx: database.Tx) -> None:
+                if not lost:
+                    lost.append(tx.execute(select(func.pg_backend_pid())).scalar_one())
+                    with psycopg.connect(postgres_url, autocommit=True) as admin:
+                        admin.execute("SELECT pg_terminate_backend(%s, 60000)", (lost[0],))
+                wait(tx)
+
+            monkeypatch.setattr(database.Tx, "wait_for_disk", lose)
+            request = asking()
+            assert await store.request_cancel(Selection("r1"), request) == {"r1": CancelOutcome.requested}
+            assert lost
+            assert [entry.request for entry in await store.cancel_log(Selection(), 9)] == [request]
+            assert (await store.renew([lease], None)).cancels == {"r1": request}
 
     play(main)
 

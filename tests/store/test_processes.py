@@ -111,12 +111,18 @@ def test_a_server_says_which_run_was_asked_to_stop(postgres_url: str, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("names", "reason"),
-    [(["r1"], "why? " * 2000), (["r1"], "half \ud800"), (["r\ud800"], None), (["r1", "r2"], None)],
-    ids=["long", "half a character", "an odd id", "several"],
+    ("which", "names", "reason"),
+    [
+        (Selection("r1"), ["r1"], "why? " * 2000),
+        (Selection("r1"), ["r1"], "half \ud800"),
+        (Selection("r\ud800"), ["r\ud800"], None),
+        (Selection(session_id="s1"), ["r1"], "why? " * 2000),
+        (Selection(session_id="s1"), ["r1", "r2"], None),
+    ],
+    ids=["long", "half a character", "an odd id", "long, by session", "several"],
 )
 def test_of_what_a_server_can_not_say_exactly_it_says_that_something_has_changed(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch, names: list[str], reason: str | None
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, which: Selection, names: list[str], reason: str | None
 ) -> None:
     monkeypatch.setattr(push, "PING_SECONDS", LONG)
 
@@ -127,7 +133,7 @@ def test_of_what_a_server_can_not_say_exactly_it_says_that_something_has_changed
             await called.next()  # it has connected
             leases = [await store.enter(record(name), "me", LONG, "queue") for name in names]
             told = called.next()
-            await store.request_cancel(Selection(session_id="s1"), asking(reason=reason))
+            await store.request_cancel(which, asking(reason=reason))
             await told
             assert heard == []
             assert list((await store.renew(leases, None)).cancels) == names

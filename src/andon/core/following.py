@@ -2,8 +2,8 @@
 """Reading the events of a run that another process holds, or that has ended: from the store, as they are written.
 
 It reads like `core.journal.Reader`: from any sequence number on, to the terminal event or to a pause. Whoever has read
-the run where it was held may know events that died with its holder, unwritten; then its end has a number that was seen
-before, and is told all the same.
+the run before may know events that died, unwritten, with its holder, or with the database before they were on its disk;
+then its end has a number that was seen before, and is told all the same.
 """
 
 from __future__ import annotations

@@ -332,7 +332,6 @@ class Keeper:
     def _act_on(self, renewal: Renewal, leases: list[Lease]) -> None:
         for run_id, request in renewal.cancels.items():
             if (tenure := self._held.get(run_id)) is not None:
-                tenure.told = True
                 tenure.run.ask(request)
         for lease in leases:
             if lease.run_id in renewal.lost and (tenure := self._held.get(lease.run_id)) is not None:

@@ -66,7 +66,9 @@ class Tenure:
         self.closing = False
         """The store is being asked to take the run's end, or its pause."""
         self.told = False
-        """The store knows of the cancel that was asked for here."""
+        """The store has answered that it knows of the run's cancel. What was only heard of there is told again if the
+        run takes its time: a database may let others see what it loses then, with its power say.
+        """
         self.restoring = False
         """It was paused, and not here: it was not entered, but taken up."""
         self.taking = self.unsure = False
@@ -166,7 +168,6 @@ class Tenure:
             # It may be someone else's by now, or be another run of that id: the store knows.
             self._keeper.wake()
         else:
-            self.told = True
             self._run.ask(request)
 
     async def save(self) -> None:

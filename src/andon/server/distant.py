@@ -59,7 +59,7 @@ class Distant:
         if rests and not await store.read_events(self.run_id, after, 1):
             if after == 0 or await store.read_events(self.run_id, after - 1, 1):
                 return None
-            # It has read what died, unwritten, with the run's holder: it is told the end.
+            # It has read what died, unwritten: it is told the end.
             last = await last_event(self._keeper, self.run_id)
             after = last[-1].seq - 1 if last else after
         return self._keeper.read(self.run_id, after)

@@ -60,11 +60,21 @@ def dump_notice(run_id: str, owner: str | None, request: CancelRequest) -> str:
     """Which run was asked to stop, who holds it, and how; empty where nobody does, or that can't be said in a few
     words, or not exactly.
     """
+    before, after = notice_around(run_id, request)
+    return "" if owner is None or before is None or after is None else f"{before}{owner}{after}"
+
+
+def notice_around(run_id: str, request: CancelRequest) -> tuple[str, str] | tuple[None, None]:
+    """What comes before the owner in a notice, which only the database may know, and after. An owner is a keeper's
+    name, which is the same in JSON.
+    """
     try:
-        notice = _encode((run_id, owner, request))
+        before, after = _encode(run_id), _encode(request)
     except UnicodeError:
-        return ""
-    return notice.decode() if owner and len(notice) <= LONGEST_NOTICE else ""
+        return None, None
+    if len(before) + len(after) > LONGEST_NOTICE:
+        return None, None
+    return f'[{before.decode()},"', f'",{after.decode()}]'
 
 
 def read_notice(said: str) -> tuple[str, str, CancelRequest] | None:

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where transactions run. Each is one function that is called with an open transaction, in a thread of ours; it is
-committed when the function returns, and undone when it raises: all of it or nothing, whatever cancels the caller.
+committed when the function returns, and undone when it raises: all of it or nothing, whatever cancels the caller. What
+only reads, or is done `singly`, is a transaction for each statement, where there is a server.
 
 SQLite takes one writer at a time, so there is one thread for all changes. With Postgres, progress of runs has a thread
-of its own: what two calls write about one run must not change places. Locks are taken in one order everywhere, sessions
+of its own: what two calls write about one run must not change places. And who asks runs to stop does not wait here
+behind runs that end, each of which waits for the disk. Locks are taken in one order everywhere, sessions
 by id and then runs by number; should two transactions still meet, the one that was undone is tried again.
 
 Someone waits for most of these, so they are short: a server is asked as few times as can be. What only writes goes
 along with the commit, and statements are made once (to make one takes longer than the server needs for it).
+
+Nobody waits for another one's disk without need. What a call has answered is on the disk, always. But where it harms
+nobody that others see a change a moment earlier (`early`), Postgres commits it without waiting, which lets go of its
+locks and wakes who listens, and then waits. A later commit is never on the disk before an earlier one.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from sqlalchemy import (
     ColumnElement,
@@ -31,7 +37,6 @@ from sqlalchemy import (
     Engine,
     Executable,
     Table,
-    bindparam,
     create_engine,
     event,
     func,
@@ -48,7 +53,7 @@ from andon.store.sql import schema
 from andon.store.sql.address import Address, parse
 from andon.store.sql.faults import CutOffError, is_transient, translate
 from andon.store.sql.lanes import Lane
-from andon.store.sql.push import CHANNEL, LOOK, PROGRESS, Hub, watch_file, watch_server
+from andon.store.sql.push import CHANNEL, LOOK, Hub, watch_file, watch_server
 
 T = TypeVar("T")
 Values = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
@@ -56,6 +61,7 @@ Values = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 CHUNK = 5_000
 READERS = 3
 CHANGERS = 3
+ASKERS = 2
 RETRY_SECONDS = 10.0
 """For how long a transaction is tried again while others are in its way."""
 RETRY_PAUSE = 0.002
@@ -74,16 +80,30 @@ LINK_SETTINGS = {
 }
 
 
+class How(NamedTuple):
+    """What kind of transaction it is."""
+
+    writes: bool
+    """Whether it is one transaction, which changes something."""
+    wakes: bool
+    """Whether others are to look."""
+    early: bool
+    """Whether they may see it before it is on the disk."""
+
+
+_BY_STATEMENT = How(writes=False, wakes=False, early=False)
+
+
 class Tx:
     """An open transaction."""
 
-    __slots__ = ("_connection", "_unsent", "now", "postgres", "says", "wakes")
+    __slots__ = ("_connection", "_unsent", "early", "now", "postgres", "says", "wakes")
 
-    def __init__(self, connection: Connection, postgres: bool, wakes: bool) -> None:
+    def __init__(self, connection: Connection, postgres: bool, how: How) -> None:
         self._connection, self.postgres = connection, postgres
         self._unsent: list[tuple[Executable, Values]] = []
-        self.wakes = wakes
-        """Whether others are to look. Who has nothing for them after all may say so."""
+        self.wakes, self.early = how.wakes, how.early
+        """See `How`. Who has changed nothing after all may say so."""
         self.says = LOOK
         """What they are told, by a server that can."""
         self.now: ColumnElement[float] = _SERVER_CLOCK if postgres else literal(time.time(), Double)
@@ -100,21 +120,38 @@ class Tx:
 
     def commit(self) -> None:
         """Send what was not sent yet, and the commit with it."""
-        if self.wakes and self.postgres:  # a file tells by itself that it has changed
-            self.write(_NOTIFY, {"says": self.says})
-        if not (self._unsent and self.postgres):
+        if not (self.postgres and (self._unsent or self.wakes or self.early)):  # of a file, others know by themselves
             self._send()
             self._connection.commit()
             return
         driver: Any = self._connection.connection.driver_connection
         try:
-            with driver.pipeline():  # all in one go; should one of them fail, so does the commit
+            with driver.pipeline():  # all in one go; should one of them fail, so does what comes after it
                 self._send()
-                driver.execute("COMMIT")
+                if self.early:
+                    self._commit_early(driver)
+                else:
+                    driver.execute("COMMIT")
+                    self._notify(driver)
         except BaseException:
             self._connection.invalidate()  # nobody knows what state it is in
             raise
         self._connection.commit()  # SQLAlchemy has to know as well; the driver finds that nothing is left to do
+
+    def _commit_early(self, driver: Any) -> None:
+        driver.execute("SET LOCAL synchronous_commit TO off")
+        self._notify(driver)
+        driver.execute("COMMIT")
+        driver.execute(_WAIT_FOR_DISK)
+
+    def _notify(self, driver: Any) -> None:
+        """Of all who notify, one at a time may commit, so nobody does while it waits for the disk."""
+        if self.wakes:
+            driver.execute(_NOTIFY, (CHANNEL, self.says))
+
+    def wait_for_disk(self) -> None:
+        """Until all that was committed so far is there; see `told_early`."""
+        self._connection.exec_driver_sql(_WAIT_FOR_DISK)
 
     def _send(self) -> None:
         unsent, self._unsent = self._unsent, []
@@ -134,6 +171,16 @@ class Tx:
             self.execute(select(lock(schema.LOCK, 2)))
 
 
+def told_early(says: Any) -> list[ColumnElement[Any]]:
+    """What a statement that is a transaction of its own selects, to notify and to commit `early`."""
+    return [func.pg_notify(CHANNEL, says), func.set_config("synchronous_commit", "off", True)]
+
+
+_NOTIFY = "SELECT pg_notify(%s, %s)"
+_WAIT_FOR_DISK = "SELECT pg_logical_emit_message(true, 'andon', '')"
+"""A commit waits until all that was written before it is on the disk, but only if it has written something itself: this
+is read by nobody, and any role may write it.
+"""
 _SERVER_CLOCK = sql_cast(func.extract("epoch", func.clock_timestamp()), Double)
 
 
@@ -173,28 +220,35 @@ class Database:
         changes = Lane("andon-store", CHANGERS if self.postgres else 1)
         self._reads, self._changes = Lane("andon-store-reads", READERS), changes
         self._progress = Lane("andon-store-progress", 1) if self.postgres else changes
-        self._lanes = [self._reads, changes, self._progress]
+        self._asks = Lane("andon-store-asks", ASKERS) if self.postgres else changes
+        self._lanes = [self._reads, changes, self._progress, self._asks]
         watch = watch_server if self.postgres else watch_file
         self._hub = Hub(watch, self._engine, weakref.WeakMethod(self.open))
 
     # -- from loops ---------------------------------------------------------------------------------------------------
 
     async def read(self, work: Callable[[Tx], T]) -> T:
-        return await self._run(self._reads, work, False, False)
+        return await self._run(self._reads, work, _BY_STATEMENT)
 
-    async def change(self, work: Callable[[Tx], T], *, wakes: bool = True) -> T:
+    async def change(self, work: Callable[[Tx], T], *, wakes: bool = True, early: bool = False) -> T:
         """Write, and wake whoever listens, unless it is nothing to others."""
-        return await self._run(self._changes, work, True, wakes)
+        return await self._run(self._changes, work, How(True, wakes, early))
+
+    async def ask(self, work: Callable[[Tx], T]) -> T:
+        """Write what others are asked to do."""
+        return await self._run(self._asks, work, How(True, True, True))
+
+    async def ask_singly(self, work: Callable[[Tx], T]) -> T:
+        """The same, on a server, each statement by itself."""
+        assert self.postgres
+        return await self._run(self._asks, work, _BY_STATEMENT)
 
     async def progress(self, work: Callable[[Tx], T]) -> T:
-        """Write what runs have done, and wake their readers."""
-        result = await self._run(self._progress, work, True, False)
-        if self.postgres:
-            await self._run(self._progress, _tell_readers, False, False)
-        return result
+        """Write what runs have done."""
+        return await self._run(self._progress, work, How(True, True, True))
 
-    async def _run(self, lane: Lane, work: Callable[[Tx], T], writes: bool, wakes: bool) -> T:
-        return await lane.run(lambda: self._attempt(work, writes, wakes))
+    async def _run(self, lane: Lane, work: Callable[[Tx], T], how: How) -> T:
+        return await lane.run(lambda: self._attempt(work, how))
 
     @property
     def hub(self) -> Hub:
@@ -216,14 +270,14 @@ class Database:
                 self._patiently(lambda: schema.open(self._engine, self.address))
                 self._ready = True
 
-    def _attempt(self, work: Callable[[Tx], T], writes: bool, wakes: bool) -> T:
+    def _attempt(self, work: Callable[[Tx], T], how: How) -> T:
         if not self._ready:
             self.open()
-        return self._patiently(lambda: self._once(work, writes, wakes))
+        return self._patiently(lambda: self._once(work, how))
 
-    def _once(self, work: Callable[[Tx], T], writes: bool, wakes: bool) -> T:
-        with (self._writing if writes else self._reading).connect() as connection:
-            tx = Tx(connection, self.postgres, wakes)
+    def _once(self, work: Callable[[Tx], T], how: How) -> T:
+        with (self._writing if how.writes else self._reading).connect() as connection:
+            tx = Tx(connection, self.postgres, how)
             try:
                 result = work(tx)
             except DBAPIError as error:
@@ -254,18 +308,8 @@ class Database:
         self._release = self._make_release()
 
 
-_NOTIFY = select(func.pg_notify(CHANNEL, bindparam("says")))
-
-
-def _tell_readers(tx: Tx) -> None:
-    """By itself, because it changes nothing, and so waits for no disk. Of all who notify, one at a time may commit:
-    a cancel would have to wait until a batch of events is on the disk.
-    """
-    tx.execute(_NOTIFY, {"says": PROGRESS})
-
-
 def _make_engine(address: Address) -> Engine:
-    size: dict[str, Any] = {"poolclass": QueuePool, "pool_size": READERS + CHANGERS + 1, "max_overflow": 4}
+    size: dict[str, Any] = {"poolclass": QueuePool, "pool_size": READERS + CHANGERS + ASKERS + 1, "max_overflow": 4}
     size["pool_use_lifo"] = True  # the one used last knows our statements best
     if address.path is not None:
         # SQLite's own waiting gets slow and unfair: it waits a moment, and `_patiently` tries again.

@@ -2,7 +2,7 @@
 """Who is woken when something may have changed: one thread per store, while somebody listens.
 
 A wake-up says "look", so one may be lost or be for nothing, and nothing is lost with it. One of Postgres' may say more:
-which run was asked to stop, whose it is, and how; it comes with the commit, so it is as true as the row, and who holds
+which run was asked to stop, whose it is, and how; it comes with the commit, so it says what the row does, and who holds
 the run need not look. All who listen to a database are told, also where its schemas keep them apart. Every time the
 thread has connected it wakes everybody, because of what may have happened meanwhile. Callbacks never break it.
 """
@@ -185,7 +185,7 @@ def watch_file(driver: Any, stop: Stop, tell: Tell) -> None:
 
 
 def watch_server(driver: Any, stop: Stop, tell: Tell) -> None:
-    """Postgres: NOTIFY comes with the commit."""
+    """Postgres: NOTIFY comes with the commit, or after it."""
     driver.autocommit = True
     driver.execute(f"LISTEN {CHANNEL}")
     tell([LOOK])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store in a database: sessions and runs that outlive their processes, and that several processes share.
 
-Each method is one transaction, or, where something is pruned, several that each leave everything sound. What was
-answered is committed. On SQLite a commit survives the death of any process; should the machine itself lose its power,
-the last moments may be lost, and nothing else, unless the URL says `?synchronous=full`. Leases go by Postgres' clock,
-or with SQLite by the machine's.
+Each method is one transaction, or, where something is pruned or one run is asked to stop, several that each leave
+everything sound. What was answered is committed. On SQLite a commit survives the death of any process; should the
+machine itself lose its power, the last moments may be lost, and nothing else, unless the URL says `?synchronous=full`.
+Leases go by Postgres' clock, or with SQLite by the machine's.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SQLStore:
     async def renew(self, leases: Sequence[Lease], seconds: float | None) -> Renewal:
         if seconds is None:
             return await self._db.read(lambda tx: holding.renew(tx, leases, None))
-        return await self._db.change(lambda tx: holding.renew(tx, leases, seconds), wakes=False)
+        return await self._db.change(lambda tx: holding.renew(tx, leases, seconds), wakes=False, early=True)
 
     async def write(self, batch: Sequence[Progress]) -> list[str]:
         return await self._db.progress(lambda tx: holding.write(tx, batch))
@@ -104,7 +104,11 @@ class SQLStore:
         return await self._db.change(lambda tx: holding.take_orphans(tx, owner, seconds, limit))
 
     async def request_cancel(self, which: Selection, request: CancelRequest) -> Outcomes:
-        return await self._db.change(lambda tx: asking.request_cancel(tx, which, request))
+        if self._db.postgres and which.run_id is not None and not which.statuses:
+            outcomes = await self._db.ask_singly(lambda tx: asking.ask_at_once(tx, which, request))
+            if outcomes is not None:
+                return outcomes
+        return await self._db.ask(lambda tx: asking.request_cancel(tx, which, request))
 
     async def read_events(self, run_id: str, after: int, limit: int) -> list[Event]:
         return await self._db.read(lambda tx: asking.list_events(tx, run_id, after, limit))

@@ -312,8 +312,9 @@ def _make_engine(address: Address) -> Engine:
     size: dict[str, Any] = {"poolclass": QueuePool, "pool_size": READERS + CHANGERS + ASKERS + 1, "max_overflow": 4}
     size["pool_use_lifo"] = True  # the one used last knows our statements best
     if address.path is not None:
-        # SQLite's own waiting gets slow and unfair: it waits a moment, and `_patiently` tries again.
-        arguments = {"timeout": 0.02, "check_same_thread": False}
+        # SQLite's own waiting gets slow and unfair: its steps are 1, 2, 5, 10 and more milliseconds, where another one
+        # writes for one or two. So it has the first two steps, and then `_patiently` tries again.
+        arguments = {"timeout": 0.003, "check_same_thread": False}
         engine = create_engine(address.url, connect_args=arguments, hide_parameters=True, **size)
         synchronous = address.synchronous
 

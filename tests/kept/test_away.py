@@ -19,11 +19,8 @@ from andon.models.scripted import Call, Pause, Say, Stall
 from andon.store.sql import SQLStore
 from tests.kept.keeping import LONG, Shaky, changed_to, check_same, check_stored, ended, on, runtimes, stored_events
 from tests.store.server import Server
-from tests.store.test_outage import own_server
 from tests.support import Do, Flag, Hold, Reach, paused, play
 from tests.support.till import DELETE, Till
-
-__all__ = ["own_server"]
 
 
 @contextlib.asynccontextmanager

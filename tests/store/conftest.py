@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.store.server import Server
+from tests.store.server import HASTY, Server
 
 _numbers = itertools.count(1)
 
@@ -26,6 +26,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(folder, shared)
     yield server
     server.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def own_server(server: Server) -> Iterator[Server]:
+    """One that may be killed, or set up anew: nobody else uses it. (The first one has made what both need.)"""
+    folder = Path(tempfile.mkdtemp(prefix="andon-pg-"))
+    own = Server(folder, folder, f"{HASTY}wal_writer_delay = 10s\n")  # what nobody waits for is lost in a kill
+    yield own
+    own.stop()
     shutil.rmtree(folder)
 
 

@@ -4,10 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -20,19 +16,9 @@ from andon.core.states import CancelOutcome
 from andon.errors import StoreError
 from andon.store.sql import database, sessions
 from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said
-from tests.store.server import HASTY, Server
+from tests.store.server import Server
 from tests.store.test_processes import Bell
 from tests.support import Flag, play
-
-
-@pytest.fixture
-def own_server(server: Server) -> Iterator[Server]:
-    """One that may be killed: nobody else uses it. (The first one has made what both need.)"""
-    folder = Path(tempfile.mkdtemp(prefix="andon-pg-"))
-    own = Server(folder, folder, f"{HASTY}wal_writer_delay = 10s\n")  # what nobody waits for is lost, then
-    yield own
-    own.stop()
-    shutil.rmtree(folder)
 
 
 def test_after_a_kill_of_the_server_everything_that_was_answered_is_there(own_server: Server) -> None:

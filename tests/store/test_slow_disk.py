@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import psycopg
@@ -70,13 +67,8 @@ class Disk:
 
 
 @pytest.fixture
-def disk(server: Server) -> Iterator[Disk]:
-    """Of a server that nobody else uses. (The first one has made what both need.)"""
-    folder = Path(tempfile.mkdtemp(prefix="andon-pg-"))
-    own = Server(folder, folder)
-    yield Disk(own)
-    own.stop()
-    shutil.rmtree(folder)
+def disk(own_server: Server) -> Disk:
+    return Disk(own_server)
 
 
 async def entered(store: SQLStore) -> Lease:

@@ -29,8 +29,12 @@ from andon.store.sql.tables import HELD, LIVE, cancels, events, records, runs
 _NAMES = ("run_id", "session_id", "user_id", "agent_id")
 
 
+def _given(which: Selection) -> dict[str, str]:
+    return {name: value for name in _NAMES if (value := getattr(which, name)) is not None}
+
+
 def _fits(which: Selection, table: Any) -> list[Any]:
-    return [table.c[name] == value for name in _NAMES if (value := getattr(which, name)) is not None]
+    return [table.c[name] == value for name, value in _given(which).items()]
 
 
 def _has_status(which: Selection) -> list[Any]:
@@ -51,7 +55,7 @@ def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes
         wanted = select(runs).where(*_fits(which, runs), *_has_status(which))
         row = tx.execute(wanted.with_for_update(key_share=True)).first()
     else:
-        given = {name: value for name in _NAMES if (value := getattr(which, name)) is not None}
+        given = _given(which)
         row = tx.execute(_that(*given), given).first()
     if row is not None and row.ended is None:
         return ask(tx, [row], request)
@@ -64,7 +68,7 @@ def ask_at_once(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes | 
     somebody waits for it. None if there was nobody to ask.
     """
     assert which.run_id is not None
-    given = {name: value for name in _NAMES if (value := getattr(which, name)) is not None}
+    given = _given(which)
     before, after = notice_around(which.run_id, request)
     values = {"said": dump(request), "asked_at": request.requested_at, "before": before, "after": after}
     values |= {f"which_{name}": value for name, value in given.items()}

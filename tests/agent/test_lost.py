@@ -298,20 +298,46 @@ def test_a_cancel_before_the_loop_was_closed_is_not_lost() -> None:
     assert validate(agent.messages) == []
 
 
+class SlowPortal:
+    """The portal's loop stands still until it is let go."""
+
+    def __init__(self) -> None:
+        self._go_on, blocked = Flag(), Flag()
+
+        class Blocker:
+            def before_model(_, happening: object) -> None:  # noqa: N805 - `self` is the portal
+                blocked.set()
+                self._go_on.wait()
+
+        self._holder = Worker(lambda: make(hooks=[Blocker()]).run("hold the portal"))
+        blocked.wait()
+
+    def let_go(self) -> None:
+        self._go_on.set()
+        self._holder.done()
+
+
+def check_ended_by_caller(run: Run) -> None:
+    eventually(lambda: run.status.final)
+    result = asyncio.run(run.result())
+    assert result.status is RunStatus.cancelled
+    assert result.receipt is not None
+    assert result.receipt.cause is CancelCause.caller
+    events = asyncio.run(read_all(run))
+    check_events(events)
+    assert [event.event for event in events] == [
+        RunEvent.run_started,
+        RunEvent.cancel_requested,
+        RunEvent.run_cancelled,
+    ]
+
+
 def test_a_run_that_is_handed_over_already_is_ended_once() -> None:
     """Its task was cancelled before the first step, its loop is closed, and the portal is slow to take it over.
 
     A cancel, or a prompt, that comes just then must not have it ended once more.
     """
-    blocked, go_on = Flag(), Flag()
-
-    class Blocker:
-        def before_model(self, happening: object) -> None:
-            blocked.set()
-            go_on.wait()  # the portal's loop stands still
-
-    holder = Worker(lambda: make(hooks=[Blocker()]).run("hold the portal"))
-    blocked.wait()
+    slow = SlowPortal()
     agent = make()
     run = agent.start("go")
 
@@ -324,15 +350,30 @@ def test_a_run_that_is_handed_over_already_is_ended_once() -> None:
     assert run.status is RunStatus.cancelling
     assert agent.cancel_run(run.run_id) is CancelOutcome.already_requested
     following = Worker(lambda: agent.run("and now?"))
-    go_on.set()
-    holder.done()
+    slow.let_go()
     following.done()
-    eventually(lambda: run.status.final)
-    result = asyncio.run(run.result())
-    assert result.status is RunStatus.cancelled
-    assert result.receipt is not None
-    assert result.receipt.cause is CancelCause.caller
-    events = asyncio.run(read_all(run))
-    check_events(events)
-    assert events[-1].event is RunEvent.run_cancelled
+    check_ended_by_caller(run)
     assert [message.text for message in agent.messages] == ["go", "Cancelled by the caller", "and now?", "OK."]
+
+
+def test_a_run_that_is_handed_over_is_written_by_the_portal_alone() -> None:
+    """Its task was cancelled before the first step, and its loop goes on: that must not write beside the portal."""
+    slow = SlowPortal()
+    agent = make()
+    run = agent.start("go")
+
+    async def begin() -> None:
+        await run.__aenter__()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await until(lambda: run.is_cancelling)  # its task has ended, and the portal was told
+        run.cancel("at once", grace=1)  # arrives at the loop where the run lived
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert [event.event for event in run.journal.events] == [RunEvent.run_started]
+
+    try:
+        asyncio.run(begin())
+    finally:
+        slow.let_go()
+    check_ended_by_caller(run)

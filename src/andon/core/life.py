@@ -229,9 +229,11 @@ class Life(Outliving):
         self._stage = to
 
     def _deliver(self, request: CancelRequest) -> None:
-        """A cancel arrives, on the run's loop."""
-        if self.phase is Phase.ending:
-            return
+        """A cancel arrives, on the run's loop; if that was taken from it meanwhile, whoever ends the run heeds it."""
+        if self.phase is not Phase.ending and not self.signal.adopted:
+            self._heed(request)
+
+    def _heed(self, request: CancelRequest) -> None:
         first = self._cut_phase is None
         if first:
             self._cut_phase = self.phase
@@ -251,7 +253,7 @@ class Life(Outliving):
         fate = self.signal.fate
         assert fate is not None
         if self._cut_phase is None and isinstance(fate, CancelRequest):
-            self._deliver(fate)  # decided so late that it has not arrived yet
+            self._heed(fate)  # decided so late that it has not arrived yet
         self.phase = Phase.ending
         if (watch := self.limits.end()) is not None:
             await watch.wait()

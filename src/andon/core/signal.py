@@ -133,6 +133,11 @@ class CancelSignal:
         token = object()
         return self._slot.setdefault("adopted", token) is token
 
+    @property
+    def adopted(self) -> bool:
+        """Someone else ends the run, on another thread: its own loop, if it goes on, has no part in it any more."""
+        return "adopted" in self._slot
+
     def _notify(self, request: CancelRequest, batch: Batch | None) -> None:
         loop, deliver = self._loop, self._deliver
         if loop is None or deliver is None:

@@ -16,7 +16,7 @@ import pytest
 from andon import RunStatus
 from andon.core.selection import Selection
 from andon.store.sql import SQLStore, database
-from andon.store.sql.lanes import Lane
+from andon.store.sql.lanes import Answer, Lane
 from tests.store.making import KEY, LONG, asking, opened, record, said
 from tests.support import Flag, Worker, eventually, play, until
 
@@ -27,11 +27,15 @@ class Gate:
     def __init__(self) -> None:
         self.begun, self.may_go_on, self.ended = Flag(), Flag(), Flag()
 
-    def __call__(self) -> str:
+    def __call__(self, answer: Answer[str]) -> None:
         self.begun.set()
         self.may_go_on.wait()
         self.ended.set()
-        return "done"
+        answer("done")
+
+
+def at_once(answer: Answer[str]) -> None:
+    answer("at once")
 
 
 def test_work_that_has_begun_is_done_and_what_has_not_is_taken_back() -> None:
@@ -46,7 +50,7 @@ def test_work_that_has_begun_is_done_and_what_has_not_is_taken_back() -> None:
         assert not first.ended.is_set()
         first.may_go_on.set()
         await first.ended.arrived()
-        assert await lane.run(lambda: "next") == "next"
+        assert await lane.run(at_once) == "at once"
         assert not second.begun.is_set()
         lane.close()
 
@@ -66,7 +70,7 @@ def test_a_loop_that_is_closed_takes_nothing_with_it() -> None:
     gate.ended.wait()
 
     async def main() -> None:
-        assert await lane.run(lambda: "next") == "next"
+        assert await lane.run(at_once) == "at once"
 
     asyncio.run(main())
     lane.close()
@@ -76,7 +80,7 @@ def test_a_lane_starts_no_more_threads_than_it_needs() -> None:
     async def main() -> None:
         lane = Lane("test-lane", 3)
         for _ in range(5):
-            await lane.run(lambda: None)
+            await lane.run(at_once)
         gates = [Gate() for _ in range(5)]
         tasks = [asyncio.create_task(lane.run(gate)) for gate in gates]
         await asyncio.gather(*(gate.begun.arrived() for gate in gates[:3]))
@@ -88,6 +92,29 @@ def test_a_lane_starts_no_more_threads_than_it_needs() -> None:
         lane.close()
 
     play(main)
+
+
+def test_for_what_comes_after_the_answer_nobody_waits_but_the_next_in_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "andon")
+    after = Gate()
+
+    def answer_first(answer: Answer[str]) -> None:
+        answer("first")
+        after(lambda _: None)
+        raise RuntimeError("nobody waits for this")
+
+    async def main() -> None:
+        lane = Lane("test", 1)
+        assert await lane.run(answer_first) == "first"
+        following = asyncio.create_task(lane.run(at_once))
+        await after.begun.arrived()
+        assert not following.done()
+        after.may_go_on.set()
+        assert await following == "at once"
+        lane.close()
+
+    play(main)
+    assert "what came after the answer failed: RuntimeError('nobody waits for this')" in caplog.text
 
 
 def test_a_cancelled_call_has_done_all_of_its_work_or_none(url: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Double, Row, Select, Text, and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import Row, Select, and_, bindparam, insert, or_, select, update
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest, Receipt
@@ -21,16 +21,15 @@ from andon.core.selection import CancelEntry, Outcomes, Selection
 from andon.core.states import CancelMode, CancelOutcome, RunStatus
 from andon.core.store import RunRecord, SessionKey
 from andon.store.sql import sessions
-from andon.store.sql.codec import dump, dump_notice, notice_around, read_events, read_request
-from andon.store.sql.database import Tx, chunks, told_early
-from andon.store.sql.push import LOOK
+from andon.store.sql.codec import dump, dump_notice, read_events, read_request
+from andon.store.sql.database import Tx, chunks
 from andon.store.sql.tables import HELD, LIVE, cancels, events, records, runs
 
-_NAMES = ("run_id", "session_id", "user_id", "agent_id")
+NAMES = ("run_id", "session_id", "user_id", "agent_id")
 
 
 def _given(which: Selection) -> dict[str, str]:
-    return {name: value for name in _NAMES if (value := getattr(which, name)) is not None}
+    return {name: value for name in NAMES if (value := getattr(which, name)) is not None}
 
 
 def _fits(which: Selection, table: Any) -> list[Any]:
@@ -63,43 +62,15 @@ def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes
     return Outcomes({which.run_id: CancelOutcome.unknown if row is None else CancelOutcome.already_finished})
 
 
-def ask_at_once(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes | None:
-    """Ask a run, if nobody has before: as one statement, which is a transaction of its own. That is the usual case, and
-    somebody waits for it. None if there was nobody to ask.
-    """
-    assert which.run_id is not None
-    given = _given(which)
-    before, after = notice_around(which.run_id, request)
-    values = {"said": dump(request), "asked_at": request.requested_at, "before": before, "after": after}
-    values |= {f"which_{name}": value for name, value in given.items()}
-    if (row := tx.execute(_ask_at_once(*given), values).first()) is None:
-        return None
-    tx.wait_for_disk()
-    outcomes = Outcomes({which.run_id: CancelOutcome.requested})
-    outcomes.nobodys = _is_nobodys(row)
-    return outcomes
-
-
-@functools.cache
-def _ask_at_once(*names: str) -> Select[Any]:
-    fits = (runs.c[name] == bindparam(f"which_{name}") for name in names)  # by its own name it would be a value to set
-    change = update(runs).where(*fits, runs.c.cancel.is_(None), LIVE).values(cancel=bindparam("said"))
-    asked = change.returning(runs).cte("asked")
-    entry = select(*(asked.c[name] for name in _NAMES), bindparam("asked_at", type_=Double), asked.c.cancel)
-    noted = insert(cancels).from_select([*_NAMES, "at", "request"], entry).cte("noted")
-    notice = func.coalesce(bindparam("before", type_=Text) + asked.c.owner + bindparam("after", type_=Text), LOOK)
-    return select(asked.c.status, asked.c.lease_until, *told_early(notice)).add_cte(noted)
-
-
-def _is_nobodys(row: Row[Any]) -> bool:
+def is_nobodys(status: str, lease_until: float | None) -> bool:
     """By this machine's clock, which may be wrong: what is overlooked, the keepers find by the right one."""
-    return row.status not in HELD or (row.lease_until is not None and row.lease_until < time.time())
+    return status not in HELD or (lease_until is not None and lease_until < time.time())
 
 
 def ask(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> Outcomes:
     """Ask these runs, which are locked and have not ended."""
     outcomes, fresh, said = Outcomes(), [], dump(request)
-    outcomes.nobodys = any(map(_is_nobodys, rows))
+    outcomes.nobodys = any(is_nobodys(row.status, row.lease_until) for row in rows)
     log = [_entry(row, request) for row in rows if row.cancel is None]
     for row in rows:
         if row.cancel is None:

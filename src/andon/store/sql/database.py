@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where transactions run. Each is one function that is called with an open transaction, in a thread of ours; it is
-committed when the function returns, and undone when it raises: all of it or nothing, whatever cancels the caller. What
-only reads, or is done `singly`, is a transaction for each statement, where there is a server.
+committed when the function returns, and undone when it raises: all of it or nothing, whatever cancels the caller. Where
+there is a server, what only reads is a transaction for each statement, and what is done `at_once` says itself what is.
 
 SQLite takes one writer at a time, so there is one thread for all changes. With Postgres, progress of runs has a thread
 of its own: what two calls write about one run must not change places. And who asks runs to stop does not wait here
@@ -9,7 +9,8 @@ behind runs that end, each of which waits for the disk. Locks are taken in one o
 by id and then runs by number; should two transactions still meet, the one that was undone is tried again.
 
 Someone waits for most of these, so they are short: a server is asked as few times as can be. What only writes goes
-along with the commit, and statements are made once (to make one takes longer than the server needs for it).
+along with the commit, and statements are made once (to make one takes longer than the server needs for it). Whoever
+waits is answered as soon as the commit is; others are told, and the connection is given back, after that.
 
 Nobody waits for another one's disk without need. What a call has answered is on the disk, always. But where it harms
 nobody that others see a change a moment earlier (`early`), Postgres commits it without waiting, which lets go of its
@@ -52,7 +53,7 @@ from andon.core.portal import portal
 from andon.store.sql import schema
 from andon.store.sql.address import Address, parse
 from andon.store.sql.faults import CutOffError, is_transient, translate
-from andon.store.sql.lanes import Lane
+from andon.store.sql.lanes import Answer, Lane
 from andon.store.sql.push import CHANNEL, LOOK, Hub, watch_file, watch_server
 
 T = TypeVar("T")
@@ -120,7 +121,7 @@ class Tx:
 
     def commit(self) -> None:
         """Send what was not sent yet, and the commit with it."""
-        if not (self.postgres and (self._unsent or self.wakes or self.early)):  # of a file, others know by themselves
+        if not (self.postgres and (self._unsent or self.early)):
             self._send()
             self._connection.commit()
             return
@@ -132,7 +133,6 @@ class Tx:
                     self._commit_early(driver)
                 else:
                     driver.execute("COMMIT")
-                    self._notify(driver)
         except BaseException:
             self._connection.invalidate()  # nobody knows what state it is in
             raise
@@ -140,17 +140,42 @@ class Tx:
 
     def _commit_early(self, driver: Any) -> None:
         driver.execute("SET LOCAL synchronous_commit TO off")
-        self._notify(driver)
+        if self.wakes:
+            driver.execute(_NOTIFY, (CHANNEL, self.says))
         driver.execute("COMMIT")
         driver.execute(_WAIT_FOR_DISK)
 
-    def _notify(self, driver: Any) -> None:
-        """Of all who notify, one at a time may commit, so nobody does while it waits for the disk."""
-        if self.wakes:
-            driver.execute(_NOTIFY, (CHANNEL, self.says))
+    def tell(self) -> None:
+        """Wake who listens, if the commit has not. Of all who notify, one at a time may commit, so nobody does while it
+        waits for the disk. Should it fail, they look by themselves before long.
+        """
+        if self.postgres and self.wakes and not self.early:  # of a file, others know by themselves
+            driver: Any = self._connection.connection.driver_connection
+            driver.pgconn.exec_(_LOOK)
+
+    def at_once(self, statements: Sequence[tuple[str, Values]], *, early: bool = False) -> list[tuple[Any, ...] | None]:
+        """On a server: a whole transaction in one go, of what was not sent yet and these statements of the driver's.
+        Returns the first row of each of those. Should the connection be gone, it is all done again.
+        """
+        driver: Any = self._connection.connection.driver_connection
+        try:
+            with driver.pipeline():
+                if early:
+                    driver.execute("BEGIN")
+                self._send()
+                cursors = [driver.execute(*each) for each in statements]
+                if early:
+                    self._commit_early(driver)
+            self.wakes = self.wakes and not early  # then that is done
+            return [cursor.fetchone() for cursor in cursors]
+        except BaseException as error:
+            self._connection.invalidate()
+            if driver.closed:
+                raise CutOffError from error
+            raise
 
     def wait_for_disk(self) -> None:
-        """Until all that was committed so far is there; see `told_early`."""
+        """Until all that was committed so far is there; for whoever has committed early by itself."""
         self._connection.exec_driver_sql(_WAIT_FOR_DISK)
 
     def _send(self) -> None:
@@ -171,11 +196,7 @@ class Tx:
             self.execute(select(lock(schema.LOCK, 2)))
 
 
-def told_early(says: Any) -> list[ColumnElement[Any]]:
-    """What a statement that is a transaction of its own selects, to notify and to commit `early`."""
-    return [func.pg_notify(CHANNEL, says), func.set_config("synchronous_commit", "off", True)]
-
-
+_LOOK = f"NOTIFY {CHANNEL}".encode()
 _NOTIFY = "SELECT pg_notify(%s, %s)"
 _WAIT_FOR_DISK = "SELECT pg_logical_emit_message(true, 'andon', '')"
 """A commit waits until all that was written before it is on the disk, but only if it has written something itself: this
@@ -230,34 +251,35 @@ class Database:
     async def read(self, work: Callable[[Tx], T]) -> T:
         return await self._run(self._reads, work, _BY_STATEMENT)
 
-    async def change(self, work: Callable[[Tx], T], *, wakes: bool = True, early: bool = False) -> T:
+    async def change(
+        self, work: Callable[[Tx], T], *, wakes: bool = True, early: bool = False, at_once: bool = False
+    ) -> T:
         """Write, and wake whoever listens, unless it is nothing to others."""
-        return await self._run(self._changes, work, How(True, wakes, early))
+        return await self._run(self._changes, work, _BY_STATEMENT if at_once else How(True, wakes, early))
 
-    async def ask(self, work: Callable[[Tx], T]) -> T:
+    async def ask(self, work: Callable[[Tx], T], *, at_once: bool = False) -> T:
         """Write what others are asked to do."""
-        return await self._run(self._asks, work, How(True, True, True))
+        return await self._run(self._asks, work, _BY_STATEMENT if at_once else How(True, True, True))
 
-    async def ask_singly(self, work: Callable[[Tx], T]) -> T:
-        """The same, on a server, each statement by itself."""
-        assert self.postgres
-        return await self._run(self._asks, work, _BY_STATEMENT)
-
-    async def progress(self, work: Callable[[Tx], T]) -> T:
+    async def progress(self, work: Callable[[Tx], T], *, at_once: bool = False) -> T:
         """Write what runs have done."""
-        return await self._run(self._progress, work, How(True, True, True))
+        return await self._run(self._progress, work, _BY_STATEMENT if at_once else How(True, True, True))
 
     async def _run(self, lane: Lane, work: Callable[[Tx], T], how: How) -> T:
-        return await lane.run(lambda: self._attempt(work, how))
+        return await lane.run(lambda answer: self._attempt(work, how, answer))
 
     @property
     def hub(self) -> Hub:
         return self._hub
 
     async def close(self) -> None:
+        def release(answer: Answer[None]) -> None:
+            self.release()
+            answer(None)
+
         closer = Lane("andon-store-close", 1)
         try:
-            await closer.run(self.release)  # to its end, also when nobody waits any more
+            await closer.run(release)  # to its end, also when nobody waits any more
         finally:
             closer.close(wait=False)
 
@@ -270,12 +292,12 @@ class Database:
                 self._patiently(lambda: schema.open(self._engine, self.address))
                 self._ready = True
 
-    def _attempt(self, work: Callable[[Tx], T], how: How) -> T:
+    def _attempt(self, work: Callable[[Tx], T], how: How, answer: Answer[T]) -> None:
         if not self._ready:
             self.open()
-        return self._patiently(lambda: self._once(work, how))
+        self._patiently(lambda: self._once(work, how, answer))
 
-    def _once(self, work: Callable[[Tx], T], how: How) -> T:
+    def _once(self, work: Callable[[Tx], T], how: How, answer: Answer[T]) -> None:
         with (self._writing if how.writes else self._reading).connect() as connection:
             tx = Tx(connection, self.postgres, how)
             try:
@@ -285,7 +307,8 @@ class Database:
                     raise CutOffError from error
                 raise
             tx.commit()
-            return result
+            answer(result)
+            tx.tell()
 
     def _patiently(self, work: Callable[[], T]) -> T:
         """Try again while others are in the way, or if the server has been restarted since it was asked the last time;

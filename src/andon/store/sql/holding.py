@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Select, and_, bindparam, func, or_, select, text, update
+from sqlalchemy import Row, Select, and_, bindparam, func, or_, select, update
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest, describe_open
@@ -39,7 +39,7 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy
     head = sessions.head_of_line(tx, record.session, record.created_at)
     line = select(runs, records.c.record, _expired(tx).label("expired"))
     line = line.join(records, records.c.number == runs.c.number).where(runs.c.session == head.id, LIVE)
-    ahead = tx.execute(line.order_by(runs.c.number).with_for_update(of=runs)).all()
+    ahead = tx.execute(line.order_by(runs.c.number).with_for_update(of=runs, key_share=True)).all()
     for other in ahead:
         if other.run_id == record.run_id:
             if (other.owner, other.created) != (owner, record.created_at) or other.status not in HELD:
@@ -109,7 +109,7 @@ def _find(tx: Tx, run_ids: Iterable[str], wanted: Select[Any]) -> dict[str, Row[
 
 
 _LOOK = select(runs).where(runs.c.run_id.in_(bindparam("run_ids", expanding=True))).order_by(runs.c.number)
-_LOCK = _LOOK.with_for_update()
+_LOCK = _LOOK.with_for_update(key_share=True)
 _KEEP_HOLD = _LOOK.with_for_update(read=True, key_share=True)
 """Nobody ends these runs or takes them over meanwhile; but they can be asked to stop."""
 
@@ -159,24 +159,13 @@ def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
 
 def append(tx: Tx, number: int, what: Sequence[Event]) -> None:
     """Add events. Some may be there already, if the answer to an earlier call was lost."""
-    if not what:
-        return
-    lines, first = dump_lines(what), what[0].seq
-    if tx.postgres and what[-1].seq == first + len(what) - 1:  # one text takes a tenth of the time of as many rows
-        tx.write(_APPEND, {"number": number, "first": first, "lines": lines})
-        return
-    rows = [
-        {"number": number, "seq": each.seq, "data": data} for each, data in zip(what, lines.split("\n"), strict=True)
-    ]
-    tx.write(tx.insert(events).on_conflict_do_nothing(), rows)
+    if what:
+        lines = dump_lines(what).split("\n")
+        rows = [{"number": number, "seq": each.seq, "data": data} for each, data in zip(what, lines, strict=True)]
+        tx.write(tx.insert(events).on_conflict_do_nothing(), rows)
 
 
 _LAST = select(func.coalesce(func.max(events.c.seq), 0)).where(events.c.number == bindparam("of"))
-_APPEND = text(
-    "INSERT INTO andon_events (number, seq, data) "
-    "SELECT CAST(:number AS bigint), CAST(:first AS integer) + line.place - 1, line.data "
-    "FROM unnest(string_to_array(:lines, E'\\n')) WITH ORDINALITY AS line (data, place) ON CONFLICT DO NOTHING"
-)
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,7 +19,12 @@ from typing import Any, TypeVar
 from andon.errors import StoreError
 
 T = TypeVar("T")
-Job = tuple["Future[Any]", Callable[[], Any]]
+Answer = Callable[[T], None]
+Work = Callable[[Answer[T]], None]
+"""Answers as soon as it can; for what it does after that, nobody waits."""
+Job = tuple["Future[Any]", Work[Any]]
+
+log = logging.getLogger("andon")
 
 CLOSE_SECONDS = 5.0
 
@@ -34,7 +40,7 @@ class Lane:
         self._idle = threading.Semaphore(0)
         self._closed = False
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Work[T]) -> T:
         """Have it done. A cancel takes it back if it has not begun, and else only stops the waiting."""
         job = self.submit(work)
         loop = asyncio.get_running_loop()
@@ -52,7 +58,7 @@ class Lane:
             raise
         return job.result()
 
-    def submit(self, work: Callable[[], T]) -> Future[T]:
+    def submit(self, work: Work[T]) -> Future[T]:
         job: Future[T] = Future()
         with self._lock:
             if self._closed:
@@ -81,11 +87,12 @@ def _serve(jobs: SimpleQueue[Job | None], idle: threading.Semaphore) -> None:
         job, work = entry
         if job.set_running_or_notify_cancel():
             try:
-                result = work()
+                work(job.set_result)
             except BaseException as error:  # noqa: BLE001 - handed to whoever waits
-                job.set_exception(error)
-            else:
-                job.set_result(result)
+                if job.done():
+                    log.debug("what came after the answer failed: %r", error)
+                else:
+                    job.set_exception(error)
         del entry, job, work  # an idle thread holds on to nothing
         idle.release()
 

@@ -21,7 +21,7 @@ from andon.core.session import OnBusy
 from andon.core.shared import Asked, Lease, Listening, Progress, Renewal, Taken, Wake
 from andon.core.store import RunRecord, SessionKey, SessionRecord
 from andon.messages import Message
-from andon.store.sql import asking, holding, service, sessions
+from andon.store.sql import asking, at_once, holding, service, sessions
 from andon.store.sql.database import Database
 
 
@@ -86,11 +86,19 @@ class SQLStore:
         return await self._db.change(lambda tx: holding.renew(tx, leases, seconds), wakes=False, early=True)
 
     async def write(self, batch: Sequence[Progress]) -> list[str]:
+        if self._db.postgres:
+            refused = await self._db.progress(lambda tx: at_once.write(tx, batch), at_once=True)
+            if refused is not None:
+                return refused
         return await self._db.progress(lambda tx: holding.write(tx, batch))
 
     async def finish(
         self, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]
     ) -> RunRecord | CancelRequest | None:
+        if self._db.postgres and await self._db.change(
+            lambda tx: at_once.finish(tx, lease, record, messages, events), at_once=True
+        ):
+            return None
         return await self._db.change(lambda tx: holding.finish(tx, lease, record, messages, events))
 
     # -- a run, by others ---------------------------------------------------------------------------------------------
@@ -105,7 +113,7 @@ class SQLStore:
 
     async def request_cancel(self, which: Selection, request: CancelRequest) -> Outcomes:
         if self._db.postgres and which.run_id is not None and not which.statuses:
-            outcomes = await self._db.ask_singly(lambda tx: asking.ask_at_once(tx, which, request))
+            outcomes = await self._db.ask(lambda tx: at_once.request_cancel(tx, which, request), at_once=True)
             if outcomes is not None:
                 return outcomes
         return await self._db.ask(lambda tx: asking.request_cancel(tx, which, request))

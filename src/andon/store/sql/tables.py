@@ -47,10 +47,10 @@ class Id(TypeDecorator[str]):
     _ESCAPED = "\x01"
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        return None if value is None else self._written(value)
+        return None if value is None else self.written(value)
 
     @classmethod
-    def _written(cls, value: str) -> str:
+    def written(cls, value: str) -> str:
         if value.isprintable() and value.isascii():
             return value
         odd = "\x00" in value or value.startswith(cls._ESCAPED) or any("\ud800" <= each <= "\udfff" for each in value)
@@ -59,7 +59,7 @@ class Id(TypeDecorator[str]):
     @classmethod
     def check(cls, *names: str | None) -> None:
         """Raise if these, which are found by an index together, are longer than one takes: Postgres' has a limit."""
-        if (size := sum(len(cls._written(name or "").encode()) for name in names)) > LONGEST:
+        if (size := sum(len(cls.written(name or "").encode()) for name in names)) > LONGEST:
             what = "the id" if len(names) == 1 else "the ids of agent, user and session together"
             raise ConfigurationError(
                 f"{what} would take {size:,} bytes; a database takes {LONGEST:,}: use shorter ones"

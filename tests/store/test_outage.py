@@ -14,7 +14,7 @@ from andon.core.selection import Selection
 from andon.core.shared import Progress
 from andon.core.states import CancelOutcome
 from andon.errors import StoreError
-from andon.store.sql import database, sessions
+from andon.store.sql import database, engine, sessions
 from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said
 from tests.store.server import Server
 from tests.store.test_processes import Bell
@@ -95,7 +95,7 @@ def test_who_stops_in_the_middle_of_a_transaction_does_not_stop_the_others(
         async with opened(postgres_url) as stopped, opened(postgres_url) as store:
             await store.ping()
             inside, go_on, tries = Flag(), Flag(), []
-            monkeypatch.setitem(database.SERVER_SETTINGS, "idle_in_transaction_session_timeout", 1_000)
+            monkeypatch.setitem(engine.SERVER_SETTINGS, "idle_in_transaction_session_timeout", 1_000)
 
             def stop(tx: database.Tx) -> None:
                 tries.append(tx)

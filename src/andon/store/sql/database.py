@@ -22,8 +22,8 @@ from __future__ import annotations
 import _thread
 import atexit
 import contextlib
+import itertools
 import os
-import sqlite3
 import threading
 import time
 import weakref
@@ -38,8 +38,6 @@ from sqlalchemy import (
     Engine,
     Executable,
     Table,
-    create_engine,
-    event,
     func,
     literal,
     select,
@@ -47,11 +45,11 @@ from sqlalchemy import (
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.pool import QueuePool
 
 from andon.core.portal import portal
 from andon.store.sql import schema
-from andon.store.sql.address import Address, parse
+from andon.store.sql.address import parse
+from andon.store.sql.engine import make_engine
 from andon.store.sql.faults import CutOffError, is_transient, translate
 from andon.store.sql.lanes import Answer, Lane
 from andon.store.sql.push import CHANNEL, LOOK, Hub, watch_file, watch_server
@@ -66,19 +64,8 @@ ASKERS = 2
 RETRY_SECONDS = 10.0
 """For how long a transaction is tried again while others are in its way."""
 RETRY_PAUSE = 0.002
-
-# A worker that was stopped (SIGSTOP) in the middle of a transaction must not hold its locks for long, and nobody may
-# wait for ever for a lock.
-SERVER_SETTINGS = {"idle_in_transaction_session_timeout": 5_000, "statement_timeout": 30_000}  # milliseconds
-# libpq would wait for ever for a server that is gone without a word.
-LINK_SETTINGS = {
-    "connect_timeout": 5,
-    "keepalives_idle": 5,
-    "keepalives_interval": 2,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 10_000,
-    "application_name": "andon",
-}
+CHECKPOINT_CHANGES = 100
+"""After so many changes, what SQLite has in its log is brought to its place in the file, which waits for the disk."""
 
 
 class How(NamedTuple):
@@ -216,7 +203,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self.address = parse(url)
         self.postgres = self.address.path is None
-        self._engine = _make_engine(self.address)
+        self._engine = make_engine(self.address, READERS + CHANGERS + ASKERS + 1)
         # A server sees to it by itself that a question sees one state: no transaction has to be begun and ended for it.
         reading = {"isolation_level": "AUTOCOMMIT"} if self.postgres else {}
         self._reading = self._engine.execution_options(**reading)
@@ -242,7 +229,8 @@ class Database:
         self._reads, self._changes = Lane("andon-store-reads", READERS), changes
         self._progress = Lane("andon-store-progress", 1) if self.postgres else changes
         self._asks = Lane("andon-store-asks", ASKERS) if self.postgres else changes
-        self._lanes = [self._reads, changes, self._progress, self._asks]
+        self._checkpoints, self._changed = Lane("andon-store-checkpoints", 1), itertools.count(1)
+        self._lanes = [self._reads, changes, self._progress, self._asks, self._checkpoints]
         watch = watch_server if self.postgres else watch_file
         self._hub = Hub(watch, self._engine, weakref.WeakMethod(self.open))
 
@@ -309,6 +297,17 @@ class Database:
             tx.commit()
             answer(result)
             tx.tell()
+        if how.writes and not self.postgres and next(self._changed) % CHECKPOINT_CHANGES == 0:
+            self._checkpoints.submit(self._checkpoint)
+
+    def _checkpoint(self, answer: Answer[None]) -> None:
+        """Beside everything else: nobody waits for this."""
+        connection = self._engine.raw_connection()
+        try:
+            connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
+        finally:
+            connection.close()
+        answer(None)
 
     def _patiently(self, work: Callable[[], T]) -> T:
         """Try again while others are in the way, or if the server has been restarted since it was asked the last time;
@@ -329,45 +328,6 @@ class Database:
         self._engine.dispose(close=False)
         self._start()
         self._release = self._make_release()
-
-
-def _make_engine(address: Address) -> Engine:
-    size: dict[str, Any] = {"poolclass": QueuePool, "pool_size": READERS + CHANGERS + ASKERS + 1, "max_overflow": 4}
-    size["pool_use_lifo"] = True  # the one used last knows our statements best
-    if address.path is not None:
-        # SQLite's own waiting gets slow and unfair: its steps are 1, 2, 5, 10 and more milliseconds, where another one
-        # writes for one or two. So it has the first two steps, and then `_patiently` tries again.
-        arguments = {"timeout": 0.003, "check_same_thread": False}
-        engine = create_engine(address.url, connect_args=arguments, hide_parameters=True, **size)
-        synchronous = address.synchronous
-
-        @event.listens_for(engine, "connect")
-        def on_connect(connection: sqlite3.Connection, _: object) -> None:
-            connection.isolation_level = None  # transactions begin where we say so
-            connection.execute(f"PRAGMA synchronous={synchronous}")
-
-        @event.listens_for(engine, "begin")
-        def on_begin(connection: Connection) -> None:
-            writes = connection.get_execution_options().get("andon_writes")
-            connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-        return engine
-    link = {key: value for key, value in LINK_SETTINGS.items() if key not in address.url.query}
-    engine = create_engine(
-        address.url,
-        connect_args=link,
-        hide_parameters=True,
-        isolation_level="READ COMMITTED",
-        **size,
-    )
-
-    @event.listens_for(engine, "connect")
-    def on_server_connect(connection: Any, _: object) -> None:
-        for name, value in SERVER_SETTINGS.items():
-            connection.execute(f"SET {name} = {value}")
-        connection.commit()
-
-    return engine
 
 
 def _release_soon(engine: Engine, lanes: list[Lane], hub: Hub) -> None:

@@ -377,3 +377,49 @@ def test_a_run_that_is_handed_over_is_written_by_the_portal_alone() -> None:
     finally:
         slow.let_go()
     check_ended_by_caller(run)
+
+
+def test_the_tools_of_a_run_that_is_handed_over_are_stopped_where_they_live() -> None:
+    """A Ctrl-C has ended its task, and its loop is run again: its other tool must not go on there, nor write."""
+
+    @tool
+    async def patient() -> str:
+        """Wait."""
+        await asyncio.Event().wait()
+        return "never"
+
+    @tool
+    async def refused() -> str:
+        """Never begun."""
+        return "never"
+
+    class Interrupted:
+        def before_tool(self, happening: Any) -> None:
+            if happening.call.name == "refused":
+                raise KeyboardInterrupt
+
+    slow = SlowPortal()
+    agent = make([Call("patient"), Call("refused")], tools=[patient, refused], hooks=[Interrupted()])
+    run = agent.start("go")
+
+    async def begin() -> None:
+        await run.__aenter__()
+        await asyncio.Event().wait()
+
+    async def go_on() -> None:
+        assert [task for task in asyncio.all_tasks() if "patient" in task.get_name()]
+        await until(lambda: not [task for task in asyncio.all_tasks() if "patient" in task.get_name()])
+        assert run.status is RunStatus.cancelling
+        assert RunEvent.cancel_requested not in [event.event for event in run.journal.events]
+
+    loop = asyncio.new_event_loop()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(begin())
+        loop.run_until_complete(go_on())
+    finally:
+        slow.let_go()
+        loop.close()
+    eventually(lambda: run.status.final)
+    check_events(asyncio.run(read_all(run)))
+    assert validate(agent.messages) == []

@@ -12,11 +12,12 @@ import psycopg
 import pytest
 
 from andon import Receipt, RunStatus, SessionKey, Usage
+from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
 from andon.core.shared import Lease, Progress
-from andon.core.states import CancelOutcome, Phase
-from andon.errors import LeaseLostError
-from andon.store.sql import SQLStore, database, holding
+from andon.core.states import CancelCause, CancelOutcome, Phase
+from andon.errors import LeaseLostError, StoreError
+from andon.store.sql import SQLStore, database, holding, push
 from andon.store.sql import asking as asking_in_steps
 from andon.store.sql.faults import is_transient
 from tests.store.making import KEY, LONG, asking, events, opened, record, said
@@ -137,6 +138,23 @@ def test_progress_that_was_overtaken_by_an_end_is_refused(postgres_url: str, cha
     play(main)
 
 
+def test_events_wait_for_nobody_who_is_ending_the_run(postgres_url: str) -> None:
+    """An end may wait for the disk, and all others behind it: it brings the run's events along."""
+
+    async def main() -> None:
+        async with begun(postgres_url) as (store, lease):
+            other = await store.enter(record("r2", session=KEY._replace(session_id="s2")), "me", LONG, "queue")
+            news = [Progress(lease, None, events("r1", (1,))), Progress(other, None, events("r2", (1, 2)))]
+            with psycopg.connect(postgres_url) as ending:
+                ending.execute("SELECT 1 FROM andon_runs WHERE run_id = 'r1' FOR UPDATE")
+                assert await store.write(news) == ["r1"]
+            assert await store.read_events("r2", 0, 9) == events("r2", (1, 2))
+            assert await store.write(news) == []
+            assert await store.read_events("r1", 0, 9) == events("r1", (1,))
+
+    play(main)
+
+
 def test_progress_that_was_overtaken_by_a_deletion_says_nothing_in_the_session(postgres_url: str) -> None:
     async def main() -> None:
         async with begun(postgres_url) as (store, lease):
@@ -184,6 +202,7 @@ def test_events_with_gaps_are_kept_with_them(url: str) -> None:
                 await store.finish(lease, record("r1", RunStatus.completed), said("One"), events("r1", (4, 7))) is None
             )
             assert await store.read_events("r1", 0, 9) == events("r1", (1, 3, 4, 7))
+            assert await store.read_events("r1", 2, 9) == events("r1", (3, 4, 7))
 
     play(main)
 
@@ -218,6 +237,7 @@ def test_the_usual_is_done_in_one_go(postgres_url: str, monkeypatch: pytest.Monk
     async def main() -> None:
         async with begun(postgres_url) as (store, lease):
             monkeypatch.setattr(database.Tx, "execute", in_steps)
+            monkeypatch.setattr(psycopg.Connection, "pipeline", in_steps)  # its locks are held before its end is sent
             assert await store.write([Progress(lease, said("One"), events("r1", (1,)))]) == []
             assert await store.request_cancel(Selection("r1"), asking()) == {"r1": CancelOutcome.requested}
             end = record("r1", RunStatus.cancelled)
@@ -310,8 +330,10 @@ def test_an_end_is_answered_before_the_others_are_told_and_also_if_they_cannot_b
             tell, answered, lost = database.Tx.tell, Flag(), list[int]()
 
             def lose(tx: database.Tx) -> None:
+                if not tx.wakes:  # of what came before
+                    return
                 answered.wait()
-                pid = tx._connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+                pid = tx._driver.info.backend_pid
                 with psycopg.connect(postgres_url, autocommit=True) as admin:
                     admin.execute("SELECT pg_terminate_backend(%s, 60000)", (pid,))
                 tell(tx)
@@ -344,5 +366,44 @@ def test_an_end_puts_on_record_only_the_cancel_that_is_not(url: str) -> None:
                 end = record(run_id, RunStatus.cancelled, KEY._replace(session_id=run_id), receipt=receipt)
                 assert await store.finish(lease, end, said("One"), events(run_id, (1,))) is None
             assert [entry.run_id for entry in await store.cancel_log(Selection(), 9)] == ["heard", "told"]
+
+    play(main)
+
+
+def test_what_can_never_be_written_is_tried_once(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = list[BaseException]()
+
+    def watch(error: BaseException) -> bool:
+        tries.append(error)
+        return is_transient(error)
+
+    monkeypatch.setattr(database, "is_transient", watch)
+
+    async def main() -> None:
+        async with begun(postgres_url) as (store, lease):
+            with psycopg.connect(postgres_url, autocommit=True) as admin:
+                admin.execute("ALTER TABLE andon_events ADD CHECK (seq < 9)")
+            with pytest.raises(StoreError, match="violates check constraint"):
+                await store.write([Progress(lease, said("One"), events("r1", (9,)))])
+            with pytest.raises(StoreError, match="violates check constraint"):
+                await store.finish(lease, record("r1", RunStatus.completed), [], events("r1", (9,)))
+            assert len(tries) == 2
+            assert await store.finish(lease, record("r1", RunStatus.completed), [], events("r1", (1,))) is None
+
+    play(main)
+
+
+def test_who_supersedes_a_run_says_so_itself(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push, "PING_SECONDS", LONG)
+
+    async def main() -> None:
+        async with begun(postgres_url) as (store, _):
+            connected, heard = Bell(), list[tuple[str, str, CancelRequest]]()
+            store.listen(connected, None, lambda *notice: heard.append(notice))
+            await connected.next()
+            await store.enter(record("r2"), "me", LONG, "cancel")
+            await until(lambda: bool(heard))
+            ((run_id, owner, request),) = heard
+            assert (run_id, owner, request.cause) == ("r1", "me", CancelCause.superseded)
 
     play(main)

@@ -56,6 +56,7 @@ class Outliving(Holding):
             self.host_cancelled()
             self.limits.end()
             if self.signal.adopt():
+                self.cut(self._steps)  # here, where they live: from now on another thread writes
                 self._hand_over()
 
     def _settle(self) -> None:

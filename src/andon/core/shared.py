@@ -101,7 +101,8 @@ class SharedStore(SessionStore, Protocol):
         ...
 
     async def write(self, batch: Sequence[Progress]) -> list[str]:
-        """Add what is new, in one transaction. Returns the runs whose leases were not good any more.
+        """Add what is new: of each run all of it, or nothing. Returns the runs of which it was not added: their leases
+        were not good any more, or someone is ending them, or taking them over, at this very moment.
 
         An event that is written already stays as it is.
         """

@@ -125,7 +125,7 @@ class Step(Generic[T]):
         error, self._error = self._error, None
         if isinstance(error, StrayCancelError) and self._is_cancelled():
             # A host that ends its loop cancels every task at once, and this one heard of it before the run did.
-            self._mark_cut()
+            self.mark_cut()
         if self.was_cut:
             if error is not None:
                 log.debug("%s failed while it was cut: %r", self.name, error)
@@ -158,13 +158,14 @@ class Step(Generic[T]):
             self._timer.cancel()
             self._timer = None
         try:
-            self._mark_cut()
+            self.mark_cut()
         finally:
             if not (self._run.host_has_cancelled and self._task.cancelling()):
                 # A host that ends its loop has done it: the work is to see one CancelledError, not two.
                 self._task.cancel()
 
-    def _mark_cut(self) -> None:
+    def mark_cut(self) -> None:
+        """Have it told, once."""
         if not self.was_cut:
             self.was_cut = True
             if self.on_cut is not None:
@@ -177,7 +178,8 @@ class Step(Generic[T]):
         """It was cut a while ago, and has not ended."""
         self._task.cancel()
         bounds = self._run.bounds
-        self._timer = self._run.loop.call_later(max(0.0, bounds.abandon_seconds - bounds.cut_seconds), self._abandon)
+        seconds = max(0.0, bounds.abandon_seconds - bounds.cut_seconds)
+        self._timer = self._task.get_loop().call_later(seconds, self._abandon)  # the run may have left that loop
 
     def _abandon(self) -> None:
         self.abandoned = True
@@ -315,8 +317,7 @@ class Stepper:
         """The steps died with their loop; their tools' threads may live on, and are told."""
         steps, self._steps = self._steps, []
         for step in steps:
-            if step.on_cut is not None:
-                step.on_cut()
+            step.mark_cut()
 
     def leave_behind(self, key: object, name: str) -> None:
         self._leftovers[key] = name

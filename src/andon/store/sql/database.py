@@ -97,6 +97,10 @@ class Tx:
         self.now: ColumnElement[float] = _SERVER_CLOCK if postgres else literal(time.time(), Double)
         """The clock that leases go by. The machine's is the database's, where that is a file."""
 
+    @property
+    def _driver(self) -> Any:
+        return self._connection.connection.driver_connection
+
     def execute(self, statement: Executable, values: Values = None, **options: Any) -> CursorResult[Any]:
         """Do this, and wait for the answer."""
         self._send()
@@ -112,7 +116,7 @@ class Tx:
             self._send()
             self._connection.commit()
             return
-        driver: Any = self._connection.connection.driver_connection
+        driver = self._driver
         try:
             with driver.pipeline():  # all in one go; should one of them fail, so does what comes after it
                 self._send()
@@ -134,36 +138,35 @@ class Tx:
 
     def tell(self) -> None:
         """Wake who listens, if the commit has not. Of all who notify, one at a time may commit, so nobody does while it
-        waits for the disk. Should it fail, they look by themselves before long.
+        waits for the disk; this alone writes nothing there. Should it fail, they look by themselves before long.
         """
         if self.postgres and self.wakes and not self.early:  # of a file, others know by themselves
-            driver: Any = self._connection.connection.driver_connection
-            driver.pgconn.exec_(_LOOK)
-
-    def at_once(self, statements: Sequence[tuple[str, Values]], *, early: bool = False) -> list[tuple[Any, ...] | None]:
-        """On a server: a whole transaction in one go, of what was not sent yet and these statements of the driver's.
-        Returns the first row of each of those. Should the connection be gone, it is all done again.
-        """
-        driver: Any = self._connection.connection.driver_connection
-        try:
-            with driver.pipeline():
-                if early:
-                    driver.execute("BEGIN")
-                self._send()
-                cursors = [driver.execute(*each) for each in statements]
-                if early:
-                    self._commit_early(driver)
-            self.wakes = self.wakes and not early  # then that is done
-            return [cursor.fetchone() for cursor in cursors]
-        except BaseException as error:
-            self._connection.invalidate()
+            self.wakes = False
+            driver = self._driver
+            with contextlib.suppress(self._connection.dialect.loaded_dbapi.Error):
+                driver.pgconn.exec_params(_TELL, [self.says.encode()])
             if driver.closed:
+                self._connection.invalidate()
+
+    def at_once(self, statement: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        """On a server: one statement of the driver's, which is a whole transaction. Returns its rows. Should the
+        connection be gone, what is done `at_once` is all done again.
+
+        No pipeline: there the server would have the statement, and hold its locks, before it has the end of it.
+        """
+        driver = self._driver
+        try:
+            return cast("list[tuple[Any, ...]]", driver.execute(statement, values).fetchall())
+        except BaseException as error:
+            gone = driver.closed
+            self._connection.invalidate()
+            if gone:
                 raise CutOffError from error
             raise
 
     def wait_for_disk(self) -> None:
         """Until all that was committed so far is there; for whoever has committed early by itself."""
-        self._connection.exec_driver_sql(_WAIT_FOR_DISK)
+        self.at_once(_WAIT_FOR_DISK)
 
     def _send(self) -> None:
         unsent, self._unsent = self._unsent, []
@@ -183,7 +186,7 @@ class Tx:
             self.execute(select(lock(schema.LOCK, 2)))
 
 
-_LOOK = f"NOTIFY {CHANNEL}".encode()
+_TELL = f"SELECT pg_notify('{CHANNEL}', $1)".encode()
 _NOTIFY = "SELECT pg_notify(%s, %s)"
 _WAIT_FOR_DISK = "SELECT pg_logical_emit_message(true, 'andon', '')"
 """A commit waits until all that was written before it is on the disk, but only if it has written something itself: this
@@ -283,22 +286,26 @@ class Database:
     def _attempt(self, work: Callable[[Tx], T], how: How, answer: Answer[T]) -> None:
         if not self._ready:
             self.open()
-        self._patiently(lambda: self._once(work, how, answer))
-
-    def _once(self, work: Callable[[Tx], T], how: How, answer: Answer[T]) -> None:
-        with (self._writing if how.writes else self._reading).connect() as connection:
-            tx = Tx(connection, self.postgres, how)
-            try:
-                result = work(tx)
-            except DBAPIError as error:
-                if error.connection_invalidated:
-                    raise CutOffError from error
-                raise
-            tx.commit()
+        connection, tx, result = self._patiently(lambda: self._once(work, how))
+        with connection:
             answer(result)
             tx.tell()
         if how.writes and not self.postgres and next(self._changed) % CHECKPOINT_CHANGES == 0:
             self._checkpoints.submit(self._checkpoint)
+
+    def _once(self, work: Callable[[Tx], T], how: How) -> tuple[Connection, Tx, T]:
+        """Do it, and commit; the connection is still open then."""
+        connection = (self._writing if how.writes else self._reading).connect()
+        try:
+            tx = Tx(connection, self.postgres, how)
+            result = work(tx)
+            tx.commit()
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, DBAPIError) and error.connection_invalidated:
+                raise CutOffError from error
+            raise
+        return connection, tx, result
 
     def _checkpoint(self, answer: Answer[None]) -> None:
         """Beside everything else: nobody waits for this."""

@@ -13,7 +13,11 @@ from andon.store.sql.address import Address
 
 # A worker that was stopped (SIGSTOP) in the middle of a transaction must not hold its locks for long, and nobody may
 # wait for ever for a lock.
-SERVER_SETTINGS = {"idle_in_transaction_session_timeout": 5_000, "statement_timeout": 30_000}  # milliseconds
+SERVER_SETTINGS = {
+    "idle_in_transaction_session_timeout": 5_000,  # milliseconds
+    "statement_timeout": 30_000,
+    "default_transaction_isolation": "'read committed'",
+}
 # libpq would wait for ever for a server that is gone without a word.
 LINK_SETTINGS = {
     "connect_timeout": 5,

@@ -26,9 +26,9 @@ _ADVICE = {
 
 
 class CutOffError(SQLAlchemyError):
-    """The connection was gone before the commit was sent: nothing was done, or, where each statement is a transaction,
-    nothing that may not be done again. A server that was restarted leaves such connections behind, and one that is
-    tried again gets a fresh one, or is told that there is no server.
+    """The connection was gone before the commit was sent: nothing was done, or, where a statement is a transaction,
+    what may be done again. A server that was restarted leaves such connections behind, and one that is tried again gets
+    a fresh one, or is told that there is no server.
     """
 
 

@@ -85,7 +85,7 @@ _HEAD = _HEAD.with_for_update()
 
 def lock_all(tx: Tx, run_ids: Sequence[str]) -> set[int]:
     """Lock the sessions of these runs, in the order in which everybody locks them; without those that were deleted."""
-    return set(tx.execute(THEIRS, {"run_ids": run_ids}).scalars()) if run_ids else set()
+    return set(tx.execute(_THEIRS, {"run_ids": run_ids}).scalars()) if run_ids else set()
 
 
 def touch(tx: Tx, ids: Set[int]) -> None:
@@ -94,7 +94,7 @@ def touch(tx: Tx, ids: Set[int]) -> None:
 
 
 _their_sessions = select(runs.c.session).where(runs.c.run_id.in_(bindparam("run_ids", expanding=True)))
-THEIRS = select(sessions.c.id).where(sessions.c.id.in_(_their_sessions)).order_by(sessions.c.id).with_for_update()
+_THEIRS = select(sessions.c.id).where(sessions.c.id.in_(_their_sessions)).order_by(sessions.c.id).with_for_update()
 _TOUCH = update(sessions).where(sessions.c.id.in_(bindparam("ids", expanding=True)))
 
 

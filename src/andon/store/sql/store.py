@@ -87,9 +87,7 @@ class SQLStore:
 
     async def write(self, batch: Sequence[Progress]) -> list[str]:
         if self._db.postgres:
-            refused = await self._db.progress(lambda tx: at_once.write(tx, batch), at_once=True)
-            if refused is not None:
-                return refused
+            return await self._db.progress(lambda tx: at_once.write(tx, batch), at_once=True)
         return await self._db.progress(lambda tx: holding.write(tx, batch))
 
     async def finish(

@@ -317,6 +317,13 @@ class SlowPortal:
         self._holder.done()
 
 
+async def begin_and_cancel_its_task(run: Run) -> None:
+    """Before its first step, as whoever ends a loop does."""
+    await run.__aenter__()
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
 def check_ended_by_caller(run: Run) -> None:
     eventually(lambda: run.status.final)
     result = asyncio.run(run.result())
@@ -341,12 +348,7 @@ def test_a_run_that_is_handed_over_already_is_ended_once() -> None:
     agent = make()
     run = agent.start("go")
 
-    async def begin() -> None:
-        await run.__aenter__()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-
-    asyncio.run(begin())
+    asyncio.run(begin_and_cancel_its_task(run))
     assert run.status is RunStatus.cancelling
     assert agent.cancel_run(run.run_id) is CancelOutcome.already_requested
     following = Worker(lambda: agent.run("and now?"))
@@ -363,9 +365,7 @@ def test_a_run_that_is_handed_over_is_written_by_the_portal_alone() -> None:
     run = agent.start("go")
 
     async def begin() -> None:
-        await run.__aenter__()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
+        await begin_and_cancel_its_task(run)
         await until(lambda: run.is_cancelling)  # its task has ended, and the portal was told
         run.cancel("at once", grace=1)  # arrives at the loop where the run lived
         for _ in range(5):

@@ -3,7 +3,8 @@
 held for longer than the server itself takes, however busy this process is, and even if it is stopped in the middle.
 
 These do the same as their namesakes in `asking` and `holding`, which say why. What they find to be otherwise than it
-usually is, they leave to those. None locks more than one session and one run.
+usually is, they leave to those. None locks more than one session and its run; the events of many runs go together, but
+wait for nobody who has locked one of those.
 """
 
 from __future__ import annotations

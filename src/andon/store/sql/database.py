@@ -141,7 +141,6 @@ class Tx:
         waits for the disk; this alone writes nothing there. Should it fail, they look by themselves before long.
         """
         if self.postgres and self.wakes and not self.early:  # of a file, others know by themselves
-            self.wakes = False
             driver = self._driver
             with contextlib.suppress(self._connection.dialect.loaded_dbapi.Error):
                 driver.pgconn.exec_params(_TELL, [self.says.encode()])

@@ -23,7 +23,6 @@ from andon.messages import Message
 from andon.store.sql import asking, sessions
 from andon.store.sql.codec import dump, dump_lines, read_block, read_messages, read_request
 from andon.store.sql.database import Tx, chunks
-from andon.store.sql.push import PROGRESS
 from andon.store.sql.tables import HELD, LIVE, blocks, events, records, runs
 
 
@@ -133,7 +132,6 @@ def renew(tx: Tx, leases: Sequence[Lease], seconds: float | None) -> Renewal:
 
 
 def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
-    tx.says = PROGRESS
     there = sessions.lock_all(tx, [each.lease.run_id for each in batch if each.messages is not None])
     rows = _find(tx, (each.lease.run_id for each in batch), _KEEP_HOLD)
     refused: dict[str, None] = {}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store in a database: sessions and runs that outlive their processes, and that several processes share.
 
-Each method is one transaction, or, where something is pruned or one run is asked to stop, several that each leave
+Each method is one transaction, or, where something is pruned, or done in the way of `at_once`, several that each leave
 everything sound. What was answered is committed. On SQLite a commit survives the death of any process; should the
 machine itself lose its power, the last moments may be lost, and nothing else, unless the URL says `?synchronous=full`.
 Leases go by Postgres' clock, or with SQLite by the machine's.

@@ -336,5 +336,4 @@ def test_a_failed_result_is_garbage_like_anything_else() -> None:
         return weakref.ref(agent)
 
     agent = use()
-    gc.collect()
-    assert agent() is None
+    eventually(lambda: gc.collect() >= 0 and agent() is None)  # the thread on which it ran lets go a moment later

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, cast
 
 import pytest
 
 from andon import CancelCause, CancelOutcome, Run, RunEvent, RunStatus, Runtime, ToolContext, tool
 from andon.agent.retry import Retry
 from andon.core.following import StoredReader
+from andon.core.keeper import Keeper
+from andon.core.shared import Progress
 from andon.errors import (
     ModelError,
     NotContinuableError,
@@ -22,6 +24,7 @@ from andon.errors import (
 )
 from andon.messages import Text, assistant, user
 from andon.models.scripted import Call, Fail, Item, Stall
+from andon.store.sql import SQLStore
 from tests.kept.keeping import (
     changed_to,
     check_same,
@@ -270,6 +273,61 @@ def test_a_session_whose_run_is_being_cancelled_is_not_busy(url: str) -> None:
                     assert (await found(there, second.run_id)).status is RunStatus.pending
                     clean.set()
                     assert (await second.result()).status is RunStatus.completed
+
+    play(main)
+
+
+def test_a_run_that_was_asked_to_stop_is_given_the_time_to_end_before_anything_of_it_is_written(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        write_round, ours, idle = Keeper._write_round, False, Flag()
+
+        async def write_unless_ours(keeper: Keeper) -> bool:
+            if not ours:
+                return await write_round(keeper)
+            idle.set()
+            return False
+
+        monkeypatch.setattr(Keeper, "_write_round", write_unless_ours)
+        async with runtimes(url, 1) as (runtime,):
+            first, second, go_on, last = Flag(), Flag(), Flag(), Flag()
+            agent = on(runtime, ["One, ", Reach(first), Hold(go_on), "two, ", Reach(second), Hold(last), "three."])
+            keeper, store = runtime.keeper, store_of(runtime)
+            assert keeper is not None
+
+            async def write() -> bool:
+                return await asyncio.wrap_future(keeper.submit(lambda: write_round(keeper)))
+
+            async def write_and_cancel(batch: Sequence[Progress]) -> list[str]:
+                refused = await SQLStore.write(cast("SQLStore", store), batch)
+                run.cancel(mode="after_turn")
+                await until(lambda: run.journal.events[-1].event is RunEvent.cancel_requested)
+                return refused
+
+            async def stored() -> tuple[RunStatus, int]:
+                return (await found(runtime, "r1")).status, len(await stored_events(runtime, "r1"))
+
+            async with agent.start("go", run_id="r1") as run:
+                await first.arrived()
+                ours = True
+                await idle.arrived()
+                await write()
+                go_on.set()
+                await second.arrived()
+                with monkeypatch.context() as patch:
+                    patch.setattr(store, "write", write_and_cancel)
+                    assert await write()
+                count = len(run.journal.events)
+                assert await stored() == (RunStatus.running, count - 1)
+                assert not await write()
+                assert await stored() == (RunStatus.running, count - 1)
+                # It takes its time: now all of it is written, and others are told.
+                assert await write()
+                assert await stored() == (RunStatus.cancelling, count)
+                last.set()
+                await run.ended()
+            await check_stored(runtime, "r1", RunStatus.cancelled, CancelCause.user)
 
     play(main)
 

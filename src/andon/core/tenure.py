@@ -41,6 +41,7 @@ class Tenure:
     __slots__ = (
         "_keeper",
         "_noted",
+        "_noticed",
         "_run",
         "closing",
         "lease",
@@ -74,6 +75,7 @@ class Tenure:
         self.taking = self.unsure = False
         """The store is being asked to give the run back after a pause; it was, and what it did is not known."""
         self._noted: tuple[int, int] | None = None
+        self._noticed = False
 
     @property
     def run(self) -> Run:
@@ -153,6 +155,11 @@ class Tenure:
         if not events and noted == self._noted:
             return None
         return Progress(lease, None if noted == self._noted else messages, events, self._run.goes_on_with)
+
+    def notices_cancel(self) -> bool:
+        """True if the run was asked to stop since the last time."""
+        before, self._noticed = self._noticed, self._run.signal.request is not None
+        return self._noticed and not before
 
     def note(self, progress: Progress) -> None:
         """That much is written."""

@@ -8,10 +8,14 @@
 
     latency      from the cancel in another thread to the terminal event in the reader's hands
     throughput   events per second from the model through the journal to its readers
+    streaming    tokens per second from a provider, through an agent; and a cancel that closes its connection
     idle         what a waiting run weighs, and how long it takes to cancel all of them
     growth       how both grow with the number of runs in flight
     startup      what importing takes
+    telemetry    what it costs where nobody listens
     http         many streams over HTTP, all cancelled at once
+    across       a cancel that is sent to another server process than the run's
 
-A figure is not a test: a goal that was missed is shown, and the exit code is 0.
+A figure is not a test: a goal that was missed is shown, and the exit code is 0. On a virtual machine each says how much
+of the processor time other machines had meanwhile: where that is more than a few percent, times are theirs as well.
 """

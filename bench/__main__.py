@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from bench import across, growth, http, idle, latency, startup, streaming, telemetry, throughput
 from bench.report import Figure, Progress
+from bench.stolen import Stolen
 
 FIGURES: dict[str, Callable[[bool, Progress], Figure]] = {
     "latency": latency.measure,
@@ -34,8 +35,9 @@ def main() -> None:
         parser.error(f"there is no figure {unknown[0]!r}; there are: {', '.join(FIGURES)}")
     figures = []
     for name in options.figures or FIGURES:
-        progress = Progress(name)
+        progress, stolen = Progress(name), Stolen()
         figures.append(FIGURES[name](options.quick, progress))
+        figures[-1].stolen = stolen.share()
         progress.close()
         if not options.json:
             print(figures[-1].as_table(), end="\n\n", flush=True)

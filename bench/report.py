@@ -49,9 +49,12 @@ class Figure:
     name: str
     title: str
     rows: list[Row] = field(default_factory=list)
+    stolen: float | None = None
+    """The share of the processor time that others had meanwhile, where that is known (`bench/stolen.py`)."""
 
     def as_json(self) -> dict[str, Any]:
-        return {"figure": self.name, "title": self.title, "rows": [row.as_json() for row in self.rows]}
+        rows = [row.as_json() for row in self.rows]
+        return {"figure": self.name, "title": self.title, "stolen": self.stolen, "rows": rows}
 
     def as_table(self) -> str:
         columns = list(dict.fromkeys(key for row in self.rows for key in row.values))
@@ -64,7 +67,8 @@ class Figure:
             "  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:-1]), goal]).rstrip()
             for name, *numbers, goal in cells
         ]
-        return "\n".join([f"{self.name}: {self.title}", *lines])
+        stolen = "" if self.stolen is None else f" (others had {self.stolen:.1%} of the processor time)"
+        return "\n".join([f"{self.name}: {self.title}{stolen}", *lines])
 
 
 def _label(key: str) -> str:

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from bench import stolen
+from bench.report import Figure, Row
+
 ROOT = Path(__file__).parent.parent
 HANG = 300
 
@@ -60,6 +63,7 @@ def test_each_figure_is_measured(figure: str) -> None:
     for row in answer["rows"]:
         check_row(row)
     assert any(row["goals"] for row in answer["rows"])
+    assert answer["stolen"] is None or 0 <= answer["stolen"] <= 1
 
 
 def test_without_json_it_is_a_table_with_its_goals() -> None:
@@ -78,3 +82,17 @@ def test_an_unknown_figure_is_refused_by_name() -> None:
     assert done.returncode == 2
     assert "there is no figure 'speed'" in done.stderr
     assert all(figure in done.stderr for figure in ROWS)
+
+
+def test_what_others_had_of_the_processor_time_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stolen, "PATH", tmp_path / "stat")
+    assert stolen.Stolen().share() is None, "a system that does not say so"
+    (tmp_path / "stat").write_text("cpu  100 10 50 900 20 5 5 10 0 0\ncpu0 1 2\n")
+    since = stolen.Stolen()
+    assert since.share() == 0
+    (tmp_path / "stat").write_text("cpu  140 10 70 990 40 5 5 50 0 0\ncpu0 1 2\n")
+    assert since.share() == pytest.approx(0.4), "of the 100 ticks that were wanted"
+    figure = Figure("a", "b", [Row("c", {"d": 1})])
+    assert figure.as_table().startswith("a: b\n")
+    figure.stolen = since.share()
+    assert figure.as_table().startswith("a: b (others had 40.0% of the processor time)\n")

@@ -16,6 +16,7 @@
     http         many streams over HTTP, all cancelled at once
     across       a cancel that is sent to another server process than the run's
 
-A figure is not a test: a goal that was missed is shown, and the exit code is 0. On a virtual machine each says how much
-of the processor time other machines had meanwhile: where that is more than a few percent, times are theirs as well.
+A figure is not a test: a goal that was missed is shown, and the exit code is 0. On Linux each says how much of the
+processor time that was wanted meanwhile, by it and all else here, other virtual machines had instead: where that is
+more than a few percent, the times are theirs as well.
 """

@@ -50,7 +50,7 @@ class Figure:
     title: str
     rows: list[Row] = field(default_factory=list)
     stolen: float | None = None
-    """The share of the processor time that others had meanwhile, where that is known (`bench/stolen.py`)."""
+    """What others had of the processor time that was wanted meanwhile, where that is known (`bench/stolen.py`)."""
 
     def as_json(self) -> dict[str, Any]:
         rows = [row.as_json() for row in self.rows]
@@ -67,7 +67,7 @@ class Figure:
             "  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:-1]), goal]).rstrip()
             for name, *numbers, goal in cells
         ]
-        stolen = "" if self.stolen is None else f" (others had {self.stolen:.1%} of the processor time)"
+        stolen = "" if self.stolen is None else f" (others had {self.stolen:.1%} of the time wanted)"
         return "\n".join([f"{self.name}: {self.title}{stolen}", *lines])
 
 

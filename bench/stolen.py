@@ -2,7 +2,8 @@
 """How much of a virtual machine's processor time others had while a figure was taken.
 
 A machine that shares its processors with others stands still, whole milliseconds at a time, when it is their turn; and
-then so does whatever is measured on it. A figure is what it is, but whoever reads it should know that.
+then so does whatever is measured on it. A figure is what it is, but whoever reads it should know that. (What a host
+does not tell of can't be told here, nor that a container has used up its share: both look like 0 %.)
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ class Stolen:
         self._before = _ticks()
 
     def share(self) -> float | None:
-        """Of the time that was wanted so far, what others had; None where the system does not say so."""
+        """Of the processor time that was wanted so far, what others had; None where the system does not say so."""
         now = _ticks()
         if self._before is None or now is None:
             return None
-        spent = {kind: now[kind] - self._before[kind] for kind in KINDS}
+        # A machine that was moved to another host may count anew.
+        spent = {kind: max(0, now[kind] - self._before[kind]) for kind in KINDS}
         wanted = sum(ticks for kind, ticks in spent.items() if kind not in NOT_WANTED)
-        return max(0.0, spent["steal"] / wanted) if wanted else 0.0
+        return spent["steal"] / wanted if wanted else None
 
 
 def _ticks() -> dict[str, int] | None:
     """Of all processors together, since the system was started."""
     try:
         name, *ticks = PATH.read_text(encoding="ascii").partition("\n")[0].split()
-    except OSError:
+        return dict(zip(KINDS, map(int, ticks[: len(KINDS)]), strict=True)) if name == "cpu" else None
+    except (OSError, ValueError):
         return None
-    return dict(zip(KINDS, map(int, ticks), strict=False)) if name == "cpu" and len(ticks) >= len(KINDS) else None

@@ -84,15 +84,29 @@ def test_an_unknown_figure_is_refused_by_name() -> None:
     assert all(figure in done.stderr for figure in ROWS)
 
 
+STAT = "cpu  {user} 10 50 {idle} 20 5 5 {steal} 0 0\ncpu0 1 2\n"
+
+
 def test_what_others_had_of_the_processor_time_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stolen, "PATH", tmp_path / "stat")
-    assert stolen.Stolen().share() is None, "a system that does not say so"
-    (tmp_path / "stat").write_text("cpu  100 10 50 900 20 5 5 10 0 0\ncpu0 1 2\n")
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(stolen, "PATH", stat)
+    stat.write_text(STAT.format(user=100, idle=900, steal=10))
     since = stolen.Stolen()
-    assert since.share() == 0
-    (tmp_path / "stat").write_text("cpu  140 10 70 990 40 5 5 50 0 0\ncpu0 1 2\n")
+    stat.write_text(STAT.format(user=160, idle=990, steal=50))
     assert since.share() == pytest.approx(0.4), "of the 100 ticks that were wanted"
+    stat.write_text(STAT.format(user=160, idle=990, steal=0))
+    assert since.share() == 0, "it has begun to count anew"
     figure = Figure("a", "b", [Row("c", {"d": 1})])
     assert figure.as_table().startswith("a: b\n")
-    figure.stolen = since.share()
-    assert figure.as_table().startswith("a: b (others had 40.0% of the processor time)\n")
+    figure.stolen = 0.4
+    assert figure.as_table().startswith("a: b (others had 40.0% of the time wanted)\n")
+
+
+@pytest.mark.parametrize("text", [None, "", "cpu 1 2 3 4\n", "intr 1 2 3 4 5 6 7 8\n", "cpu a b c d e f g h\n", STAT])
+def test_a_system_that_does_not_tell_is_no_error(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stolen, "PATH", tmp_path / "stat")
+    if text is not None:
+        (tmp_path / "stat").write_text(text.format(user=0, idle=0, steal=0))
+    assert stolen.Stolen().share() is None

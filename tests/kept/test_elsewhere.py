@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, cast
 
 import pytest
@@ -12,7 +12,6 @@ import pytest
 from andon import CancelCause, CancelOutcome, Run, RunEvent, RunStatus, Runtime, ToolContext, tool
 from andon.agent.retry import Retry
 from andon.core.following import StoredReader
-from andon.core.keeper import Keeper
 from andon.core.shared import Progress
 from andon.errors import (
     ModelError,
@@ -277,27 +276,34 @@ def test_a_session_whose_run_is_being_cancelled_is_not_busy(url: str) -> None:
     play(main)
 
 
-def test_a_run_that_was_asked_to_stop_is_given_the_time_to_end_before_anything_of_it_is_written(
+async def take_rounds(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[None]]:
+    """Nothing is written of runs that go on, and nobody told of cancels, but by what is returned, once each time."""
+    keeper = runtime.keeper
+    assert keeper is not None
+    write, tell, idle = keeper._write_news, keeper._tell_cancels, Flag()
+
+    async def rest() -> bool:
+        idle.set()
+        return False
+
+    async def write_and_tell() -> None:
+        await write()
+        await tell()
+
+    monkeypatch.setattr(keeper, "_write_news", rest)
+    monkeypatch.setattr(keeper, "_tell_cancels", rest)
+    await idle.arrived()
+    return lambda: asyncio.wrap_future(keeper.submit(write_and_tell))
+
+
+def test_a_run_that_was_asked_to_stop_is_given_the_time_to_end_before_others_are_told(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        write_round, ours, idle = Keeper._write_round, False, Flag()
-
-        async def write_unless_ours(keeper: Keeper) -> bool:
-            if not ours:
-                return await write_round(keeper)
-            idle.set()
-            return False
-
-        monkeypatch.setattr(Keeper, "_write_round", write_unless_ours)
         async with runtimes(url, 1) as (runtime,):
             first, second, go_on, last = Flag(), Flag(), Flag(), Flag()
             agent = on(runtime, ["One, ", Reach(first), Hold(go_on), "two, ", Reach(second), Hold(last), "three."])
-            keeper, store = runtime.keeper, store_of(runtime)
-            assert keeper is not None
-
-            async def write() -> bool:
-                return await asyncio.wrap_future(keeper.submit(lambda: write_round(keeper)))
+            store = store_of(runtime)
 
             async def write_and_cancel(batch: Sequence[Progress]) -> list[str]:
                 refused = await SQLStore.write(cast("SQLStore", store), batch)
@@ -310,20 +316,16 @@ def test_a_run_that_was_asked_to_stop_is_given_the_time_to_end_before_anything_o
 
             async with agent.start("go", run_id="r1") as run:
                 await first.arrived()
-                ours = True
-                await idle.arrived()
-                await write()
+                next_round = await take_rounds(runtime, monkeypatch)
+                await next_round()
                 go_on.set()
                 await second.arrived()
                 with monkeypatch.context() as patch:
                     patch.setattr(store, "write", write_and_cancel)
-                    assert await write()
+                    await next_round()
                 count = len(run.journal.events)
                 assert await stored() == (RunStatus.running, count - 1)
-                assert not await write()
-                assert await stored() == (RunStatus.running, count - 1)
-                # It takes its time: now all of it is written, and others are told.
-                assert await write()
+                await next_round()  # it takes its time
                 assert await stored() == (RunStatus.cancelling, count)
                 last.set()
                 await run.ended()
@@ -375,6 +377,27 @@ def test_a_cancel_by_the_old_handle_reaches_whoever_went_on(url: str) -> None:
             await run.ended()
             assert run.status is RunStatus.cancelled
             await check_stored(here, run.run_id, RunStatus.cancelled, CancelCause.user)
+
+    play(main)
+
+
+def test_a_cancel_by_the_old_handle_is_passed_on_at_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with runtimes(url) as (here, there):
+            reached = Flag()
+            run, result = await paused(on(here, DELETE, tools=Till().tools), session_id="s")
+            tenure = run.tenure
+            assert tenure is not None
+            other = on(there, [Reach(reached), Stall()], tools=Till().tools)
+            again = await other.resume_run(run.run_id, {result.interrupts[0].id: True})
+            await reached.arrived()
+            await until(lambda: tenure.lease is None)
+            next_round = await take_rounds(here, monkeypatch)
+            run.cancel("enough")
+            await next_round()
+            assert (await found(here, run.run_id)).status in (RunStatus.cancelling, RunStatus.cancelled)
+            assert (await again.result()).status is RunStatus.cancelled
+            await run.ended()
 
     play(main)
 

@@ -263,7 +263,8 @@ class Keeper:
                 async with asyncio.timeout(FLUSH_SECONDS):
                     await self._bell.wait(lambda: bool(self._urgent))
             try:
-                wrote = await self._write_round()
+                wrote = await self._write_news()
+                await self._tell_cancels()
             except StoreError as error:
                 self._complain("what runs do is not written yet", error)
                 await asyncio.sleep(AWAY_SECONDS)
@@ -272,18 +273,12 @@ class Keeper:
             if not wrote and self._urgent:  # all is written that they wait for: give them the time to see it
                 await asyncio.sleep(FLUSH_SECONDS)
 
-    async def _write_round(self) -> bool:
-        """False if there was nothing to write. What a run that ends has done goes with its end, and nothing may be in
-        the way of that. Most that were asked to stop end at once, so they are passed over, once.
+    async def _write_news(self) -> bool:
+        """False if there was nothing to write. What a run that ends has done goes with its end: nothing may be in the
+        way of that.
         """
-        tenures = [tenure for tenure in self._tenures() if not tenure.closing and not tenure.notices_cancel()]
-        late = [(tenure, request) for tenure in tenures if (request := tenure.run.signal.request) is not None]
-        wrote = await self._write_news(tenures)
-        await self._tell_cancels(late)
-        return wrote
-
-    async def _write_news(self, tenures: list[Tenure]) -> bool:
-        news = [(each, new) for each in tenures if not each.run.at_rest and (new := each.progress()) is not None]
+        tenures = (each for each in self._tenures() if not each.run.at_rest and not each.closing)
+        news = [(tenure, progress) for tenure in tenures if (progress := tenure.progress()) is not None]
         if not news:
             return False
         lost = await self.store.write([progress for _, progress in news])
@@ -294,11 +289,15 @@ class Keeper:
             self.wake()
         return True
 
-    async def _tell_cancels(self, late: list[tuple[Tenure, CancelRequest]]) -> None:
+    async def _tell_cancels(self) -> None:
         """A run that was cancelled here, and takes its time to end, is known to be cancelled elsewhere too."""
-        for tenure, request in late:
-            # That we have lost a run is our own affair.
-            if request.cause is not CancelCause.lost and not tenure.told and not tenure.closing:
+        for tenure in self._tenures():
+            request = tenure.run.signal.request
+            if request is None or request.cause is CancelCause.lost:  # which is our own affair
+                continue
+            # Most have ended by the next round, and are left in peace. Whoever else has one is told by this alone.
+            late, tenure.noticed = tenure.noticed or tenure.lease is None, True
+            if late and not tenure.told and not tenure.closing:
                 await self.store.request_cancel(Selection(tenure.run.run_id), request)
                 tenure.told = True
 

@@ -41,10 +41,10 @@ class Tenure:
     __slots__ = (
         "_keeper",
         "_noted",
-        "_noticed",
         "_run",
         "closing",
         "lease",
+        "noticed",
         "owner",
         "refusal",
         "restoring",
@@ -70,12 +70,13 @@ class Tenure:
         """The store has answered that it knows of the run's cancel. What was only heard of there is told again if the
         run takes its time: a database may let others see what it loses then, with its power say.
         """
+        self.noticed = False
+        """The keeper has seen that the run was cancelled."""
         self.restoring = False
         """It was paused, and not here: it was not entered, but taken up."""
         self.taking = self.unsure = False
         """The store is being asked to give the run back after a pause; it was, and what it did is not known."""
         self._noted: tuple[int, int] | None = None
-        self._noticed = False
 
     @property
     def run(self) -> Run:
@@ -155,11 +156,6 @@ class Tenure:
         if not events and noted == self._noted:
             return None
         return Progress(lease, None if noted == self._noted else messages, events, self._run.goes_on_with)
-
-    def notices_cancel(self) -> bool:
-        """True if the run was asked to stop since the last time."""
-        before, self._noticed = self._noticed, self._run.signal.request is not None
-        return self._noticed and not before
 
     def note(self, progress: Progress) -> None:
         """That much is written."""

@@ -6,7 +6,8 @@ at the first server, has read its end, which is stored by then. `asked` is the p
 the other server's asking to the moment at which the run stood still. One cancel at a time. Postgres has its own default
 settings, and so waits for the disk; SQLite has ours. The baseline shows what the database itself takes at that time: a
 change is committed by one connection, heard of by another one if the database tells of it, and answered by a second
-commit; in one process, with the bare driver, and in the most ordinary way.
+commit; in one process, with the bare driver, and in the most ordinary way. `others` is what other machines had of the
+processor time (`bench/stolen.py`): each row takes only seconds, and in some of those it is a third.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from andon import Receipt
 from bench.chaos.servers import DATABASES, Database, Server, database, serving
 from bench.http import Client, post
 from bench.report import Figure, Goal, Progress, Row, percentile
+from bench.stolen import Stolen
 
 GOAL_MS = {"sqlite": 50, "postgres": 20}
 KINDS = {"waiting": "wait", "streaming": "talk"}
@@ -106,6 +108,7 @@ async def _measure(count: int, progress: Progress) -> Figure:
                     await cancel_once(here, there, f"warm-{number}", "wait")
                 for name, message in KINDS.items():
                     taken: list[tuple[float, float]] = []
+                    stolen = Stolen()
                     for number in range(count):
                         done += 1
                         progress(done, total, f"{kind}, {name}")
@@ -113,6 +116,8 @@ async def _measure(count: int, progress: Progress) -> Figure:
                     ends, stops = zip(*taken, strict=True)
                     values = {"p50_ms": percentile(ends, 0.5), "p99_ms": percentile(ends, 0.99), "max_ms": max(ends)}
                     values |= {"asked_p50_ms": percentile(stops, 0.5), "asked_p99_ms": percentile(stops, 0.99)}
+                    if (share := stolen.share()) is not None:
+                        values["others_percent"] = share * 100
                     figure.rows.append(Row(f"{kind}, {name}", values, [Goal("p99_ms", GOAL_MS[kind])]))
             bare = await asyncio.to_thread(_bare, place, count)
             values = {"p50_ms": percentile(bare, 0.5), "p99_ms": percentile(bare, 0.99), "max_ms": max(bare)}

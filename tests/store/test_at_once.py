@@ -278,15 +278,21 @@ def test_what_is_not_usual_is_done_in_steps(postgres_url: str, monkeypatch: pyte
     play(main)
 
 
-def test_progress_of_many_locks_their_sessions_in_one_order(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while others enter there, renew, and end: nobody waits for somebody who waits for them."""
-    undone = list[BaseException]()
+@pytest.fixture
+def undone(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """Why transactions were undone, each time."""
+    errors = list[BaseException]()
 
     def watch(error: BaseException) -> bool:
-        undone.append(error)
+        errors.append(error)
         return is_transient(error)
 
     monkeypatch.setattr(database, "is_transient", watch)
+    return errors
+
+
+def test_progress_of_many_locks_their_sessions_in_one_order(postgres_url: str, undone: list[BaseException]) -> None:
+    """Also while others enter there, renew, and end: nobody waits for somebody who waits for them."""
     names = [f"s{number}" for number in range(6)]
 
     def writing(who: str, order: list[str]) -> Callable[[SQLStore], Coroutine[Any, Any, None]]:
@@ -370,15 +376,7 @@ def test_an_end_puts_on_record_only_the_cancel_that_is_not(url: str) -> None:
     play(main)
 
 
-def test_what_can_never_be_written_is_tried_once(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = list[BaseException]()
-
-    def watch(error: BaseException) -> bool:
-        tries.append(error)
-        return is_transient(error)
-
-    monkeypatch.setattr(database, "is_transient", watch)
-
+def test_what_can_never_be_written_is_tried_once(postgres_url: str, undone: list[BaseException]) -> None:
     async def main() -> None:
         async with begun(postgres_url) as (store, lease):
             with psycopg.connect(postgres_url, autocommit=True) as admin:
@@ -387,7 +385,7 @@ def test_what_can_never_be_written_is_tried_once(postgres_url: str, monkeypatch:
                 await store.write([Progress(lease, said("One"), events("r1", (9,)))])
             with pytest.raises(StoreError, match="violates check constraint"):
                 await store.finish(lease, record("r1", RunStatus.completed), [], events("r1", (9,)))
-            assert len(tries) == 2
+            assert len(undone) == 2
             assert await store.finish(lease, record("r1", RunStatus.completed), [], events("r1", (1,))) is None
 
     play(main)

@@ -295,7 +295,8 @@ class Keeper:
             request = tenure.run.signal.request
             if request is None or request.cause is CancelCause.lost:  # which is our own affair
                 continue
-            # Most have ended by the next round, and are left in peace. Whoever else has one is told by this alone.
+            # Most have ended by the next round: till then they are left in peace. Of one that another process has now
+            # (so that there is no lease), that process hears by this alone.
             late, tenure.noticed = tenure.noticed or tenure.lease is None, True
             if late and not tenure.told and not tenure.closing:
                 await self.store.request_cancel(Selection(tenure.run.run_id), request)

@@ -71,7 +71,7 @@ class Tenure:
         run takes its time: a database may let others see what it loses then, with its power say.
         """
         self.noticed = False
-        """The keeper has seen that the run was cancelled."""
+        """The keeper has seen that the run was cancelled, in a round of its writing."""
         self.restoring = False
         """It was paused, and not here: it was not entered, but taken up."""
         self.taking = self.unsure = False

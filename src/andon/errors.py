@@ -18,6 +18,8 @@ AndonError
 │   ├── NotContinuableError  the run can't go on, or can't be taken back
 │   ├── AnswersError         not the answers to the questions that are open
 │   ├── HandleError          a handle that has not begun, or has begun already
+│   ├── TooDeepError         the run would be below too many others, each started by a tool of the one above
+│   ├── PortalError          the event loop for blocking calls broke; the next call gets a new one
 │   └── InsideEventLoopError a blocking call inside a running event loop
 ├── ModelError               the model failed; says whether trying again may help
 │   ├── AuthenticationError  the provider does not know the key, or the key may not do this
@@ -125,6 +127,14 @@ class AnswersError(StartError, ValueError):
 
 class HandleError(StartError, RuntimeError):
     """A handle that has not begun its run yet, or has begun it already."""
+
+
+class TooDeepError(StartError, RecursionError):
+    """The run would be below too many others, each started by a tool of the one above it."""
+
+
+class PortalError(StartError, RuntimeError):
+    """The event loop for blocking calls broke. Nothing has begun, and the next call gets a new one."""
 
 
 class InsideEventLoopError(StartError, RuntimeError):

@@ -23,7 +23,7 @@ from andon.core.family import current
 from andon.core.receipt import Interrupt
 from andon.core.run import Run
 from andon.core.states import CancelMode, Phase
-from andon.core.step import Cut, CutAloneError
+from andon.core.step import Cut, CutAloneError, as_exception
 from andon.core.store import Store
 from andon.errors import BadResultError, ToolBlockedError, ToolInterrupted, ToolTimeoutError, UnknownToolError, describe
 from andon.models.base import Model
@@ -108,13 +108,19 @@ class Calling:
         if tool is None:
             known = ", ".join(self._plan.tools) or "none"
             raise UnknownToolError(f"there is no tool {record.call.name!r}; there are: {known}")
-        # A copy: the conversation has the original, and a tool may change what it is given.
-        return tool, tool.bind(_copy(record.call.arguments))
+        try:
+            # A copy: the conversation has the original, and a tool may change what it is given.
+            return tool, tool.bind(_copy(record.call.arguments))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the boundary: somebody's validator may raise anything
+            raise as_exception(error) from error.__cause__
 
     async def _invoke(self, record: CallRecord, tool: Tool, bound: Any) -> None:
         """Run in the call's own task, so that it is known to have ended the moment it has, whatever the others do."""
         try:
-            current.set(record.scope)  # runs that the tool starts are this run's children
+            current.set(record.scope)  # runs that the tool starts are this run's children, until it has ended
+            record.scope.entered = True
             text = await tool.invoke(bound, self._context(record))
             if not isinstance(text, str):
                 raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
@@ -134,6 +140,8 @@ class Calling:
             # After a cut it ended too late to be believed.
             if not record.scope.cancelled and record.finish(text if text.strip() else NO_OUTPUT):
                 self._run.journal.add(RunEvent.tool_call_completed, tool=record.ended_view())
+        finally:
+            record.scope.entered = False
 
     async def _end(self, record: CallRecord) -> None:
         if record.step is not None:

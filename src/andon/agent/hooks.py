@@ -21,7 +21,7 @@ from msgspec import Struct
 from andon.core.receipt import RunResult
 from andon.core.run import Run
 from andon.core.states import CancelMode
-from andon.core.step import Cut, CutAloneError
+from andon.core.step import Cut, CutAloneError, as_exception
 from andon.errors import HookDefinitionError, describe
 from andon.messages import Message, ToolCall, ToolResult, Usage
 from andon.models.base import ModelRequest
@@ -121,6 +121,8 @@ def _call_here(run: Run, name: str, method: Callable[[Any], Any], happening: Hap
     began = time.monotonic()
     try:
         return method(happening)
+    except GeneratorExit as error:  # the hook's own: nothing waits here that could be closed
+        raise as_exception(error) from None
     finally:
         if (took := time.monotonic() - began) > run.bounds.hook_seconds:
             run.warn(f"{name} blocked the event loop for {took:.2g} s; make it async, or move the work to a thread")
@@ -142,7 +144,7 @@ async def _call(
                     pending.close()  # the run was cancelled before it began
     except CutAloneError:
         return f"{name} took longer than {seconds:g} s"
-    except (Cut, KeyboardInterrupt, GeneratorExit):
+    except (Cut, KeyboardInterrupt, GeneratorExit):  # the last one comes if this coroutine is closed while it waits
         raise
     except BaseException as error:  # noqa: BLE001 - a CancelledError too: a step never lets the host's out
         return f"{name} failed: {describe(error)}"

@@ -63,6 +63,10 @@ class Archive:
         self._home: asyncio.AbstractEventLoop | None = None  # whose timer it is
         self._due = 0.0
 
+    def start_over(self) -> None:
+        """In a forked child the lock may be held for ever, and the timer is the parent's."""
+        self._lock, self._timer, self._home = threading.Lock(), None, None
+
     def find(self, run_id: str) -> Life | None:
         return self._runs.get(run_id)
 

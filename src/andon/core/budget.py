@@ -53,11 +53,12 @@ class Meter:
         self._lock = threading.Lock()  # children may live on other threads; a cancel never takes it
 
     def spend(self, tokens: int = 0, calls: int = 0) -> None:
-        with self._lock:
-            self.tokens += tokens
-            self.calls += calls
-        if self._parent is not None:
-            self._parent.spend(tokens, calls)
+        meter: Meter | None = self
+        while meter is not None:
+            with meter._lock:
+                meter.tokens += tokens
+                meter.calls += calls
+            meter = meter._parent
 
     @property
     def left(self) -> Budget:
@@ -68,14 +69,18 @@ class Meter:
         )
 
     def check(self, tokens: int = 0, calls: int = 0) -> None:
-        """Cancel the run if what it has spent, and would spend now, leaves nothing."""
+        """Cancel the run if what it has spent, and would spend now, leaves nothing; and so for each run above it."""
+        meter: Meter | None = self
+        while meter is not None:
+            meter._check(tokens, calls)
+            meter = meter._parent
+
+    def _check(self, tokens: int, calls: int) -> None:
         budget = self._budget
         if budget.tokens is not None and self.tokens + tokens >= budget.tokens:
             self._run.cancel_for(CancelCause.budget, f"{self.tokens + tokens} of {budget.tokens} tokens are spent")
         elif budget.tool_calls is not None and self.calls + calls > budget.tool_calls:
             self._run.cancel_for(CancelCause.budget, f"all {budget.tool_calls} tool calls are spent")
-        if self._parent is not None:
-            self._parent.check(tokens, calls)
 
     def watch(self, write: Callable[[str], None]) -> Callable[[str], None]:
         """The same `write`, looked at as it goes: an answer need not be complete to be too long."""

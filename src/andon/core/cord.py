@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from andon.core.fork import start_over_after_fork
 from andon.core.signal import Batch, wake_all
 from andon.core.states import CancelOutcome
 
@@ -31,24 +32,29 @@ class Arm(Struct, frozen=True, gc=False):
 class Cord:
     """Every run of one agent in flight, and the cancel that came before the next one."""
 
-    __slots__ = ("_arms", "_ended_at", "live")
+    __slots__ = ("__weakref__", "_arms", "_ended_at", "live")
 
     def __init__(self) -> None:
         self.live: dict[str, Life] = {}
         self._ended_at: float | None = None
         self._arms: dict[int, Arm] = {}
+        start_over_after_fork(self)
+
+    def start_over(self) -> None:
+        """In a forked child the runs are the parent's."""
+        self.live, self._arms = {}, {}
 
     def pull(self, request: CancelRequest, arm_seconds: float) -> CancelOutcome:
         arm = Arm(request, time.monotonic())
         for key, earlier in self._arms.copy().items():
             if arm.at - earlier.at >= arm_seconds:
                 self._arms.pop(key, None)
-        self._arms[id(arm)] = arm
-        batch: Batch = {}
         try:
-            outcomes = {run.ask(request, batch) for run in self.live.copy().values()}
-        finally:  # whoever was asked is woken, even if a Ctrl-C comes in between
-            wake_all(batch, request)
+            self._arms[id(arm)] = arm
+            outcomes = self._ask_all(request)
+        except BaseException:  # whoever pulled knows that it went wrong: the next prompt is none of it
+            self._arms.pop(id(arm), None)
+            raise
         for outcome in (CancelOutcome.requested, CancelOutcome.already_requested):
             if outcome in outcomes:
                 self._arms.pop(id(arm), None)
@@ -59,6 +65,13 @@ class Cord:
             return CancelOutcome.armed
         never_ran = self._ended_at is None and not outcomes
         return CancelOutcome.unknown if never_ran else CancelOutcome.already_finished
+
+    def _ask_all(self, request: CancelRequest) -> set[CancelOutcome]:
+        batch: Batch = {}
+        try:
+            return {run.ask(request, batch) for run in self.live.copy().values()}
+        finally:  # whoever was asked is woken, even if a Ctrl-C comes in between
+            wake_all(batch, request)
 
     def add(self, run: Life, arm_seconds: float) -> None:
         """Register a run; it is cancelled here and now if the cord was pulled just before."""

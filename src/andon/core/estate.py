@@ -108,7 +108,9 @@ class Estate(Stepper):
         assert store is not None
         try:
             asked = store.save(record, messages)
-        except Exception as error:  # noqa: BLE001 - the boundary to a store that isn't ours
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the boundary to a store that isn't ours
             by.warn(f"the store failed: {describe(error)}")
             return False
         if asked is DONE:

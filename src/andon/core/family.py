@@ -18,10 +18,12 @@ from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
 from andon.core.step import CutAloneError
+from andon.errors import SessionBusyError, TooDeepError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from andon.core.limits import Limits
     from andon.core.runtime import Runtime
     from andon.core.scope import CallScope
     from andon.core.session import Session
@@ -34,7 +36,9 @@ current: contextvars.ContextVar[CallScope | None] = contextvars.ContextVar("curr
 class Kin(Estate):
     """A run's place in the tree: its parent, its children that are not settled yet, and the budget that they share."""
 
-    __slots__ = ("_budget", "_children", "_detached", "born_in", "meter", "parent")
+    limits: Limits
+
+    __slots__ = ("_budget", "_children", "_detached", "born_in", "depth", "meter", "parent")
 
     def __init__(
         self,
@@ -48,6 +52,8 @@ class Kin(Estate):
         super().__init__(runtime, session, run_id, metadata)
         self._budget, self._detached = budget, detached
         self.parent: Kin | None = None
+        self.depth = 1
+        """How many runs there are from the top of the tree down to this one."""
         self.born_in: CallScope | None = None
         """The call of its parent's that started it."""
         self.meter: Meter | None = None
@@ -60,10 +66,23 @@ class Kin(Estate):
     def cancel_for(self, cause: CancelCause, reason: str | None = None) -> CancelOutcome:
         raise NotImplementedError
 
+    def ask_alone(self, request: CancelRequest) -> CancelOutcome:
+        """Cancel this run, and leave its children to themselves until it hears of that."""
+        raise NotImplementedError
+
     @property
     def deadline(self) -> float | None:
         """When its time is up, or that of a run above it, in the terms of `time.time()`."""
-        raise NotImplementedError
+        deadlines = (run.limits.deadline for run in (self, *self.ancestors))
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    @property
+    def ancestors(self) -> Iterator[Kin]:
+        """The runs above it, the nearest first."""
+        run = self.parent
+        while run is not None:
+            yield run
+            run = run.parent
 
     @property
     def children(self) -> list[Kin]:
@@ -73,14 +92,36 @@ class Kin(Estate):
     def parent_run_id(self) -> str | None:
         return None if self.parent is None else self.parent.run_id
 
-    def _join_family(self) -> None:
+    def _call_above(self) -> CallScope | None:
+        """The tool call that starts this run. A call that has ended starts nothing, though tasks of its making may."""
+        call = None if self._detached else current.get()
+        return call if call is not None and call.is_open else None
+
+    def _check_ancestors(self, call: CallScope | None, waits: bool) -> None:
+        """Raise if a run that is started by this call would be too deep in the tree, or would wait for itself."""
+        if call is None:
+            return
+        parent, limit = call.run, call.run.runtime.max_depth
+        if parent.depth >= limit:
+            raise TooDeepError(
+                f"no further agent can be called from here: {limit} runs are at work, each called by the one before it."
+                " Answer with what is known. (Runtime(max_depth=…) allows more.)"
+            )
+        if waits and any(run.session.key == self.session.key for run in (parent, *parent.ancestors)):
+            raise SessionBusyError(
+                f"session {self.session.key.session_id!r} is held by run {parent.run_id!r}, or by one above it, and the"
+                f" tool call {call.call_id!r} of that run would wait for itself. Use another session; or pass"
+                " detached=True, and don't wait for the run in the tool.",
+                run_id=parent.run_id,
+            )
+
+    def _join_family(self, scope: CallScope | None) -> None:
         """Register with the parent, and then look whether that, or the call itself, was cancelled."""
-        scope = None if self._detached else current.get()
         parent = None if scope is None else scope.run
         if parent is not None and parent.status.final and parent.signal.request is None:
             parent = None  # it came to its own end, and has no say any more
         if parent is not None:
-            self.parent, self.born_in = parent, scope
+            self.parent, self.born_in, self.depth = parent, scope, parent.depth + 1
             parent._children[self] = None
             parent._cascade()
             if parent.status.final:  # whatever its mode was, it waits for nobody any more
@@ -102,10 +143,17 @@ class Kin(Estate):
             self.parent.picked_up(self)
 
     def _cascade(self) -> None:
-        """Cancel the children if this run was cancelled. A softer mode than `now` lets them finish."""
-        if self._children and self.signal.rank >= CancelMode.now.rank:
-            for child in self.children:
-                child.cancel_for(CancelCause.parent, f"run {self.run_id} was cancelled")
+        """Cancel the children, and theirs, if this run was cancelled. A softer mode than `now` lets them finish.
+
+        Not by recursion: a tree may be deeper than the stack. Below a child that was cancelled before, all was told, or
+        is told when that child hears of its own cancel.
+        """
+        cancelled: list[Kin] = [self]
+        while cancelled:
+            run = cancelled.pop()
+            if run._children and run.signal.rank >= CancelMode.now.rank:
+                request = CancelRequest.make(CancelCause.parent, f"run {run.run_id} was cancelled")
+                cancelled += [child for child in run.children if child.ask_alone(request) is CancelOutcome.requested]
 
     async def _outlast_children(self) -> None:
         """Give runs that a tool started and did not wait for a while to end by themselves."""

@@ -20,7 +20,7 @@ from andon.core.family import Kin
 from andon.core.receipt import CancelRequest
 from andon.core.signal import Completed, Failed, Fate
 from andon.core.states import CancelCause, CancelMode, Phase, RunStatus, StopReason
-from andon.core.step import CutAloneError, StrayCancelError
+from andon.core.step import STRAY_CANCELS, CutAloneError, StrayCancelError
 from andon.core.work import Settlement
 from andon.errors import ConfigurationError, LeaseLostError, StartError, StoreError, describe
 from andon.messages import UNKNOWN_USAGE, Usage
@@ -139,7 +139,7 @@ class Holding(Kin):
 
     async def _unstoppable(self, make: Callable[[], Awaitable[T]]) -> T:
         """Do what no cancel cuts. A host that ends its loop can't stop it either, but then it has only so long."""
-        while True:
+        for _ in range(STRAY_CANCELS):
             seconds = self.bounds.settle_seconds if self.host_has_cancelled else None
             try:
                 return await self.step(make, name="the store", cut_by=None, timeout=seconds)
@@ -147,6 +147,7 @@ class Holding(Kin):
                 continue
             except CutAloneError:
                 raise StoreError(f"the store took longer than {seconds:g} s") from None
+        raise StoreError("what the store was asked was cancelled again and again, though nobody of ours did that")
 
     def _last_event(self, record: RunRecord) -> Event:
         if record.status is RunStatus.paused:

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The append-only record of a run's events, and the wake-ups of whoever reads it.
 
-One writer (the run's loop), any number of readers, on any loop or thread, from any sequence number. Readers register
-and *then* look again; the writer appends and *then* wakes: no wake-up is lost, and no lock is needed. A woken reader
-takes all there is, so a burst of events costs one wake-up.
+One writer (the run's loop), any number of readers, on any loop or thread, from any sequence number. The writer appends
+and *then* wakes (`core/waiters.py`), so no lock is needed. A woken reader takes all there is: a burst of events costs
+one wake-up.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,72 +15,7 @@ from typing import Any
 import msgspec
 
 from andon.core.events import Event, RunEvent
-
-Entry = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"] | tuple[None, threading.Event]
-
-
-class Waiters:
-    """Wakes whoever waits, each where it waits: a task on its own loop, or a blocked thread."""
-
-    __slots__ = ("wakes",)
-
-    def __init__(self) -> None:
-        # A list, not a deque: an idle run must stay small. Its append and pop are atomic.
-        self.wakes: list[Entry] = []
-
-    def wake(self) -> None:
-        """Wake all that registered before this call. Safe from any thread."""
-        here = asyncio._get_running_loop()
-        while self.wakes:
-            try:
-                entry = self.wakes.pop()
-            except IndexError:  # another thread took the last one
-                return
-            if entry[0] is None:
-                entry[1].set()
-            elif entry[0] is here:
-                _resolve(entry[1])
-            else:
-                with contextlib.suppress(RuntimeError):  # that loop was closed, and its readers with it
-                    entry[0].call_soon_threadsafe(_resolve, entry[1])
-
-    async def wait(self, ready: Callable[[], bool]) -> None:
-        """Return when `ready` holds. A cancelled wait leaves nothing behind."""
-        loop = asyncio.get_running_loop()
-        while not ready():
-            future = loop.create_future()
-            entry = (loop, future)
-            self.wakes.append(entry)
-            if ready():
-                return
-            try:
-                await future
-            except asyncio.CancelledError:
-                self._forget(entry)
-                raise
-
-    def wait_blocking(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
-        """The same for a thread; False if `timeout` passed first. An interrupt (Ctrl-C) gets through."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not ready():
-            event = threading.Event()
-            entry = (None, event)
-            self.wakes.append(entry)
-            if ready():
-                return True
-            if not event.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                self._forget(entry)
-                return ready()
-        return True
-
-    def _forget(self, entry: Entry) -> None:
-        with contextlib.suppress(ValueError):  # woken at the same moment
-            self.wakes.remove(entry)
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+from andon.core.waiters import Waiters
 
 
 def _nothing() -> None:

@@ -23,12 +23,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from andon.core.following import StoredReader
-from andon.core.journal import Waiters
+from andon.core.fork import start_over_after_fork
 from andon.core.portal import Portal, portal
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
 from andon.core.states import CancelCause
 from andon.core.tenure import Tenure
+from andon.core.waiters import Waiters
 from andon.errors import StoreError, describe
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Keeper:
         self.closed = self._complained = False
         self._portal = Portal("andon-keeper")
         self.start_over()
+        start_over_after_fork(self)
         _keepers.add(self)
 
     def start_over(self) -> None:
@@ -252,7 +254,7 @@ class Keeper:
         A run whose loop was closed under it is ended as well: nobody else could, while it is held here.
         """
         for tenure in self._tenures():
-            tenure.run.end_if_lost()
+            tenure.run.ensure_ending()
             if tenure.valid_until < now and not tenure.run.at_rest:
                 tenure.run.cancel_for(CancelCause.lost, "its lease could not be renewed in time")
 
@@ -390,10 +392,4 @@ def _stop_all() -> None:
         keeper.stop()
 
 
-def _after_fork() -> None:
-    for keeper in list(_keepers):
-        keeper.start_over()
-
-
 atexit.register(_stop_all)
-os.register_at_fork(after_in_child=_after_fork)

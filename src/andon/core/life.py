@@ -25,10 +25,11 @@ from andon.core.outliving import Outliving
 from andon.core.receipt import CancelRequest
 from andon.core.signal import Batch, Completed, Failed, Fate
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, StopReason, check_step
-from andon.core.step import Cut
+from andon.core.step import Cut, as_exception
+from andon.core.waiters import Waiters
 from andon.core.work import Settlement
 from andon.errors import HandleError, describe
-from andon.messages import Message
+from andon.messages import UNKNOWN_USAGE, Message
 
 if TYPE_CHECKING:
     from andon.core.cord import Cord
@@ -75,6 +76,7 @@ class Life(Outliving):
         self._last, self.store_is_away = None, False
         self._stage = RunStatus.pending
         self._task: asyncio.Task[None] | None = None
+        self._caretaker: asyncio.AbstractEventLoop | None = None
         self._ended = self._settled = False
 
     # -- what it is ---------------------------------------------------------------------------------------------------
@@ -110,11 +112,6 @@ class Life(Outliving):
         return self.own_messages if work is None else work.so_far()
 
     @property
-    def deadline(self) -> float | None:
-        above = None if self.parent is None else self.parent.deadline
-        return min((each for each in (self.limits.deadline, above) if each is not None), default=None)
-
-    @property
     def is_cancelling(self) -> bool:
         return self.status is RunStatus.cancelling
 
@@ -127,14 +124,19 @@ class Life(Outliving):
         return self.ask(CancelRequest.make(cause, reason))
 
     def ask(self, request: CancelRequest, batch: Batch | None = None) -> CancelOutcome:
+        outcome = self.ask_alone(request, batch)
+        if self._children:
+            self._cascade()
+        return outcome
+
+    def ask_alone(self, request: CancelRequest, batch: Batch | None = None) -> CancelOutcome:
         if self._ended:
-            self.end_if_lost()
+            self.end_elsewhere_if_due()
             return CancelOutcome.already_finished
         if self.is_lost():
             request = msgspec.structs.replace(request, cause=CancelCause.lost)
         outcome = self.signal.cancel(request, batch)
-        self.end_if_lost()
-        self._cascade()
+        self.end_elsewhere_if_due()
         return outcome
 
     def host_cancelled(self) -> None:
@@ -153,25 +155,41 @@ class Life(Outliving):
         if self.has_begun:
             raise HandleError(f"run {self.run_id!r} has begun already; start another one")
         self._enlist()
-        self.journal.add(RunEvent.run_started, parent_run_id=self.parent_run_id)
-        self._cord.add(self, self.bounds.arm_seconds)
-        self._work.begin()
-        self._go()
+        try:
+            self.journal.add(RunEvent.run_started, parent_run_id=self.parent_run_id)
+            self._cord.add(self, self.bounds.arm_seconds)
+            self._work.begin()
+            self._go()
+        except BaseException:  # it may have been seen: it ends like any other
+            self._break_off()
+            raise
 
     def _enlist(self) -> None:
-        """Be found by its id, and stand in the session's line."""
+        """Be found by its id, and stand in the session's line; or raise, and it never was."""
         self.loop = asyncio.get_running_loop()
+        call = self._call_above()
+        self._check_ancestors(call, waits=self._on_busy == "queue")
         self.runtime.register(self)
         try:
             self._place = self.session.enter(self, self._on_busy)
+            if self._on_busy == "cancel":
+                self.session.supersede(self._place)
+            self._join_family(call)
+            if (watcher := spectator.get()) is not None:
+                watcher(cast("Run", self))
         except BaseException:
+            self._leave_family()
+            if self._place is not None:
+                self.session.leave(self._place)
             self.runtime.forget(self)
             raise
-        if self._on_busy == "cancel":
-            self.session.supersede(self._place)
-        self._join_family()
-        if (watcher := spectator.get()) is not None:
-            watcher(cast("Run", self))
+
+    def _break_off(self) -> None:
+        """An exception interrupted the run's beginning, or its going on: its task ends it, or else the portal."""
+        self.cancel_for(CancelCause.caller)
+        if self._task is None:
+            self.signal.adopt()
+            self._hand_over_soon()
 
     def _go(self) -> None:
         """Begin to work, or go on with it after a pause."""
@@ -193,14 +211,21 @@ class Life(Outliving):
                 self.signal.claim(Completed(stop_reason))
         except Cut:
             pass
-        except Exception as error:  # noqa: BLE001 - the boundary: a failed run returns its error
-            self.signal.claim(Failed(error))
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) or (isinstance(error, GeneratorExit) and self._is_closed()):
+                raise  # the portal ends the run
+            self.signal.claim(Failed(as_exception(error)))  # the boundary: a failed run returns its error
         await self._finish()
         if self.host_has_cancelled:
             raise asyncio.CancelledError
         if self._task is not None:  # else its loop begins tasks at once
             self._task.remove_done_callback(self._task_done)  # said here, it costs the loop one turn less
             self._settle()
+
+    def _is_closed(self) -> bool:
+        """Is the coroutine of its task being closed, with that or with its loop?"""
+        loop = asyncio._get_running_loop()
+        return loop is None or asyncio.current_task(loop) is not self._task
 
     async def _take_turn(self) -> None:
         """Wait until the session is ours."""
@@ -232,16 +257,21 @@ class Life(Outliving):
         """A cancel arrives, on the run's loop; if that was taken from it meanwhile, whoever ends the run heeds it."""
         if self.phase is not Phase.ending and not self.signal.adopted:
             self._heed(request)
+        self.signal.heard()
 
     def _heed(self, request: CancelRequest) -> None:
+        """Do what was asked. May be called again for the same request, if an exception interrupted it."""
         first = self._cut_phase is None
         if first:
             self._cut_phase = self.phase
             # The first one counts, also if a later one has overtaken it.
             self.journal.append(RunEvent.cancel_requested, reason=(self.signal.request or request).reason)
-        if request.grace is not None and request.mode is not CancelMode.now:
-            self.limits.escalate(self, request)
+        for asked in {request, self.signal.request or request} if first else (request,):
+            if asked.grace is not None and asked.mode is not CancelMode.now:
+                self.limits.escalate(self, asked)
         self.cut_steps()
+        if self._children:  # whoever asked may have been interrupted before it came to them
+            self._cascade()
         if first and self.journal.waiters.wakes:
             # A turn later: what was cut ends in the meantime, and a reader is woken once for both events.
             self.loop.call_soon(self.journal.waiters.wake)
@@ -303,6 +333,17 @@ class Life(Outliving):
         finally:
             self.journal.close(last)
             self._waiters.wake()
+
+    def disown(self) -> None:
+        """In a forked child: the run is the parent's, and goes on there. Here it has ended, and nobody waits for it."""
+        self.journal.waiters, self._waiters = Waiters(), Waiters()  # the loops in the old ones are the parent's
+        error = HandleError(f"run {self.run_id!r} belongs to the process that this one was forked from")
+        self.signal.overrule(Failed(error))
+        self.signal.unbind()
+        kept = self.own_messages
+        self._conversation, self._settlement = self.session.base, Settlement(kept, "", UNKNOWN_USAGE, [], [])
+        self._stage, self._ended, self._settled, self.tenure = RunStatus.error, True, True, None
+        self.journal.close(self.journal.draft(RunEvent.run_error, status=self._stage, error=describe(error)))
 
     def _continues(self) -> str | None:
         return self._work.continues

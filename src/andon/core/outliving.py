@@ -6,14 +6,12 @@ And if that breaks as well, which would be a defect of ours, there is still an e
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import contextlib
 import logging
 
 from andon.core.events import TERMINAL_EVENT, Event
 from andon.core.holding import Holding
-from andon.core.limits import Limits
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest
 from andon.core.states import CancelCause, RunStatus
@@ -27,9 +25,10 @@ log = logging.getLogger("andon")
 class Outliving(Holding):
     """A run that is ended, whatever became of the place where it lived."""
 
-    __slots__ = ("_ended", "_settled", "_stage", "_task", "limits")
+    __slots__ = ("_caretaker", "_ended", "_settled", "_stage", "_task", "limits")
 
-    limits: Limits
+    _caretaker: asyncio.AbstractEventLoop | None
+    """The portal's loop, if the run is being ended there."""
     _ended: bool
     _settled: bool
     _stage: RunStatus
@@ -57,7 +56,7 @@ class Outliving(Holding):
             self.limits.end()
             if self.signal.adopt():
                 self.cut(self._steps)  # here, where they live: from now on another thread writes
-                self._hand_over()
+                portal.submit(self._end_elsewhere)
 
     def _settle(self) -> None:
         self._settled = True
@@ -70,38 +69,50 @@ class Outliving(Holding):
         self._waiters.wake()
 
     def is_lost(self) -> bool:
-        """Its loop was closed under it. A paused run needs none."""
-        return self.has_begun and not self._ended and self._stage is not RunStatus.paused and self.loop.is_closed()
+        """Its loop was closed under it, or the portal's that was to end it. A paused run needs none."""
+        if self._ended or not self.has_begun:
+            return False
+        home = self._caretaker if self._stage is RunStatus.paused else self.loop
+        return home is not None and home.is_closed()
 
-    def end_if_lost(self) -> None:
-        """If the run's loop was closed under it, have the portal end it."""
+    def ensure_ending(self) -> None:
+        """Called by whoever comes by: if the run is lost, or has not heard of its cancel, see to it that it ends."""
+        self.end_elsewhere_if_due()
+        self.signal.deliver_again()
+
+    def end_elsewhere_if_due(self) -> None:
+        """Have the portal end the run if nobody else can."""
         if self._ended:
             if not self._settled and self.loop.is_closed():  # in its last hooks: there is nothing more to wait for
                 self._settle()
-        elif self.is_lost() and self.signal.adopt():
+        elif self.is_lost():
+            self.signal.adopt()
             self.signal.cancel(CancelRequest.make(CancelCause.lost))
+            self._hand_over_soon()
+        elif self.signal.adopted and self._caretaker is None:  # whoever adopted it was interrupted right after
             self._hand_over_soon()
 
     def _hand_over_soon(self) -> None:
-        # A raw thread: the portal takes locks, and this may be a signal handler that interrupted their holder.
-        with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
-            _thread.start_new_thread(self._hand_over, ())
+        portal.submit_soon(self, self._end_elsewhere)
 
-    def _hand_over(self) -> None:
-        portal.submit(self._end_elsewhere)
+    def _may_take_over(self) -> bool:
+        """Asked on the portal's loop alone: is there no other caretaker, or has that one died with its loop?"""
+        return not self._ended and (self._caretaker is None or self._caretaker.is_closed())
 
     async def _end_elsewhere(self) -> None:
-        self.loop = asyncio.get_running_loop()
+        if not self._may_take_over():  # it was handed over twice
+            return
+        self.loop = self._caretaker = asyncio.get_running_loop()
         try:
             self.limits.abandon()
             self.lose_steps()
             await self._finish()
-        except Exception as error:  # noqa: BLE001 - the last boundary there is
+        except BaseException as error:  # noqa: BLE001 - the last boundary there is
             await self._collapse(error)
         finally:
             self._settle()
 
-    async def _collapse(self, error: Exception) -> None:
+    async def _collapse(self, error: BaseException) -> None:
         """Settling itself failed: a defect of ours. Even then nobody waits for ever, and the session goes on."""
         log.critical("%r: could not be ended properly", self, exc_info=error, extra={"facts": self.names})
         if self._ended:  # and that has been told
@@ -110,13 +121,13 @@ class Outliving(Holding):
         kept = [*self.session.tail[:1], assistant(Text("(lost)"))] if self._place and self._place.granted else []
         self._settlement = Settlement(kept, "", UNKNOWN_USAGE, [], [])
         self._stage = RunStatus.error if self.signal.request is None else RunStatus.cancelled
-        with contextlib.suppress(Exception):  # what broke once may break again, each time at another place
+        with contextlib.suppress(BaseException):  # what broke once may break again, each time at another place
             self._receipt = None if self.signal.request is None else self._make_receipt()
             self._record = self._make_record(self._stage, self._settlement)
             self._stage = await self._agree(self._stage)
             if kept:
                 await self._write(self)
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):
             await self._pass_on()
         self._conversation = self.session.base or [assistant(Text("(lost)"))]
         self._ended = True

@@ -10,7 +10,7 @@ pause lays the token down and then looks for a cancel; a cancel is entered first
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,7 @@ from andon.core.events import Event, RunEvent
 from andon.core.life import Life
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest, Interrupt, describe_open
-from andon.core.signal import Batch
-from andon.core.states import CancelCause, CancelOutcome, Phase, RunStatus, check_step
+from andon.core.states import CancelCause, Phase, RunStatus, check_step
 from andon.core.work import Settlement
 from andon.errors import AnswersError, NotContinuableError, StoreError, describe
 
@@ -33,6 +32,26 @@ _becoming = threading.RLock()
 """Held for the moment in which a run becomes paused: whoever sees that from another thread, and answers, finds all."""
 
 
+class Token:
+    """Lies there until somebody takes it; of several who try, one gets it, and can prove that later."""
+
+    __slots__ = ("_slot",)
+
+    def __init__(self) -> None:
+        self._slot: dict[str, object] = {}
+
+    @property
+    def lies_there(self) -> bool:
+        return not self._slot
+
+    def take(self, taker: object) -> bool:
+        """True for one taker alone, however often it asks."""
+        return self._slot.setdefault("taker", taker) is taker
+
+    def is_held_by(self, taker: object) -> bool:
+        return self._slot.get("taker") is taker
+
+
 class Pausing(Life):
     """A life that can be paused, and go on."""
 
@@ -42,7 +61,7 @@ class Pausing(Life):
         super().__init__(*args, **options)
         self._progress: Settlement | None = None
         """How far it had come when it paused."""
-        self._token: list[None] | None = None
+        self._token: Token | None = None
 
     @property
     def is_paused(self) -> bool:
@@ -75,9 +94,9 @@ class Pausing(Life):
             self.phase, self._stage = Phase.paused, RunStatus.paused
             self.journal.rest(paused)
             task, self._task = self._task, None  # its end is not the run's
-            self._token = [None]  # from here on, someone else may go on with it
-        if self.signal.fate is not None and self._take(self._token):
-            self._task = task
+            self._token = Token()  # from here on, someone else may go on with it
+        if self.signal.fate is not None and self._take(self._token, self):
+            self._task, self._stage = task, RunStatus.running
             return False
         self.journal.waiters.wake()
         self._waiters.wake()
@@ -98,20 +117,24 @@ class Pausing(Life):
         else:
             tenure.rest()
 
-    def _take(self, token: list[None] | None) -> bool:
-        """True for one caller alone, which decides how the run goes on."""
-        if token:
-            with contextlib.suppress(IndexError):
-                token.pop()
-                self.journal.resting = False
-                return True
-        return False
+    def _take(self, token: Token | None, taker: object) -> bool:
+        """True for one taker alone, which decides how the run goes on."""
+        if token is None or not token.take(taker):
+            return False
+        self.journal.resting = False
+        return True
 
-    def ask(self, request: CancelRequest, batch: Batch | None = None) -> CancelOutcome:
-        outcome = super().ask(request, batch)
-        if outcome and self._take(self._token):
+    def end_elsewhere_if_due(self) -> None:
+        if self.signal.request is not None and self._token is not None and self._token.lies_there:
+            self.journal.resting = False  # who reads from here on, reads to the end
             self._hand_over_soon()
-        return outcome
+        else:
+            super().end_elsewhere_if_due()
+
+    def _may_take_over(self) -> bool:
+        if self._stage is RunStatus.paused and self._caretaker is None and not self._take(self._token, portal):
+            return False  # it was answered meanwhile: its own task ends it
+        return super()._may_take_over()
 
     def check_answers(self, answers: Mapping[str, Any]) -> None:
         """Raise if these are not the answers to the questions that are open."""
@@ -129,40 +152,41 @@ class Pausing(Life):
 
     async def resume(self, answers: Mapping[str, Any]) -> None:
         """Go on with the answers of a person, on the running loop; or raise, and nothing has changed."""
-        loop = asyncio.get_running_loop()
+        answers = dict(answers) if isinstance(answers, Mapping) else answers  # a mapping of somebody's own may raise
         with _becoming:
             token = self._token  # of this pause: the answers are not those to another one's questions
             self.check_answers(answers)
-        if not self._take(token) or not await self._take_back():
-            raise NotContinuableError(f"run {self.run_id!r} is {self.status.name}: someone else was quicker")
-        self._work.answer(answers)
+        assert token is not None
+        me = object()
+        try:
+            quicker = not self._take(token, me) or self.signal.request is not None
+            if quicker or (self.tenure is not None and not await self.tenure.take_up()):
+                raise NotContinuableError(f"run {self.run_id!r} is {self.status.name}: someone else was quicker")
+            self._go_on(answers)
+        except BaseException:
+            if token.is_held_by(me):
+                self._stay_behind()
+            raise
+
+    def _go_on(self, answers: Mapping[str, Any]) -> None:
         check_step(self._stage, RunStatus.running)
-        self.loop, self._stage = loop, RunStatus.running
+        self.loop, self._stage = asyncio.get_running_loop(), RunStatus.running
+        self._work.answer(answers)
         self.session.stir()
         self.journal.add(RunEvent.run_continued)
         self._go()
         if self.tenure is not None:
             self.tenure.keeper.ring()
 
-    async def _take_back(self) -> bool:
-        """On a shared store: take the run up there, before anybody else does."""
-        if self.tenure is None:
-            return True
-        try:
-            taken = await self.tenure.take_up()
-        except BaseException:  # if the store has given it, it is given back
-            self._lay_down()
-            raise
-        if not taken:
-            self._lay_down()
-        return taken
-
-    def _lay_down(self) -> None:
-        """Wait on for a person. Like the pause: first the token, then a look for a cancel."""
-        self.journal.resting, self._token = True, [None]
+    def _stay_behind(self) -> None:
+        """Who took the token can't go on. The run waits on for a person; or ends, if it was not as before any more."""
+        if self._stage is not RunStatus.paused:
+            self._break_off()
+            return
+        # Like the pause: first the token, then a look for a cancel.
+        self.journal.resting, self._token = True, Token()
         self.journal.waiters.wake()
-        if self.signal.fate is not None and self._take(self._token):
-            self._hand_over_soon()
+        self.end_elsewhere_if_due()
 
     def begin_again(self, events: Sequence[Event], created_at: float, held: Held) -> None:
         """Go on with a run that was paused elsewhere, from what the store has of it, where it was taken up."""
@@ -171,15 +195,19 @@ class Pausing(Life):
         self.journal.events.extend(events)
         self._enlist()
         self.tenure.hold(*held)
-        self._cord.add(self, 0)
-        self._go()
+        try:
+            self._cord.add(self, 0)
+            self._go()
+        except BaseException:
+            self._break_off()
+            raise
 
     # -- someone else has it ------------------------------------------------------------------------------------------
 
     def lose(self) -> None:
         """Another worker has the run. If it waited for a person here, it was answered there: that is no end."""
         tenure = self.tenure
-        if tenure is not None and self._take(self._token):
+        if tenure is not None and self._take(self._token, tenure):
             tenure.let_go()
             self.runtime.forget(self)  # whoever answers finds it where it is
             portal.submit(self._go_along)
@@ -219,6 +247,15 @@ class Pausing(Life):
             if record is None or record.status.final:
                 return record or self._make_record(RunStatus.cancelled, self._work.progress())
             await keeper.changed(seen)
+
+
+def _after_fork() -> None:
+    """Another thread may have held it, and there is none in a forked child."""
+    global _becoming
+    _becoming = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def check_answers(

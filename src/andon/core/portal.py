@@ -2,11 +2,14 @@
 """The portal: one daemon thread with an event loop, for what has no loop of its own.
 
 Blocking calls run there, and so does the settling of runs whose own loop is gone: the portal is their caretaker. It is
-started when it is first needed, closed at exit, and made anew after a fork.
+started when it is first needed, closed at exit, and made anew after a fork. Nothing that runs on its loop can end it: a
+KeyboardInterrupt, a SystemExit or a `loop.stop()` out of a tool is reported, and the loop goes on. If the loop itself
+breaks, that is told (`on_death`), and the next call gets a new one.
 """
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import atexit
 import concurrent.futures
@@ -17,7 +20,12 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from andon.core.waiters import call_on
+from andon.errors import PortalError, describe
+
 T = TypeVar("T")
+Make = Callable[[], Coroutine[Any, Any, T]]
+Future = concurrent.futures.Future
 log = logging.getLogger("andon")
 
 CLOSE_SECONDS = 5.0
@@ -28,25 +36,57 @@ class Portal:
 
     def __init__(self, name: str = "andon-portal") -> None:
         self._name = name
+        self.on_death: list[Callable[[], object]] = []
+        """Called when the loop broke, in the thread that it had: whatever lived on it is lost."""
+        self.forget()
+
+    def forget(self) -> None:
+        """In a forked child the thread is gone and its lock may be held for ever: start over."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._open: dict[Future[Any], asyncio.Task[Any] | None] = {}
+        """What was asked for and is not done, with its task once it has begun. (A loop holds its tasks weakly.)"""
+        self._soon: dict[object, Make[Any]] = {}
+        """What was asked for without the lock, and has not begun."""
 
-    def submit(self, make: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
+    def submit(self, make: Make[T]) -> Future[T]:
         """Run a coroutine in a copy of the caller's context."""
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        future: Future[T] = Future()
         context = contextvars.copy_context()
         with self._lock:  # or a `close` in between would leave it undone, and its caller waiting
-            self._started().call_soon_threadsafe(context.run, self._begin, make, future)
+            loop = self._started()
+            self._open[future] = None
+            loop.call_soon_threadsafe(context.run, self._begin, make, future)
         return future
 
-    def _begin(self, make: Callable[[], Coroutine[Any, Any, T]], future: concurrent.futures.Future[T]) -> None:
-        task = asyncio.get_running_loop().create_task(make())
-        self._tasks.add(task)
+    def submit_soon(self, key: object, make: Make[Any]) -> None:
+        """The same without a lock, so from a signal handler too, and in a context of its own.
+
+        It has begun before the process exits. Who was interrupted in here may ask again, with the same key: it may then
+        be begun twice, and must see to it that once is enough.
+        """
+        self._soon[key] = make
+        loop = self._loop
+        if loop is None or not call_on(loop, self._begin_soon):
+            # A raw thread, because this may be a signal handler that interrupted whoever holds the lock.
+            _thread.start_new_thread(self._start_soon, ())
+
+    def _start_soon(self) -> None:
+        with self._lock:
+            self._started().call_soon_threadsafe(self._begin_soon)
+
+    def _begin_soon(self) -> None:
+        while self._soon:
+            _, make = self._soon.popitem()
+            self._begin(make, Future(), contextvars.Context())
+
+    def _begin(self, make: Make[T], future: Future[T], context: contextvars.Context | None = None) -> None:
+        task = self._open[future] = asyncio.get_running_loop().create_task(make(), context=context)
         task.add_done_callback(lambda task: self._deliver(task, future))
 
-    def _deliver(self, task: asyncio.Task[T], future: concurrent.futures.Future[T]) -> None:
-        self._tasks.discard(task)
+    def _deliver(self, task: asyncio.Task[T], future: Future[T]) -> None:
+        self._open.pop(future, None)
         if task.cancelled():
             future.cancel()
         elif (error := task.exception()) is not None:
@@ -57,32 +97,66 @@ class Portal:
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             loop = asyncio.new_event_loop()
-            self._tasks: set[asyncio.Task[Any]] = set()  # a loop holds its tasks weakly
             self._thread = threading.Thread(target=self._serve, args=(loop,), name=self._name, daemon=True)
             self._thread.start()
             self._loop = loop  # last: whatever interrupts the lines above leaves no loop that nobody serves
         return self._loop
 
-    @staticmethod
-    def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
-            loop.run_forever()
-        finally:
+            while not self._served(loop):
+                pass
             _cancel_all(loop)
             loop.close()
+        except BaseException as error:  # noqa: BLE001 - the thread's last boundary
+            self._die(loop, error)
+
+    def _served(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Serve until the loop stops. True if that was asked for by `close`."""
+        why = "loop.stop()"
+        try:
+            loop.run_forever()
+        except (KeyboardInterrupt, SystemExit) as error:  # no Ctrl-C reaches this thread: it is something's own
+            why = repr(error)
+        with self._lock:
+            closed = self._loop is not loop
+        if not closed:
+            log.error("%s: something that runs on its event loop raised or called %s; it goes on", self._name, why)
+        return closed
+
+    def _die(self, loop: asyncio.AbstractEventLoop, error: BaseException) -> None:
+        """The loop is broken. Nobody waits for it any more, and the next call gets another one."""
+        with self._lock:
+            if self._loop is loop:
+                self._loop = self._thread = None
+            lost, self._open = self._open, {}
+        log.critical("%s: its event loop broke: %s", self._name, describe(error), exc_info=error)
+        try:
+            loop.close()
+        except Exception:  # noqa: BLE001 - as broken as the rest of it; closed is what counts
+            asyncio.BaseEventLoop.close(loop)  # type: ignore[arg-type]
+        failure = PortalError(f"the event loop of {self._name} broke ({describe(error)}): try again")
+        for future in lost:
+            if not future.done():
+                future.set_exception(failure)
+        for tell in self.on_death:
+            tell()
 
     def close(self) -> None:
         """End what runs there (each run is settled, bounded) and the thread with it. A later call starts a new one."""
-        with self._lock:
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is not None and thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
+        for _ in range(2):
+            with self._lock:
+                if self._soon:
+                    self._started().call_soon_threadsafe(self._begin_soon)
+                loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+            if loop is None or thread is None:
+                return
+            # A turn later, so that all that was submitted has begun: a task that is cancelled before that does nothing.
+            call_on(loop, loop.call_soon, loop.stop)
             thread.join(CLOSE_SECONDS)
-
-    def forget(self) -> None:
-        """In a forked child the thread is gone and its lock may be held for ever: start over."""
-        self.__init__(self._name)  # type: ignore[misc]
+            if not self._soon:  # else something was asked for while the loop was being stopped
+                return
 
 
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:

@@ -55,6 +55,7 @@ class Run(Pausing):
         self._check_begun()
         if after < 0:
             raise ValueError(f"after is {after}; it is the number of the last event that was read, or 0")
+        self.ensure_ending()
         return Reader(self.journal, after)
 
     async def result(self) -> RunResult:
@@ -63,6 +64,7 @@ class Run(Pausing):
         It is there with the terminal event. The `run_ended` hooks come after that, so their warnings may be missing.
         """
         self._check_begun()
+        self.ensure_ending()
         while True:
             await self._waiters.wait(lambda: self._ended or self.is_paused)
             if (result := self._look()) is not None:
@@ -70,6 +72,7 @@ class Run(Pausing):
 
     def result_blocking(self) -> RunResult:
         """The same for a thread."""
+        self.ensure_ending()
         while True:
             self._waiters.wait_blocking(lambda: self.at_rest)
             if (result := self._look()) is not None:
@@ -158,7 +161,7 @@ class Run(Pausing):
 
     async def ended(self) -> None:
         """Wait until the run has ended, and nothing else: whoever waits has no part in it."""
-        self.end_if_lost()
+        self.ensure_ending()
         await self._waiters.wait(lambda: self._settled)
 
     async def attend(self, cancelled: asyncio.CancelledError | None = None) -> None:
@@ -166,7 +169,7 @@ class Run(Pausing):
 
         It does not wait for a store that can't be reached; the run does, for as long as its loop goes on.
         """
-        self.end_if_lost()
+        self.ensure_ending()
         if cancelled is not None:
             self.leave()
         try:
@@ -187,7 +190,7 @@ class Run(Pausing):
 
     def attend_blocking(self, timeout: float | None = None) -> bool:
         """The same for a thread; False if `timeout` passed first."""
-        self.end_if_lost()
+        self.ensure_ending()
         return self._waiters.wait_blocking(lambda: self.at_rest, timeout)
 
     def _is_gone(self) -> bool:
@@ -226,6 +229,7 @@ class Run(Pausing):
 
         The receipt names what is left then; a run that nobody cancelled has none.
         """
+        self.ensure_ending()
         try:
             async with asyncio.timeout(timeout):
                 await self._waiters.wait(self._is_gone)

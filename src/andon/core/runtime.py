@@ -14,11 +14,13 @@ import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, cast
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from msgspec import Struct
 
 from andon.core.archive import Archive, Latencies
+from andon.core.fork import start_over_after_fork
+from andon.core.portal import portal
 from andon.core.receipt import CancelRequest, is_seconds
 from andon.core.selection import Block, BlockKind, CancelEntry, Outcomes, Selection
 from andon.core.session import Session
@@ -67,6 +69,7 @@ class Runtime:
     `lease_seconds`: on a store that several processes share, how long a run is held without a sign of life.
     `abandoned_threads`: with so many still running, sync tools get an error result.
     `max_events`: a run that has written so many is cancelled, with cause `budget`; 0 sets no limit.
+    `max_depth`: how many runs may be at work below one another, each started by a tool of the one above.
     `keep_days`: in a store that several processes share, what was not touched for so long is forgotten, once an hour.
     """
 
@@ -83,6 +86,7 @@ class Runtime:
         lease_seconds: float = 10.0,
         abandoned_threads: int = 64,
         max_events: int = 0,
+        max_depth: int = 50,
         keep_days: float | None = None,
     ) -> None:
         self.bounds = Bounds(
@@ -100,9 +104,11 @@ class Runtime:
                 raise ConfigurationError(f"{name} is {value!r}; it must be a number, 0 or more")
         if not (isinstance(max_events, int) and max_events >= 0):
             raise ConfigurationError(f"max_events is {max_events!r}; it must be a whole number, 0 or more")
+        if not (isinstance(max_depth, int) and max_depth >= 1):
+            raise ConfigurationError(f"max_depth is {max_depth!r}; it must be a whole number, 1 or more")
         if keep_days is not None and not is_seconds(keep_days):
             raise ConfigurationError(f"keep_days is {keep_days!r}; it must be a number, 0 or more, or None for all")
-        self.max_events, self.keep_days = max_events, keep_days
+        self.max_events, self.max_depth, self.keep_days = max_events, max_depth, keep_days
         self.store = store
         """Where sessions and runs are kept; the first agent puts a memory store here if there is none."""
         self.keeper: Keeper | None = None
@@ -116,6 +122,18 @@ class Runtime:
         self._blocks: dict[tuple[str, str | None], Block] = {}
         self._sessions: WeakValueDictionary[SessionKey, Session] = WeakValueDictionary()
         self._lock = threading.Lock()
+        _runtimes.add(self)
+        start_over_after_fork(self)
+
+    def start_over(self) -> None:
+        """In a forked child the runs are the parent's: here they are over, and hold nothing."""
+        runs, self._runs, self.abandoned, self._lock = self.runs, {}, {}, threading.Lock()
+        for run in runs:
+            run.disown()
+        for session in list(self._sessions.values()):
+            session.start_over()
+        if self._archive is not None:
+            self._archive.start_over()
 
     @property
     def is_shared(self) -> bool:
@@ -349,6 +367,19 @@ class Runtime:
         self.forget(run)
         if len(self._ended_order) > ENDED_KEPT:
             self._ended.discard(self._ended_order.popleft())
+
+
+_runtimes: WeakSet[Runtime] = WeakSet()
+
+
+def _end_lost() -> None:
+    """The portal's loop broke: the runs that lived on it are lost. A new portal ends them."""
+    for runtime in list(_runtimes):
+        for run in runtime.runs:
+            run.ensure_ending()
+
+
+portal.on_death.append(_end_lost)
 
 
 def _joint(stored: CancelOutcome | None, here: CancelOutcome, own: bool) -> CancelOutcome:

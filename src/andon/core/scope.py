@@ -25,15 +25,22 @@ log = logging.getLogger("andon")
 class CallScope:
     """The cancel of one tool call."""
 
-    __slots__ = ("_callbacks", "call_id", "cancelled", "heeding", "name", "run", "thread_running")
+    __slots__ = ("_callbacks", "call_id", "cancelled", "entered", "heeding", "name", "run", "thread_running")
 
     def __init__(self, run: Life, call_id: str, name: str) -> None:
         self.run, self.call_id, self.name = run, call_id, name
         self.cancelled = False
         self.heeding = False
         """The tool has looked for a cancel at least once, so it may be about to heed one."""
+        self.entered = False
+        """The tool's coroutine is being run."""
         self.thread_running = False
         self._callbacks: dict[object, Callable[[], object]] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """The tool is at work, in its coroutine or in a thread; after a cancel too, until it has really ended."""
+        return self.entered or self.thread_running
 
     def fire(self) -> None:
         """Tell the tool. Called on the run's loop."""

@@ -15,8 +15,8 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
-from andon.core.journal import Waiters
 from andon.core.states import CancelCause, RunStatus
+from andon.core.waiters import Waiters
 from andon.errors import SessionBusyError, SessionPausedError
 
 if TYPE_CHECKING:
@@ -87,6 +87,10 @@ class Session:
         self._lock = threading.Lock()
         self._places: list[Place] = []
 
+    def start_over(self) -> None:
+        """In a forked child the runs in the line are the parent's, and the lock may be held for ever."""
+        self._lock, self._places, self.changes, self._parts = threading.Lock(), [], [], (self.base, [])
+
     @property
     def base(self) -> list[Message]:
         """The conversation before the run that holds the session."""
@@ -108,7 +112,7 @@ class Session:
         with self._lock:
             ahead = [other.run for other in self._places if other.bequest is None]  # the others have ended
             for other in ahead:
-                other.end_if_lost()
+                other.ensure_ending()
             holder = next((other for other in ahead if not (other.is_cancelling or other.is_lost())), None)
             if holder is not None and on_busy == "reject":
                 raise refusal(self.key, holder.run_id, holder.status, holder.describe_open)
@@ -162,7 +166,7 @@ class Session:
                     await waiters.wait(lambda: place.granted or place.stirred)
             except TimeoutError:
                 for run in elsewhere:
-                    run.end_if_lost()
+                    run.ensure_ending()
 
     def stir(self) -> None:
         """A run that was paused goes on on another loop: whoever waits behind it has to look after it."""
@@ -213,5 +217,5 @@ class Session:
             heir.granted = True
         if heir.waiters is not None:
             heir.waiters.wake()
-        heir.run.end_if_lost()
+        heir.run.ensure_ending()
         return heir

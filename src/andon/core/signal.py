@@ -3,13 +3,14 @@
 
 There is no lock, because a signal handler may interrupt the very call that would hold it: `cancel` does nothing but a
 `setdefault`, which the interpreter does in one step, and `call_soon_threadsafe`. Everything else happens later, on
-the run's own loop.
+the run's own loop. An exception may come between the two (a signal handler that raises, a stack with no room left).
+Then the run has not heard of its cancel; the signal knows that, and whoever comes next wakes the run.
 """
 
 from __future__ import annotations
 
+import _thread
 import asyncio
-import contextlib
 import itertools
 import operator
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from msgspec import Struct
 
 from andon.core.receipt import CancelRequest
 from andon.core.states import CancelMode, CancelOutcome, StopReason
+from andon.core.waiters import call_on
 
 Deliver = Callable[[CancelRequest], None]
 Batch = dict[asyncio.AbstractEventLoop, list[Deliver]]
@@ -55,12 +57,14 @@ def stop_reason_of(fate: Fate | None) -> StopReason:
 class CancelSignal:
     """Decides how a run ends, and wakes it when that is by a cancel."""
 
-    __slots__ = ("_deliver", "_loop", "_slot")
+    __slots__ = ("_deliver", "_heard", "_loop", "_slot")
 
     def __init__(self) -> None:
         self._slot: dict[str, Any] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deliver: Deliver | None = None
+        self._heard = 0
+        """The rank of the strongest cancel that the run has acted on."""
 
     @property
     def fate(self) -> Fate | None:
@@ -115,7 +119,18 @@ class CancelSignal:
             self._notify(request, batch)
         elif request.grace is not None:  # so does a bound, when its time comes
             self._notify(request, batch)
+        else:
+            self.deliver_again()
         return CancelOutcome.already_requested
+
+    def heard(self) -> None:
+        """The run has acted on all that was asked so far."""
+        self._heard = self.rank
+
+    def deliver_again(self) -> None:
+        """Wake the run if it has not heard of its cancel: an exception may have kept whoever asked from doing that."""
+        if self._heard < self.rank and (request := self.request) is not None:
+            self._notify(request, None)
 
     def bind(self, loop: asyncio.AbstractEventLoop, deliver: Deliver) -> None:
         """Say where the run lives: `deliver` is called there, on the loop, for every cancel that changes something."""
@@ -146,17 +161,16 @@ class CancelSignal:
             batch.setdefault(loop, []).append(deliver)
             return
         try:
-            loop.call_soon_threadsafe(deliver, request)
-        except RuntimeError:  # closed: whoever asked finds the run lost
-            pass
+            call_on(loop, deliver, request)  # if the loop is closed, whoever asked finds the run lost
+        except RecursionError:  # there is no room left on this stack: another one has all that it takes
+            _thread.start_new_thread(call_on, (loop, deliver, request))
 
 
 def wake_all(batch: Batch, request: CancelRequest) -> None:
     """Deliver one request to many runs."""
     for loop, delivers in batch.items():
-        with contextlib.suppress(RuntimeError):
-            count = len(delivers) if len(delivers) <= MANY else AT_ONCE
-            loop.call_soon_threadsafe(_deliver_to_some, loop, iter(delivers), count, request)
+        count = len(delivers) if len(delivers) <= MANY else AT_ONCE
+        call_on(loop, _deliver_to_some, loop, iter(delivers), count, request)
 
 
 def _deliver_to_some(

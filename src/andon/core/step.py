@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from andon.core.alarm import Alarm
-from andon.core.journal import Waiters
+from andon.core.waiters import Waiters
 from andon.errors import describe
 
 if TYPE_CHECKING:
@@ -99,15 +99,26 @@ class Step(Generic[T]):
             # Kept as a fact, not as an exception: its traceback would tie this object to itself.
             if not self.was_cut:
                 self._error = StrayCancelError("CancelledError, though nobody cancelled it")
-        except (Cut, KeyboardInterrupt, GeneratorExit):
+        except (Cut, KeyboardInterrupt):
             raise
-        except BaseException as error:  # noqa: BLE001 - the boundary: whoever awaits the step gets it
-            self._error = error if isinstance(error, Exception) else StrayError(repr(error))
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) and self._is_closed():
+                raise
+            self._error = as_exception(error)  # whoever awaits the step gets it
         # Not left to the done-callback, which would cost the waiting run one more turn of the loop; and if that has
-        # nothing left to do, the loop is spared it. (A loop that begins tasks at once has no task to show yet.)
+        # nothing left to do, the loop is spared it.
         self._finish()
-        if not self.abandoned and hasattr(self, "_task"):
-            self._task.remove_done_callback(self._on_done)
+        if not self.abandoned and (task := self._own_task()) is not None:
+            task.remove_done_callback(self._on_done)
+
+    def _own_task(self) -> asyncio.Task[None] | None:
+        """Its task; on a loop that begins tasks at once there is none to see until the work waits for something."""
+        return getattr(self, "_task", None)
+
+    def _is_closed(self) -> bool:
+        """Is its coroutine being closed, with its task or its loop? Else a GeneratorExit is the work's own."""
+        task, loop = self._own_task(), asyncio._get_running_loop()
+        return task is not None and (loop is None or asyncio.current_task(loop) is not task)
 
     async def wait(self) -> None:
         """Outlast the step. The host's cancellation of this very task becomes a cancel of the run."""
@@ -211,6 +222,11 @@ class Step(Generic[T]):
         self._run.end_step(self)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def as_exception(error: BaseException) -> Exception:
+    """What counts as the failure of the work that raised it: the error itself, or a StrayError that describes it."""
+    return error if isinstance(error, Exception) else StrayError(describe(error))
 
 
 class Stepper:

@@ -106,7 +106,7 @@ class Tenure:
             except SessionBusyError as error:
                 holder = self._run.runtime.run(error.run_id)
                 if holder is not None:
-                    holder.end_if_lost()
+                    holder.ensure_ending()
                 request = None if holder is None else holder.signal.request
                 if request is None:
                     raise

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Sequence
 from itertools import chain
 from typing import Any
 
+from andon.core.fork import start_over_after_fork
 from andon.core.store import DONE, RunRecord, SessionKey, SessionRecord
 from andon.errors import NotContinuableError, UnknownRunError
 from andon.messages import Message
@@ -38,10 +39,15 @@ class MemoryStore:
     """Conversations live as long as the store; of ended runs the records of the last 10,000 can be found by id."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # runs of one agent may live on several threads; nothing waits under it
+        self.start_over()
+        start_over_after_fork(self)
         self._sessions: dict[SessionKey, _Kept] = {}
         self._records: dict[str, RunRecord] = {}
         self._ended: deque[str] = deque()  # a dict that loses its first keys is slow to find its first one
+
+    def start_over(self) -> None:
+        """In a forked child all is kept, but the lock may be held for ever."""
+        self._lock = threading.Lock()  # runs of one agent may live on several threads; nothing waits under it
 
     async def load(self, session: SessionKey) -> list[Message]:
         with self._lock:

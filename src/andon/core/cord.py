@@ -50,11 +50,14 @@ class Cord:
             if arm.at - earlier.at >= arm_seconds:
                 self._arms.pop(key, None)
         try:
-            self._arms[id(arm)] = arm
-            outcomes = self._ask_all(request)
+            return self._pull(arm, arm_seconds)
         except BaseException:  # whoever pulled knows that it went wrong: the next prompt is none of it
             self._arms.pop(id(arm), None)
             raise
+
+    def _pull(self, arm: Arm, arm_seconds: float) -> CancelOutcome:
+        self._arms[id(arm)] = arm
+        outcomes = self._ask_all(arm.request)
         for outcome in (CancelOutcome.requested, CancelOutcome.already_requested):
             if outcome in outcomes:
                 self._arms.pop(id(arm), None)

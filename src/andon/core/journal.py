@@ -77,6 +77,10 @@ class Journal:
         if not self.closed:
             self._put(self.draft(kind, content, **facts))
 
+    def ends_with(self, kind: RunEvent) -> bool:
+        """Is its last event of this kind?"""
+        return bool(self.events) and self.events[-1].event is kind
+
     def relay(self, event: Event) -> None:
         """Show an event of another run here, in this journal's order."""
         if not self.closed:

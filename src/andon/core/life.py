@@ -255,20 +255,21 @@ class Life(Outliving):
 
     def _deliver(self, request: CancelRequest) -> None:
         """A cancel arrives, on the run's loop; if that was taken from it meanwhile, whoever ends the run heeds it."""
+        asked = self.signal.asked
         if self.phase is not Phase.ending and not self.signal.adopted:
             self._heed(request)
-        self.signal.heard()
+        self.signal.heard(asked)
 
     def _heed(self, request: CancelRequest) -> None:
-        """Do what was asked. May be called again for the same request, if an exception interrupted it."""
+        """Do all that was asked so far. Called again if an exception interrupted it, or if more was asked."""
         first = self._cut_phase is None
         if first:
+            if not self.journal.ends_with(RunEvent.cancel_requested):  # else it was interrupted right here
+                # The first one counts, also if a later one has overtaken it.
+                self.journal.append(RunEvent.cancel_requested, reason=(self.signal.request or request).reason)
             self._cut_phase = self.phase
-            # The first one counts, also if a later one has overtaken it.
-            self.journal.append(RunEvent.cancel_requested, reason=(self.signal.request or request).reason)
-        for asked in {request, self.signal.request or request} if first else (request,):
-            if asked.grace is not None and asked.mode is not CancelMode.now:
-                self.limits.escalate(self, asked)
+        for soft in self.signal.graces:
+            self.limits.escalate(self, soft)
         self.cut_steps()
         if self._children:  # whoever asked may have been interrupted before it came to them
             self._cascade()
@@ -333,6 +334,11 @@ class Life(Outliving):
         finally:
             self.journal.close(last)
             self._waiters.wake()
+
+    def give_up(self) -> asyncio.Task[None] | None:
+        """Its loop is about to be closed: wait for nothing but the store. Returns its task, if that is at work."""
+        self.give_up_steps()
+        return None if self._task is None or self._task.done() else self._task
 
     def disown(self) -> None:
         """In a forked child: the run is the parent's, and goes on there. Here it has ended, and nobody waits for it."""

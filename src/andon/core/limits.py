@@ -31,7 +31,7 @@ EVENT_POLL_SECONDS = 0.02
 class Limits:
     """The timers and the watch of one run."""
 
-    __slots__ = ("_due", "_timers", "_watch", "cancel_on", "deadline", "timeout")
+    __slots__ = ("_due", "_graces", "_timers", "_watch", "cancel_on", "deadline", "timeout")
 
     def __init__(self, timeout: float | None, cancel_on: asyncio.Event | threading.Event | None) -> None:
         if not is_seconds(timeout):
@@ -43,6 +43,7 @@ class Limits:
         """When the run's time is up, in the terms of `time.time()`."""
         self._due = 0.0  # the same as its loop counts: a clock that is set must not give or take time
         self._timers: list[asyncio.TimerHandle] | None = None
+        self._graces: list[CancelRequest] = []
         self._watch: Step[None] | None = None
 
     def begin(self, run: Life) -> None:
@@ -58,6 +59,9 @@ class Limits:
     def escalate(self, run: Life, request: CancelRequest) -> None:
         """When the request's grace is over, ask again, with mode `now`."""
         assert request.grace is not None
+        if any(known is request for known in self._graces):
+            return
+        self._graces = [*self._graces, request]
         stronger = msgspec.structs.replace(request, mode=CancelMode.now, grace=None)
         self._later(run, request.grace, functools.partial(run.ask, stronger))
 

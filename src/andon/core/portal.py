@@ -28,7 +28,15 @@ Make = Callable[[], Coroutine[Any, Any, T]]
 Future = concurrent.futures.Future
 log = logging.getLogger("andon")
 
-CLOSE_SECONDS = 5.0
+CANCEL_SECONDS = 0.4
+"""When the portal is closed: how long tasks may take to end. Then tools that have not ended are given up, and named."""
+CLOSE_SECONDS = 0.6
+"""How long `close` waits for all of it. An exit must not take longer than a second."""
+TURN_SECONDS = 0.1
+STORE_SECONDS = 5.0
+"""How much longer it waits if the loop has a turn within TURN_SECONDS, and so is not blocked: then all that is left is
+a store that takes its time to keep how runs have ended.
+"""
 
 
 class Portal:
@@ -38,6 +46,10 @@ class Portal:
         self._name = name
         self.on_death: list[Callable[[], object]] = []
         """Called when the loop broke, in the thread that it had: whatever lived on it is lost."""
+        self.on_hurry: list[Callable[[], list[asyncio.Task[None]]]] = []
+        """Called on the loop, a while after its tasks were cancelled because the portal is closed. Gives up what does
+        not end, and returns the tasks for which it is worth waiting on.
+        """
         self.forget()
 
     def forget(self) -> None:
@@ -107,7 +119,8 @@ class Portal:
         try:
             while not self._served(loop):
                 pass
-            _cancel_all(loop)
+            loop.run_until_complete(self._end_all())
+            loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
         except BaseException as error:  # noqa: BLE001 - the thread's last boundary
             self._die(loop, error)
@@ -124,6 +137,25 @@ class Portal:
         if not closed:
             log.error("%s: something that runs on its event loop raised or called %s; it goes on", self._name, why)
         return closed
+
+    async def _end_all(self) -> None:
+        """What `asyncio.run` does at its end, but bounded: runs see it as their host's cancellation, and settle."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if not tasks:
+            return
+        _, left = await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
+        if left:
+            worth = [task for hurry in self.on_hurry for task in hurry()]
+            worth += [task for task in self._open.values() if task is not None]
+            if worth:
+                await asyncio.wait(worth)
+        for task in tasks:
+            if not task.done():  # a tool's that swallows its cancel: it was named when it was given up
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            elif not task.cancelled():
+                task.exception()  # seen: nobody else will look
 
     def _die(self, loop: asyncio.AbstractEventLoop, error: BaseException) -> None:
         """The loop is broken. Nobody waits for it any more, and the next call gets another one."""
@@ -155,18 +187,16 @@ class Portal:
             # A turn later, so that all that was submitted has begun: a task that is cancelled before that does nothing.
             call_on(loop, loop.call_soon, loop.stop)
             thread.join(CLOSE_SECONDS)
+            if thread.is_alive() and _has_turns(loop):
+                thread.join(STORE_SECONDS)
             if not self._soon:  # else something was asked for while the loop was being stopped
                 return
 
 
-def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
-    """What `asyncio.run` does at its end: runs see it as their host's cancellation, and settle."""
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-    loop.run_until_complete(loop.shutdown_asyncgens())
+def _has_turns(loop: asyncio.AbstractEventLoop) -> bool:
+    """Is the loop served, and not blocked by something that runs on it?"""
+    turn = threading.Event()
+    return call_on(loop, turn.set) and turn.wait(TURN_SECONDS)
 
 
 portal = Portal()

@@ -379,7 +379,14 @@ def _end_lost() -> None:
             run.ensure_ending()
 
 
+def _give_up() -> list[asyncio.Task[None]]:
+    """The portal is being closed: its runs wait for nothing any more but for the store."""
+    runs = [run for runtime in list(_runtimes) for run in runtime.runs if run.loop is asyncio.get_running_loop()]
+    return [task for run in runs if (task := run.give_up()) is not None]
+
+
 portal.on_death.append(_end_lost)
+portal.on_hurry.append(_give_up)
 
 
 def _joint(stored: CancelOutcome | None, here: CancelOutcome, own: bool) -> CancelOutcome:

@@ -42,6 +42,10 @@ class Failed(Struct, frozen=True):
     error: Exception
 
 
+Asked = tuple[int, int]
+"""The rank of the strongest mode, and how many requests with a grace came after the first."""
+NOTHING: Asked = (0, 0)
+
 _STRONGER = ("after_tools", "now")
 """The keys under which later, stronger requests are kept: the names of their modes."""
 
@@ -63,8 +67,8 @@ class CancelSignal:
         self._slot: dict[str, Any] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deliver: Deliver | None = None
-        self._heard = 0
-        """The rank of the strongest cancel that the run has acted on."""
+        self._heard = NOTHING
+        """What the run has acted on."""
 
     @property
     def fate(self) -> Fate | None:
@@ -116,20 +120,30 @@ class CancelSignal:
             return CancelOutcome.already_finished
         if request.mode.rank > self.rank:  # a stronger mode escalates
             self._slot.setdefault(request.mode.value, request)
-            self._notify(request, batch)
-        elif request.grace is not None:  # so does a bound, when its time comes
-            self._notify(request, batch)
-        else:
-            self.deliver_again()
+        if request.grace is not None:  # so does a bound, when its time comes
+            self._slot.setdefault("graces", []).append(request)
+        if self._heard != self.asked:
+            self._notify(winner, batch)
         return CancelOutcome.already_requested
 
-    def heard(self) -> None:
-        """The run has acted on all that was asked so far."""
-        self._heard = self.rank
+    @property
+    def asked(self) -> Asked:
+        """How much was asked for so far; it only ever grows."""
+        return self.rank, len(self._slot.get("graces", ()))
+
+    @property
+    def graces(self) -> list[CancelRequest]:
+        """The requests that become stronger after a while."""
+        requests = [self.request, *self._slot.get("graces", ())]
+        return [each for each in requests if each and each.grace is not None and each.mode is not CancelMode.now]
+
+    def heard(self, asked: Asked) -> None:
+        """The run has acted on so much."""
+        self._heard = asked
 
     def deliver_again(self) -> None:
         """Wake the run if it has not heard of its cancel: an exception may have kept whoever asked from doing that."""
-        if self._heard < self.rank and (request := self.request) is not None:
+        if (request := self.request) is not None and self._heard != self.asked:
             self._notify(request, None)
 
     def bind(self, loop: asyncio.AbstractEventLoop, deliver: Deliver) -> None:

@@ -190,9 +190,10 @@ class Step(Generic[T]):
         self._task.cancel()
         bounds = self._run.bounds
         seconds = max(0.0, bounds.abandon_seconds - bounds.cut_seconds)
-        self._timer = self._task.get_loop().call_later(seconds, self._abandon)  # the run may have left that loop
+        self._timer = self._task.get_loop().call_later(seconds, self.give_up)  # the run may have left that loop
 
-    def _abandon(self) -> None:
+    def give_up(self) -> None:
+        """It was cut, and does not end: name it, and go on without it."""
         self.abandoned = True
         log.warning("%s was cancelled and did not stop; abandoned", self.name, extra={"facts": self._run.names})
         self._run.leave_behind(self, self.name)
@@ -328,6 +329,12 @@ class Stepper:
             steps[0].alarm.watch(steps)  # first: whatever comes in between, it rings for all of them
             for step in steps:
                 step.cut()
+
+    def give_up_steps(self) -> None:
+        """Wait no longer for what was cut: whoever owns the loop ends it, and all that is on it."""
+        for step in self._steps.copy():
+            if step.was_cut and not step.finished:
+                step.give_up()
 
     def lose_steps(self) -> None:
         """The steps died with their loop; their tools' threads may live on, and are told."""

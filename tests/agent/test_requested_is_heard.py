@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cancel that was entered, and then interrupted before it woke the run, is brought there by whoever comes next."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from andon import Agent, CancelOutcome, Phase, Run, RunStatus
+from andon.core.receipt import CancelRequest
+from andon.core.signal import CancelSignal
+from andon.models.scripted import Call, ScriptedModel, Stall
+from tests.support import Flag, forever, paused, play
+from tests.support.till import DELETE, Till
+
+Comer = Callable[[Agent, Run], Any]
+
+
+class Interrupted(BaseException):
+    """As a signal handler may raise it, anywhere."""
+
+
+async def begin(agent: Agent, **options: Any) -> Run:
+    run = agent.start("go", **options)
+    await run.open()
+    while run.phase is not Phase.streaming:  # noqa: ASYNC110 - no event tells of it
+        await asyncio.sleep(0)
+    return run
+
+
+def break_off(patch: pytest.MonkeyPatch, cancel: Callable[[], object]) -> None:
+    """Interrupt a cancel between its entry and the wake-up."""
+
+    def interrupted(*_: object) -> None:
+        raise Interrupted
+
+    with patch.context() as here:
+        here.setattr(CancelSignal, "_notify", interrupted)
+        with pytest.raises(Interrupted):
+            cancel()
+
+
+async def cancel_again(agent: Agent, run: Run) -> None:
+    assert run.cancel() is CancelOutcome.already_requested
+
+
+async def cancel_the_agent(agent: Agent, run: Run) -> None:
+    assert agent.cancel() is CancelOutcome.already_requested
+
+
+async def wait_for_it(agent: Agent, run: Run) -> None:
+    await run.attend()
+
+
+async def ask_for_the_result(agent: Agent, run: Run) -> None:
+    await run.result()
+
+
+async def read_it(agent: Agent, run: Run) -> None:
+    async for _ in run.events():
+        pass
+
+
+async def wait_until_gone(agent: Agent, run: Run) -> None:
+    await run.gone()
+
+
+async def talk_on(agent: Agent, run: Run) -> None:
+    assert (await agent.invoke_async("and now?")).status is RunStatus.completed
+
+
+@pytest.mark.parametrize(
+    "comer",
+    [cancel_again, cancel_the_agent, wait_for_it, ask_for_the_result, read_it, wait_until_gone, talk_on],
+    ids=lambda comer: comer.__name__,
+)
+@pytest.mark.parametrize("how", ["run", "agent"])
+def test_whoever_comes_next_delivers_it(comer: Comer, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        agent = Agent("A", ScriptedModel(["Half ", Stall()], then="OK."))
+        run = await begin(agent)
+        waiting = asyncio.create_task(run._waiters.wait(lambda: run.status.final))  # came before, and can't know
+        break_off(monkeypatch, run.cancel if how == "run" else agent.cancel)
+        assert run.status is RunStatus.cancelling
+        await comer(agent, run)
+        await waiting
+        assert run.status is RunStatus.cancelled
+        assert run.make_result().content == "Half "
+
+    play(main)
+
+
+def test_the_deadline_delivers_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        agent = Agent("A", ScriptedModel(["Half ", Stall()]))
+        run = await begin(agent, timeout=0.05)
+        waiting = asyncio.create_task(run._waiters.wait(lambda: run.status.final))
+        break_off(monkeypatch, run.cancel)
+        await waiting
+        assert run.receipt is not None
+        assert run.receipt.cause == "user"  # the first one counts
+
+    play(main)
+
+
+def test_a_stronger_cancel_and_a_grace_that_were_not_delivered_are_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        started = Flag()
+
+        async def slow() -> str:
+            started.set()
+            await forever()
+
+        agent = Agent("A", ScriptedModel(Call("slow")), tools=[slow])
+        run = agent.start("go")
+        await run.open()
+        await started.arrived()
+        assert run.cancel(mode="after_turn") is CancelOutcome.requested
+        await asyncio.sleep(0)  # which is heard
+        break_off(monkeypatch, lambda: run.cancel(mode="after_tools", grace=0.01))
+        await run.attend()
+        assert run.status is RunStatus.cancelled
+
+    play(main)
+
+
+def test_with_few_frames_left_it_raises_or_is_heard() -> None:
+    """What it must never do is to say `requested`, and not be heard."""
+
+    def call_with(left: int, cancel: Callable[[], CancelOutcome]) -> CancelOutcome:
+        frame, depth = sys._getframe(), 0
+        while frame is not None:
+            depth, frame = depth + 1, frame.f_back  # type: ignore[assignment]
+        return cancel() if sys.getrecursionlimit() - depth <= left else call_with(left, cancel)
+
+    async def main() -> None:
+        heard = 0
+        for left in range(1, 40):
+            agent = Agent("A", ScriptedModel(then=["Half ", Stall()]))
+            run = await begin(agent)
+            try:
+                outcome = call_with(left, run.cancel)
+            except RecursionError:
+                outcome = run.cancel()
+            else:
+                heard += 1
+            assert outcome
+            await run._waiters.wait(lambda run=run: run.status.final)  # type: ignore[misc]
+        assert heard
+
+    play(main)
+
+
+# -- paused runs ------------------------------------------------------------------------------------------------------
+
+
+async def asking() -> tuple[Agent, Run, dict[str, Any], Till]:
+    till = Till()
+    agent = Agent("A", ScriptedModel([DELETE], then="Done."), tools=till.tools)
+    run, result = await paused(agent)
+    return agent, run, {result.interrupts[0].id: True}, till
+
+
+@pytest.mark.parametrize("comer", [cancel_again, wait_for_it, ask_for_the_result, read_it], ids=lambda c: c.__name__)
+def test_a_paused_run_whose_cancel_was_interrupted_is_ended_by_whoever_comes_next(
+    comer: Comer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        agent, run, _, till = await asking()
+
+        def interrupted(*_: object) -> None:
+            raise Interrupted
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, "_hand_over_soon", interrupted)
+            with pytest.raises(Interrupted):
+                run.cancel()
+        await comer(agent, run)
+        await run.ended()
+        assert run.status is RunStatus.cancelled
+        assert till.did == []
+
+    play(main)
+
+
+def interrupt(*_: object, **__: object) -> None:
+    raise Interrupted
+
+
+@pytest.mark.parametrize(
+    ("where", "stays"),
+    [
+        ("andon.core.pause.Token.take", True),
+        ("andon.core.run.Run._go_on", True),
+        ("andon.agent.loop.Loop.answer", False),
+        ("andon.core.session.Session.stir", False),
+        ("andon.core.run.Run._go", False),
+    ],
+)
+def test_an_answer_that_is_interrupted_leaves_a_run_that_waits_on_or_has_ended(
+    where: str, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        agent, run, answers, till = await asking()
+        with monkeypatch.context() as patch:
+            patch.setattr(where, interrupt)
+            with pytest.raises(Interrupted):
+                await agent.continue_run(run.run_id, answers)
+        if stays:
+            assert run.status is RunStatus.paused
+            assert (await agent.continue_run(run.run_id, answers)).status is RunStatus.completed
+            assert till.did == ["all"]
+        else:
+            await run.ended()
+            assert run.status is RunStatus.cancelled
+            assert till.did == []
+        assert (await agent.invoke_async("Hello?")).status is RunStatus.completed
+
+    play(main)
+
+
+def test_answers_that_raise_when_they_are_looked_at_change_nothing() -> None:
+    class Lazy(dict[str, Any]):
+        def __iter__(self) -> Any:
+            raise KeyboardInterrupt
+
+        def keys(self) -> Any:
+            raise KeyboardInterrupt
+
+    async def main() -> None:
+        agent, run, answers, _ = await asking()
+        with pytest.raises(KeyboardInterrupt):
+            await agent.continue_run(run.run_id, Lazy(answers))
+        assert run.status is RunStatus.paused
+        assert run.cancel() is CancelOutcome.requested
+        await run.ended()
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    ("where", "begun"),
+    [
+        ("andon.core.session.Session.enter", False),
+        ("andon.core.run.Run._join_family", False),
+        ("andon.core.cord.Cord.add", True),
+        ("andon.agent.loop.Loop.begin", True),
+        ("andon.core.run.Run._go", True),
+    ],
+)
+def test_a_beginning_that_is_interrupted_leaves_nothing_or_an_ended_run(
+    where: str, begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        agent = Agent("A", ScriptedModel(then="OK."))
+        with monkeypatch.context() as patch:
+            patch.setattr(where, interrupt)
+            run = agent.start("go")
+            with pytest.raises(Interrupted):
+                run.begin()
+        if begun:
+            await run.ended()
+            assert run.status is RunStatus.cancelled
+        assert agent.runtime.live == 0
+        assert (await agent.invoke_async("and now?")).status is RunStatus.completed
+
+    play(main)
+
+
+def test_a_cord_that_was_interrupted_leaves_the_next_prompt_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        agent = Agent("A", ScriptedModel(then="OK."))
+        with monkeypatch.context() as patch:
+            patch.setattr("andon.core.cord.Cord._is_valid", interrupt)
+            with pytest.raises(Interrupted):
+                agent.cancel()
+        assert (await agent.invoke_async("go")).status is RunStatus.completed
+
+    play(main)
+
+
+def test_a_request_is_equal_to_itself_only() -> None:
+    """Graces are told apart by identity: the same words twice are two requests."""
+    signal = CancelSignal()
+    first, second = (CancelRequest.make(mode="after_turn", grace=1) for _ in range(2))
+    assert signal.cancel(first) is CancelOutcome.requested
+    assert signal.cancel(second) is CancelOutcome.already_requested
+    assert [each is first or each is second for each in signal.graces] == [True, True]

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The portal outlives whatever runs on it, and is made anew if its loop breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from andon import Agent, CancelCause, CancelOutcome, PortalError, RunStatus, tool
+from andon.core.portal import Portal, portal
+from andon.models.scripted import Call, ScriptedModel
+from tests.support import HANG, Flag, Hold, Reach, Worker, eventually
+
+
+def raise_keyboard_interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def raise_system_exit() -> None:
+    raise SystemExit("a library's own")
+
+
+def stop_the_loop() -> None:
+    asyncio.get_running_loop().stop()
+
+
+@pytest.mark.parametrize("act", [raise_keyboard_interrupt, raise_system_exit, stop_the_loop])
+def test_what_a_tools_own_task_does_to_the_loop_is_nobody_elses_end(
+    act: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    reached, release = Flag(), Flag()
+    innocent = Agent("Innocent", ScriptedModel(then=["Half ", Reach(reached), Hold(release), "and half."]))
+    results: list[RunStatus] = []
+    worker = Worker(lambda: results.append(innocent.run("go").status))
+    reached.wait()
+
+    @tool
+    async def bad() -> str:
+        asyncio.get_running_loop().call_soon(act)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return "done"
+
+    with caplog.at_level(logging.ERROR, "andon"):
+        result = Agent("Bad", ScriptedModel(Call("bad"), then="OK."), tools=[bad]).run("go")
+    assert result.status is RunStatus.completed
+    release.set()
+    worker.done()
+    assert results == [RunStatus.completed]
+    assert "it goes on" in caplog.text
+    assert Agent("Other", ScriptedModel(then="Hi.")).run("hello").status is RunStatus.completed
+
+
+def test_a_keyboard_interrupt_out_of_a_tool_ends_that_run_alone() -> None:
+    @tool(approval=True)
+    async def delete() -> str:
+        return "deleted"
+
+    @tool
+    async def ask() -> str:
+        raise KeyboardInterrupt  # as a prompt on the terminal may
+
+    waiting = Agent("Waiting", ScriptedModel(Call("delete")), tools=[delete])
+    assert waiting.run("go").status is RunStatus.paused
+    result = Agent("Bad", ScriptedModel(Call("ask")), tools=[ask]).run("go")
+    assert result.status is RunStatus.cancelled
+    assert waiting.cancel() is CancelOutcome.requested
+    eventually(lambda: waiting.runtime.live == 0)
+    assert Agent("Other", ScriptedModel(then="Hi.")).run("hello").status is RunStatus.completed
+
+
+def test_a_loop_that_breaks_loses_its_runs_and_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    """A tool that makes a daemon of itself closes every file, the selector's too."""
+
+    @tool
+    async def close_files() -> str:
+        loop = asyncio.get_running_loop()
+        files.append(os.dup(loop._selector.fileno()))  # type: ignore[attr-defined]
+        os.close(loop._selector.fileno())  # type: ignore[attr-defined]
+        await asyncio.sleep(HANG)
+        return "never"
+
+    files: list[int] = []
+    with caplog.at_level(logging.CRITICAL, "andon"):
+        result = Agent("Bad", ScriptedModel(["Some text. ", Call("close_files")]), tools=[close_files]).run("go")
+    os.close(files[0])
+    assert result.status is RunStatus.cancelled
+    assert result.receipt is not None
+    assert result.receipt.cause is CancelCause.lost
+    assert result.content == "Some text. "
+    assert "its event loop broke" in caplog.text
+    assert Agent("Other", ScriptedModel(then="Hi.")).run("hello").status is RunStatus.completed
+
+
+def test_whoever_waits_for_a_loop_that_breaks_is_told() -> None:
+    own, began = Portal("breaking"), threading.Event()
+
+    async def wait() -> None:
+        began.set()
+        await asyncio.sleep(HANG)
+
+    future = own.submit(wait)
+    assert began.wait(HANG)
+    loop = own._loop
+    assert loop is not None
+
+    def fail() -> None:
+        raise OSError("as a broken selector does")
+
+    loop.call_soon_threadsafe(setattr, loop, "_run_once", fail)
+    with pytest.raises(PortalError, match="as a broken selector does"):
+        future.result(HANG)
+
+    async def answer() -> str:
+        return "from a new loop"
+
+    assert own.submit(answer).result(HANG) == "from a new loop"
+    own.close()
+
+
+def test_what_was_asked_for_without_the_lock_has_begun_when_the_portal_is_closed() -> None:
+    """A raw thread brings it to the portal; here that thread never gets the lock before `close` does."""
+    own, done = Portal("closing"), []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(HANG)
+        finally:
+            done.append("cancelled, so it had begun")
+
+    own._soon["key"] = work
+    own.close()
+    assert done == ["cancelled, so it had begun"]
+    own.close()  # once is enough
+
+
+def test_a_closed_portal_waits_for_no_task_that_swallows_its_cancel() -> None:
+    own, began = Portal("stubborn"), threading.Event()
+
+    async def stubborn() -> None:
+        while True:
+            began.set()
+            try:
+                await asyncio.sleep(HANG)
+            except asyncio.CancelledError:
+                pass
+
+    async def begin() -> None:
+        tasks.append(asyncio.create_task(stubborn()))
+
+    tasks: list[asyncio.Task[None]] = []
+    own.submit(begin).result(HANG)
+    assert began.wait(HANG)
+    thread = own._thread
+    assert thread is not None
+    own.close()
+    assert not thread.is_alive()
+
+
+def test_the_portal_is_the_one_that_blocking_calls_use() -> None:
+    Agent("A", ScriptedModel(then="Hi.")).run("hello")
+    assert portal._thread is not None
+    assert portal._thread.name == "andon-portal"

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wake-ups end, reach every loop once, and lose nobody if an exception interrupts them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from andon import Agent, RunStatus
+from andon.core.waiters import Waiters, call_on
+from andon.models.scripted import Say, ScriptedModel
+from tests.support import HANG, Worker, play
+
+LOOPS, READERS = 3, 60
+
+
+class Again(threading.Event):
+    """Whoever waits here registers again the moment that it is woken, as a reader on another loop may."""
+
+    def __init__(self, waiters: Waiters) -> None:
+        super().__init__()
+        self.waiters, self.woken = waiters, 0
+
+    def set(self) -> None:
+        self.woken += 1
+        assert self.woken < 100, "the wake-up never ends"
+        self.waiters.wakes.append((None, self))
+
+
+def test_a_wake_up_wakes_those_that_were_there_when_it_began() -> None:
+    waiters = Waiters()
+    again = Again(waiters)
+    waiters.wakes.append((None, again))
+    waiters.wake()
+    assert again.woken == 1
+    assert waiters.wakes == [(None, again)]  # for the next one
+
+
+def test_a_wake_up_that_is_interrupted_loses_nobody() -> None:
+    class Interrupted(threading.Event):
+        def set(self) -> None:
+            raise KeyboardInterrupt
+
+    waiters, first, last = Waiters(), threading.Event(), threading.Event()
+    waiters.wakes += [(None, first), (None, Interrupted()), (None, last)]
+    with pytest.raises(KeyboardInterrupt):
+        waiters.wake()
+    assert not last.is_set()
+    del waiters.wakes[1]
+    waiters.wake()
+    assert last.is_set()
+    assert not waiters.wakes
+
+
+class CountingLoop(asyncio.SelectorEventLoop):
+    """Counts how often other threads call it."""
+
+    calls = 0
+
+    def call_soon_threadsafe(self, *args: Any, **options: Any) -> asyncio.Handle:
+        self.calls += 1
+        return super().call_soon_threadsafe(*args, **options)
+
+
+def test_many_waiters_of_another_loop_are_woken_by_one_call() -> None:
+    waiters, ready = Waiters(), False
+    loop = CountingLoop()
+
+    async def wait_all() -> None:
+        await asyncio.gather(*(waiters.wait(lambda: ready) for _ in range(READERS)))
+
+    worker = Worker(lambda: loop.run_until_complete(wait_all()))
+    while len(waiters.wakes) < READERS:
+        pass
+    before, ready = loop.calls, True
+    waiters.wake()
+    worker.done()
+    assert loop.calls - before == 1
+    loop.close()
+
+
+def test_a_stack_without_room_is_not_taken_for_a_closed_loop() -> None:
+    class Full(asyncio.SelectorEventLoop):
+        def call_soon_threadsafe(self, *args: Any, **options: Any) -> asyncio.Handle:
+            raise RecursionError
+
+    loop = Full()
+    with pytest.raises(RecursionError):
+        call_on(loop, print)
+    loop.close()
+    closed = asyncio.new_event_loop()
+    closed.close()
+    assert call_on(closed, print) is False
+
+
+def test_readers_on_other_loops_read_everything_and_hold_up_nobody() -> None:
+    """Each of them waits for each event, so every event wakes all of them, and all of them register again."""
+
+    async def main() -> None:
+        agent = Agent("A", ScriptedModel(then=Say("w " * 100, pace=0.001)))
+        async with agent.start("go") as run:
+
+            async def read() -> list[int]:
+                return [event.seq async for event in run]
+
+            async def read_all() -> list[list[int]]:
+                return await asyncio.gather(*(read() for _ in range(READERS)))
+
+            readers = [asyncio.to_thread(asyncio.run, read_all()) for _ in range(LOOPS)]
+            seen = await asyncio.wait_for(asyncio.gather(*readers), HANG)
+            assert run.status is RunStatus.completed
+            whole = [event.seq for event in run.journal.events]
+            assert all(each == whole for group in seen for each in group)
+
+    play(main)

@@ -29,12 +29,15 @@ from typing import Literal
 
 from andon.core.run import Run
 from andon.errors import InsideEventLoopError, describe
+from andon.testing.broken import BrokenCancel, Way
 from andon.testing.injections import Cancel, CancelHost, CancelRun, CloseStream, Injection, LeaveStream, TearDown
 from andon.testing.stage import Scenario, Situation, Stage
 from andon.testing.surroundings import Surroundings
 
-Kind = Literal["cancel", "host", "leave", "teardown"]
+Kind = Literal["cancel", "host", "leave", "teardown", "broken_cancel"]
 KINDS: tuple[Kind, ...] = ("cancel", "host", "leave", "teardown")
+"""What is done unless you choose."""
+ALL_KINDS: tuple[Kind, ...] = (*KINDS, "broken_cancel")
 
 MAX_STEPS = 20_000
 LAST_EVENTS = 8
@@ -112,6 +115,8 @@ def explore(
     - `inject`: what to do. `cancel`: our cancel, by run id, of each run in flight. `host`: the host's `task.cancel()`
       on the scenario's task. `leave`: a reader leaves after each event, by `break` and by `aclose()`, and at each step
       by an `aclose()` of another task. `teardown`: all tasks are cancelled, as at the end of `asyncio.run`.
+      `broken_cancel`, if you ask for it: our cancel, broken off by an exception at each line of that call. This takes
+      some hundred performances for each step; `steps` bounds it.
     - `cancels`: how to cancel: modes, or `Cancel(...)` for a grace or a second cancel.
     - `next_prompt`: what is asked afterwards in every session, of the same agent; the run must complete. None: nothing.
     - `check`: called with the runs after each performance; whatever it raises is a problem.
@@ -119,6 +124,8 @@ def explore(
     - `within`: how many virtual seconds a run may take to end after a cancel with mode `now`, or after its grace. 0 for
       a scenario whose own code does not sleep when it is cut.
     - `steps`: try these steps only, say to look into one problem.
+    - `progress`: called after each performance, with how many there were and how many there are to be. The second
+      number grows where the lines of a cancel are still being counted.
     """
     if asyncio._get_running_loop() is not None:
         raise InsideEventLoopError("explore runs event loops of its own: call it from a function that is not async")
@@ -133,8 +140,8 @@ def explore(
         if report.ok:
             report.repeatable = theatre.perform(None).labels == first.labels
         plan = list(_plan(first, options)) if report.ok else []
-        for number, injection in enumerate(plan, 1):
-            theatre.perform(injection)
+        for number, injection in enumerate(plan, 1):  # grows, where one thing leads to another
+            plan += theatre.perform(injection).then
             if progress is not None:
                 progress(number, len(plan))
             if len(report.problems) >= max_problems:
@@ -173,7 +180,8 @@ class _Theatre:
         if stage.perform():
             self._look(stage)
         problems = [*stage.problems, *self.surroundings.take(collect=False)]
-        seen = _Seen(stage.situations, [track.events for track in stage.readings])
+        then = list(injection.then(stage)) if injection is not None and stage.injected else []
+        seen = _Seen(stage.situations, [track.events for track in stage.readings], then)
         events = _last_events(stage.runs)
         clean = stage.clear()
         self._count(stage, injection)
@@ -209,11 +217,13 @@ class _Theatre:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What an undisturbed performance showed."""
+    """What a performance showed; most of it, only an undisturbed one."""
 
     situations: list[Situation]
     events: list[int]
     """How many events each reading got."""
+    then: list[Injection]
+    """What is to be tried because of it."""
 
     @property
     def labels(self) -> list[str]:
@@ -230,8 +240,8 @@ class _Options:
     steps: Sequence[int] | None
 
     def __post_init__(self) -> None:
-        if unknown := sorted(set(self.inject) - set(KINDS)):
-            raise ValueError(f"there is no injection {', '.join(unknown)}; there are {', '.join(KINDS)}")
+        if unknown := sorted(set(self.inject) - set(ALL_KINDS)):
+            raise ValueError(f"there is no injection {', '.join(unknown)}; there are {', '.join(ALL_KINDS)}")
 
 
 def _plan(seen: _Seen, options: _Options) -> Iterator[Injection]:
@@ -245,6 +255,9 @@ def _plan(seen: _Seen, options: _Options) -> Iterator[Injection]:
             # With none in flight, the newest one: a late cancel must change nothing, not even the next prompt.
             for number in now.alive or range(now.begun)[-1:]:
                 yield from (CancelRun(step, label, number, cancel, within) for cancel in cancels)
+        if "broken_cancel" in inject:
+            for way, number in _ways(now):
+                yield from (BrokenCancel(step, label, number, way, cancel, within) for cancel in cancels)
         if "host" in inject and now.host_alive:
             yield CancelHost(step, label)
         if "teardown" in inject:
@@ -256,6 +269,14 @@ def _plan(seen: _Seen, options: _Options) -> Iterator[Injection]:
             for count in range(1, events + 1):
                 yield LeaveStream(number, count, "break")
                 yield LeaveStream(number, count, "aclose")
+
+
+def _ways(now: Situation) -> Iterator[tuple[Way, int]]:
+    """Every way to ask that there is at this moment."""
+    last = range(now.begun)[-1:]
+    yield from (("run", number) for number in now.alive or last)
+    yield from (("agent", number) for number in now.agents or last)
+    yield from (("runtime", number) for number in now.runtimes)
 
 
 def _kinds(inject: Sequence[str] | str) -> Sequence[str]:

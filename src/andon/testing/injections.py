@@ -62,6 +62,10 @@ class Injection(ABC):
         """What must follow from it, beyond what always holds."""
         yield from ()
 
+    def then(self, stage: Stage) -> Iterator[Injection]:
+        """What else is to be done, each in a performance of its own, after what was seen in this one."""
+        yield from ()
+
 
 @dataclass(frozen=True)
 class Moment(Injection):
@@ -105,7 +109,7 @@ class CancelRun(Moment):
         run = stage.runs[self.number]
         stage.watched, stage.ended_before, stage.was_paused = run, run.status.final, run.is_paused
         if self.within is not None:
-            stage.time_run(run)
+            stage.time_runs([run])
         self._ask(stage, run, self.cancel.mode)
         if self.cancel.again is not None:
             again = functools.partial(self._ask, stage, run, self.cancel.again)
@@ -193,7 +197,7 @@ class CloseStream(Moment):
         stream = stage.readings[self.number].stream() if self.number < len(stage.readings) else None
         if stream is None:
             return False
-        stage.crew.append(stage.loop.create_task(_close(stage, stream), name="explorer: aclose"))
+        stage.send(_close(stage, stream), "explorer: aclose")
         return True
 
     def check(self, stage: Stage) -> Iterator[str]:

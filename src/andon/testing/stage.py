@@ -15,7 +15,7 @@ import threading
 import traceback
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from andon.core.run import Run, spectator
 from andon.core.states import CancelOutcome, RunStatus
 from andon.errors import AndonError, SessionPausedError, describe
 from andon.messages import user
+from andon.testing.broken import Aftermath
 from andon.testing.injections import Injection
 from andon.testing.invariants import check_run, check_stored
 from andon.testing.reading import Track, Way, tracker
@@ -49,6 +50,10 @@ class Situation:
     label: str
     alive: tuple[int, ...]
     """The runs that had begun and not ended, by number."""
+    agents: tuple[int, ...]
+    """Of those, the first one of each agent."""
+    runtimes: tuple[int, ...]
+    """And the first one of each runtime that shares its store with no other process."""
     begun: int
     host_alive: bool
     streams: tuple[int, ...]
@@ -76,6 +81,7 @@ class Stage:
         self.leaving: tuple[int, int, Way] | None = None
         self.outcomes: list[CancelOutcome] = []
         self.watched: Run | None = None
+        self.aftermath: Aftermath | None = None
         self.last_alive, self.deadline = 0.0, math.inf
 
     # -- the performance ----------------------------------------------------------------------------------------------
@@ -123,6 +129,10 @@ class Stage:
             if not task.done():
                 raise
 
+    def send(self, work: Coroutine[Any, Any, object], name: str) -> None:
+        """Have a task of the explorer's own do something beside the scenario."""
+        self.crew.append(self.loop.create_task(work, name=name))
+
     def _crew(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = self.loop.create_task(work, name="explorer")
         self.crew.append(task)
@@ -164,14 +174,18 @@ class Stage:
 
     def _note(self, label: str) -> None:
         alive = tuple(number for number, run in enumerate(self.runs) if not run.status.final)
+        agents = {id(self.runs[number]._cord): number for number in reversed(alive)}
+        alone = [number for number in alive if self.runs[number].runtime.keeper is None]
+        runtimes = {id(self.runs[number].runtime): number for number in reversed(alone)}
         streams = tuple(n for n, track in enumerate(self.readings) if track.stream() is not None)
-        self.situations.append(Situation(label, alive, len(self.runs), not self.task.done(), streams))
+        firsts = tuple(agents.values()), tuple(runtimes.values())
+        self.situations.append(Situation(label, alive, *firsts, len(self.runs), not self.task.done(), streams))
 
-    def time_run(self, run: Run) -> None:
-        """From here on, note when the run was last seen alive: the clock only moves between two steps."""
+    def time_runs(self, runs: Sequence[Run]) -> None:
+        """From here on, note when the last of them was seen alive: the clock only moves between two steps."""
 
         def look(callback: Callable[..., object]) -> None:
-            if not run.status.final:
+            if not all(run.status.final for run in runs):
                 self.last_alive = self.loop.time()
 
         self.last_alive = self.loop.time()
@@ -336,7 +350,8 @@ class Stage:
 
     def forget(self) -> None:
         """Let go of all that the scenario made, so that its garbage can be collected."""
-        self.runs, self._plans, self.readings, self.crew, self.watched = [], [], [], [], None
+        self.runs, self._plans, self.readings, self.crew = [], [], [], []
+        self.watched = self.aftermath = None
         del self.task, self._scenario
 
     def _end(self, tasks: list[asyncio.Task[Any]]) -> None:

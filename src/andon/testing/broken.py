@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call to cancel that is broken off in its middle, by an exception; and what comes after it.
+
+What must stay true: a run that was asked by then ends as cancelled as soon as something else comes: another cancel,
+somebody who waits for the run or reads it, or its deadline. A run that was not asked by then goes on as if nothing had
+happened, and the next cancel of it is like a first one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from andon.core.receipt import CancelRequest
+from andon.core.run import Run
+from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus
+from andon.testing.breaking import Break, Trace, trace_call
+from andon.testing.injections import CLOCK_SLACK, REASON, Cancel, Injection, Moment
+
+if TYPE_CHECKING:
+    from andon.testing.stage import Stage
+
+AGAIN = "the explorer cancelled it again"
+TIMEOUT_SECONDS = 1.0
+NEVER = 10**9
+"""A step that no scenario comes to: what is to happen before it happens at the standstill."""
+
+Way = Literal["run", "agent", "runtime"]
+"""What is asked: one run, an agent for all its runs, or the runtime for all of them."""
+Next = Literal["attend", "result", "read", "again", "timeout"]
+"""What comes next: somebody who waits for the run (in two ways), a new reader, another cancel, or its deadline."""
+
+
+@dataclass
+class Aftermath:
+    """What a cancel that was broken off had done by then, and what has followed."""
+
+    begun: int
+    """How many runs had begun."""
+    targets: list[Run]
+    """Whom it was meant for."""
+    trace: Trace | None = None
+    asked: list[Run] = field(default_factory=list)
+    """Who was cancelled by it, or more so than before, when it was broken off."""
+    owed: list[Run] = field(default_factory=list)
+    """Who has to end as cancelled."""
+    told: list[CancelOutcome] = field(default_factory=list)
+    """What the call returned, if it came to its end after all."""
+    told_next: list[CancelOutcome] = field(default_factory=list)
+    """What the second cancel was told."""
+    can_time_out: bool = False
+
+
+@dataclass(frozen=True)
+class BrokenCancel(Moment):
+    """Our cancel, broken off; the first time it is left whole, and its lines are counted."""
+
+    number: int
+    way: Way
+    cancel: Cancel
+    within: float | None = None
+    breaking: Break | None = None
+    next: Next = "attend"
+
+    def __str__(self) -> str:
+        whom = _WHOM[self.way].format(self.number + 1)
+        if self.breaking is None:
+            return f"{self.cancel} of {whom}, while its lines are counted, {self.at()}"
+        return f"{self.cancel} of {whom} {self.at()}, broken off {self.breaking}, {_WORDS[self.next]}"
+
+    # -- doing it -----------------------------------------------------------------------------------------------------
+
+    def act(self, stage: Stage) -> bool:
+        if self.number >= len(stage.runs):
+            return False
+        run = stage.runs[self.number]
+        after = stage.aftermath = Aftermath(len(stage.runs), self._targets(stage, run))
+        stage.was_paused = any(each.is_paused for each in after.targets)
+        ranks = {each: each.signal.rank for each in stage.runs}
+        ask = functools.partial(self._ask, run, after.told, self.cancel.mode, REASON)
+        if self.breaking is None:
+            after.owed = [each for each in after.targets if each.signal.fate is None]
+            after.trace = trace_call(ask)
+            self._expect_end(stage, after, self.cancel.mode)
+            return True
+        came_to_it = self.breaking.make(ask)
+        after.asked = [each for each, rank in ranks.items() if each.signal.rank > rank]
+        after.owed = list(after.asked)
+        self._bring_next(stage, run, after)
+        return came_to_it
+
+    def _targets(self, stage: Stage, run: Run) -> list[Run]:
+        alive = [each for each in stage.runs if not each.status.final]
+        if self.way == "agent":
+            alive = [each for each in alive if each._cord is run._cord]
+        elif self.way == "runtime":
+            alive = [each for each in alive if each.runtime is run.runtime]
+        else:
+            alive = [run]
+        return alive or [run]
+
+    def _ask(self, run: Run, told: list[CancelOutcome], mode: CancelMode | str, reason: str) -> None:
+        grace = self.cancel.grace
+        if self.way == "run":
+            told.append(run.cancel(reason=reason, mode=mode, grace=grace))
+        elif self.way == "agent":
+            request = CancelRequest.make(reason=reason, mode=mode, grace=grace)
+            told.append(run._cord.pull(request, run.bounds.arm_seconds))
+        else:
+            outcomes = _at_once(run.runtime.cancel(all=True, reason=reason, mode=mode, grace=grace))
+            told += outcomes.values()
+
+    # -- what comes next ----------------------------------------------------------------------------------------------
+
+    def _bring_next(self, stage: Stage, run: Run, after: Aftermath) -> None:
+        after.can_time_out = all(each.phase is not Phase.ending and not each.is_paused for each in after.targets)
+        if self.next == "again":
+            self._bring_second(stage, run, after)
+            return
+        waits = 0.0
+        for each in after.targets:
+            if self.next == "timeout":  # as its own would come
+                each.limits._later(each, TIMEOUT_SECONDS, functools.partial(each.cancel_for, CancelCause.deadline))
+                waits = TIMEOUT_SECONDS
+            else:
+                stage.send(_WAITS[self.next](each), f"explorer: {self.next}")
+        self._expect_end(stage, after, CancelMode.now if self.next == "timeout" else self.cancel.mode, waits)
+        unasked = [each for each in after.targets if each not in after.asked]
+        if unasked and self.next != "timeout":  # it may be meant to wait until it is cancelled
+            stage.loop.before(NEVER, functools.partial(_ask_all, unasked))
+
+    def _bring_second(self, stage: Stage, run: Run, after: Aftermath) -> None:
+        mode = self.cancel.again or self.cancel.mode
+
+        def again() -> None:
+            after.owed += [each for each in after.targets if each.signal.fate is None]
+            self._ask(run, after.told_next, mode, AGAIN)
+            self._expect_end(stage, after, mode)
+
+        if self.cancel.later:
+            stage.loop.before(stage.loop.steps + self.cancel.later, again)
+        else:
+            again()
+
+    def _expect_end(self, stage: Stage, after: Aftermath, mode: CancelMode | str, waits: float = 0.0) -> None:
+        """From when on those that were asked must be gone, if `within` says so."""
+        grace = 0.0 if mode == CancelMode.now else self.cancel.grace
+        if self.within is not None and grace is not None and after.owed and not stage.was_paused:
+            stage.time_runs(after.owed)
+            stage.deadline = stage.loop.time() + waits + grace + self.within
+
+    def then(self, stage: Stage) -> Iterator[Injection]:
+        after = stage.aftermath
+        assert after is not None
+        if after.trace is not None:
+            yield from (replace(self, breaking=each) for each in after.trace.breaks())
+        elif self.next == "attend":
+            yield replace(self, next="again")
+            # A run that was not asked is an ordinary one; and one that was is the same, whichever call has asked it.
+            if after.asked and self.way == "run":
+                yield replace(self, next="result")
+                yield replace(self, next="read")
+                if after.can_time_out:
+                    yield replace(self, next="timeout")
+
+    # -- what must follow ---------------------------------------------------------------------------------------------
+
+    def check(self, stage: Stage) -> Iterator[str]:
+        after = stage.aftermath
+        if after is None:
+            return
+        numbers = {run: number for number, run in enumerate(stage.runs, 1)}
+        for run in after.owed:
+            if run.status is not RunStatus.cancelled:
+                yield f"run {numbers[run]} was to be cancelled, but ended as {run.status.name}"
+        if CancelOutcome.armed not in (*after.told, *after.told_next):
+            for run in stage.runs[after.begun :]:
+                if _reason_of(run) in (REASON, AGAIN):
+                    yield f"run {numbers[run]} began after the cancel, and was cancelled by it"
+        if self.breaking is not None:
+            for run in after.targets:
+                if _reason_of(run) == REASON and run not in after.asked:
+                    yield f"run {numbers[run]} had not been asked by the broken call, but was cancelled by it later"
+        if self.way == "run":
+            yield from self._check_told(after.targets[0], after)
+        if after.owed and stage.last_alive > stage.deadline + CLOCK_SLACK:
+            yield f"the run ended {stage.last_alive - stage.deadline:g} virtual seconds later than it had to"
+
+    def _check_told(self, run: Run, after: Aftermath) -> Iterator[str]:
+        for said in (*after.told, *after.told_next):
+            if said in (CancelOutcome.unknown, CancelOutcome.armed):
+                yield f"the cancel of a run that had begun was told {said.value}"
+            if said and run.status is not RunStatus.cancelled:
+                yield f"the cancel was told {said.value}, but the run ended as {run.status.name}"
+        if CancelOutcome.requested in after.told_next and run in after.asked:
+            yield "the run had been asked already, but the next cancel was told requested"
+
+
+def _ask_all(runs: Sequence[Run]) -> None:
+    """Ask them one by one, which helps no other run."""
+    for run in runs:
+        run.cancel(reason=AGAIN)
+
+
+def _reason_of(run: Run) -> str | None:
+    return None if run.signal.request is None else run.signal.request.reason
+
+
+def _at_once(work: Coroutine[Any, Any, dict[str, CancelOutcome]]) -> dict[str, CancelOutcome]:
+    """The result of a coroutine that has nothing to wait for."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return dict(end.value)
+    finally:
+        work.close()
+    raise AssertionError("runtime.cancel waits for a shared store, which can't be explored in this way")
+
+
+async def _read(run: Run) -> None:
+    async for _ in run.events():
+        pass
+
+
+_WAITS: dict[str, Callable[[Run], Coroutine[Any, Any, object]]] = {
+    "attend": Run.attend,
+    "result": Run.result,
+    "read": _read,
+}
+_WHOM: dict[Way, str] = {"run": "run {}", "agent": "the agent of run {}", "runtime": "all runs"}
+_WORDS: dict[Next, str] = {
+    "attend": "then somebody attends",
+    "result": "then somebody asks for the result",
+    "read": "then somebody reads",
+    "again": "then it is cancelled again",
+    "timeout": "then its time is up",
+}

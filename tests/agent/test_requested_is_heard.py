@@ -85,7 +85,7 @@ def test_whoever_comes_next_delivers_it(comer: Comer, how: str, monkeypatch: pyt
         run = await begin(agent)
         waiting = asyncio.create_task(run._waiters.wait(lambda: run.status.final))  # came before, and can't know
         break_off(monkeypatch, run.cancel if how == "run" else agent.cancel)
-        assert run.status is RunStatus.cancelling
+        assert run.is_cancelling
         await comer(agent, run)
         await waiting
         assert run.status is RunStatus.cancelled

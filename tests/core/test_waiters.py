@@ -60,7 +60,7 @@ class CountingLoop(asyncio.SelectorEventLoop):
 
     calls = 0
 
-    def call_soon_threadsafe(self, *args: Any, **options: Any) -> asyncio.Handle:
+    def call_soon_threadsafe(self, *args: Any, **options: Any) -> asyncio.Handle:  # type: ignore[override]
         self.calls += 1
         return super().call_soon_threadsafe(*args, **options)
 
@@ -84,7 +84,7 @@ def test_many_waiters_of_another_loop_are_woken_by_one_call() -> None:
 
 def test_a_stack_without_room_is_not_taken_for_a_closed_loop() -> None:
     class Full(asyncio.SelectorEventLoop):
-        def call_soon_threadsafe(self, *args: Any, **options: Any) -> asyncio.Handle:
+        def call_soon_threadsafe(self, *args: Any, **options: Any) -> asyncio.Handle:  # type: ignore[override]
             raise RecursionError
 
     loop = Full()

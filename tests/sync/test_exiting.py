@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was acknowledged is stored before the process ends, and the end of the process is not held up.
+
+Real programs, each in an interpreter of its own: what happens when one ends can't be seen from inside.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+BOUND = 10.0
+"""No measure of speed, only a guard: before the mend the slow ones of these took for ever, or stopped at 5 s each."""
+
+PROGRAM = """
+import asyncio, sys, threading, time
+from andon import Agent, Runtime, tool
+from andon.models.scripted import Call, ScriptedModel, Stall
+from andon.store import open_store
+
+begun = threading.Event()
+
+@tool(approval=True)
+async def wipe() -> str:
+    return "wiped"
+
+@tool
+def blocks() -> str:
+    begun.set()
+    time.sleep(1000)
+
+@tool
+async def blocks_the_loop() -> str:
+    begun.set()
+    time.sleep(1000)
+
+@tool
+async def swallows() -> str:
+    begun.set()
+    while True:
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            pass
+
+def start(name):
+    runtime = Runtime(open_store(sys.argv[1]))
+    agent = Agent("A", ScriptedModel(Call(name)), tools=[wipe, blocks, blocks_the_loop, swallows], runtime=runtime)
+    if name == "wipe":
+        agent.run("go", run_id="R")
+    else:
+        threading.Thread(target=agent.run, args=("go",), kwargs={"run_id": "R"}, daemon=True).start()
+        begun.wait()
+    return agent
+"""
+
+
+def run_program(tmp_path: Path, code: str) -> tuple[str, str]:
+    """Run it to its end. Returns what it printed, and what the database says of its run."""
+    file, program = tmp_path / "andon.db", tmp_path / "program.py"
+    program.write_text(PROGRAM + textwrap.dedent(code))
+    done = subprocess.run(
+        [sys.executable, program, f"sqlite:///{file}"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    database = sqlite3.connect(file)
+    status, asked = database.execute("select status, cancel is not null from andon_runs").fetchone()
+    database.close()
+    return done.stdout, status if status == "CANCELLED" or not asked else f"{status}, and asked to stop"
+
+
+@pytest.mark.parametrize("times", range(3))  # it was a race, lost more often than not
+def test_a_cancel_of_a_paused_run_is_stored_though_it_is_the_programs_last_line(tmp_path: Path, times: int) -> None:
+    assert run_program(tmp_path, "print(start('wipe').cancel('never mind'))") == ("requested\n", "CANCELLED")
+
+
+def test_a_cancel_in_an_exit_handler_is_stored(tmp_path: Path) -> None:
+    code = """
+        import atexit
+        agent = start("wipe")
+        atexit.register(lambda: print(agent.cancel()))
+    """
+    assert run_program(tmp_path, code) == ("requested\n", "CANCELLED")
+
+
+@pytest.mark.parametrize("tool", ["blocks", "swallows"])
+@pytest.mark.parametrize("cancel", [True, False])
+def test_a_run_whose_tool_does_not_stop_is_stored_and_holds_up_nothing(tmp_path: Path, tool: str, cancel: bool) -> None:
+    code = f"""
+        agent = start({tool!r})
+        if {cancel}:
+            print(agent.cancel())
+        import time
+        from andon.core.portal import portal
+        began = time.monotonic()
+        portal.close()
+        assert time.monotonic() - began < {BOUND}
+    """
+    assert run_program(tmp_path, code) == ("requested\n" if cancel else "", "CANCELLED")
+
+
+def test_a_tool_that_blocks_the_loop_holds_up_no_exit(tmp_path: Path) -> None:
+    """Its run can't be ended by anybody here: the database says so when the lease is over."""
+    code = """
+        from andon.core import portal
+        agent = start("blocks_the_loop")
+        joined = []
+        join = threading.Thread.join
+        def noted(self, timeout=None):
+            if self.name == "andon-portal":
+                joined.append(timeout)
+            join(self, timeout)
+        threading.Thread.join = noted
+        print(agent.cancel())
+        portal.portal.close()
+        assert sum(joined) <= 1, joined
+    """
+    assert run_program(tmp_path, code) == ("requested\n", "RUNNING, and asked to stop")

@@ -8,13 +8,14 @@ import json
 import platform
 from collections.abc import Callable
 
-from bench import across, growth, http, idle, latency, startup, streaming, telemetry, throughput
+from bench import across, growth, http, idle, latency, readers, startup, streaming, telemetry, throughput
 from bench.report import Figure, Progress
 from bench.stolen import Stolen
 
 FIGURES: dict[str, Callable[[bool, Progress], Figure]] = {
     "latency": latency.measure,
     "throughput": throughput.measure,
+    "readers": readers.measure,
     "streaming": streaming.measure,
     "idle": idle.measure,
     "growth": growth.measure,

@@ -22,6 +22,7 @@ HANG = 300
 ROWS = {
     "latency": 9,
     "throughput": 4,
+    "readers": 5,
     "streaming": 11,
     "idle": 4,
     "growth": 4,

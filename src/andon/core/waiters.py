@@ -9,7 +9,6 @@ next one: else many readers on other loops could keep it going for ever, and wit
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -97,8 +96,10 @@ class Waiters:
         return True
 
     def _forget(self, entry: Entry) -> None:
-        with contextlib.suppress(ValueError):  # woken at the same moment
+        try:
             self.wakes.remove(entry)
+        except ValueError:  # woken at the same moment
+            pass
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

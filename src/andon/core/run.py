@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import functools
 import sys
-from types import TracebackType
+from types import ModuleType, TracebackType
 
 import msgspec
 
@@ -26,10 +26,20 @@ __all__ = ["Run", "spectator"]
 def hold_off() -> contextlib.AbstractContextManager[object]:
     """Ask a host that cancels again and again, as anyio's scopes do at every turn of the loop, to wait for the end.
 
-    Without it the wait would be right, but busy. Whoever uses such scopes has loaded anyio; we don't.
+    Without it the wait would be right, but busy. Whoever uses such scopes has loaded anyio; we don't. As long as that,
+    or its part for asyncio, is not completely imported, no task can be inside a scope: there is nothing to hold off.
     """
-    anyio = sys.modules.get("anyio")
-    return contextlib.nullcontext() if anyio is None else anyio.CancelScope(shield=True)
+    anyio = _whole("anyio")
+    if anyio is None or _whole("anyio._backends._asyncio") is None:  # to import that here would block the loop
+        return contextlib.nullcontext()
+    scope: contextlib.AbstractContextManager[object] = anyio.CancelScope(shield=True)
+    return scope
+
+
+def _whole(name: str) -> ModuleType | None:
+    """A module, if it is completely imported. Another thread may be importing it at this very moment."""
+    module = sys.modules.get(name)
+    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
 
 
 class Run(Pausing):

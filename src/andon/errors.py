@@ -42,7 +42,8 @@ AndonError
 
 ToolCancelled, ToolInterrupted (BaseExceptions, so that `except Exception` in a tool can't swallow them)
 
-A cancelled run raises none of these: it returns its result.
+A cancelled run raises none of these: it returns its result. Each of them survives pickling and copying, with all that
+it says: it may be raised in a worker process and caught in another one.
 """
 
 from __future__ import annotations
@@ -51,7 +52,26 @@ from collections.abc import Sequence
 from typing import Any
 
 
-class AndonError(Exception):
+class Portable:
+    """An exception that survives pickling and copying with its attributes, whatever its constructor takes.
+
+    Python makes an exception anew by calling its class with `args`, which fails where the constructor has parameters
+    of its own. This one is made anew without its constructor. It stands before the exception among a class's bases.
+    """
+
+    def __reduce__(self: Any) -> tuple[Any, ...]:
+        state = super().__reduce__()[2:]  # an ImportError, say, has more than its __dict__
+        return (_make_anew, (type(self), self.args), *state)
+
+
+def _make_anew(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    own: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    own.__init__(error, *args)  # Python's own part of it: an ImportError keeps its message there
+    return error
+
+
+class AndonError(Portable, Exception):
     """The base of everything that Andon raises."""
 
 
@@ -238,11 +258,11 @@ class IllegalTransitionError(AndonError):
     """A step that the state table does not have."""
 
 
-class ToolCancelled(BaseException):
+class ToolCancelled(Portable, BaseException):
     """Raised by `ctx.check_cancelled()` in a tool whose run was cancelled. Not an Exception, on purpose."""
 
 
-class ToolInterrupted(BaseException):
+class ToolInterrupted(Portable, BaseException):
     """Raised by `ctx.interrupt()` to end the tool until a person has answered. Not an Exception, on purpose."""
 
     def __init__(self, questions: Sequence[Any]) -> None:

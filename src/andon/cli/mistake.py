@@ -6,7 +6,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from andon.core.states import RunStatus
-from andon.errors import AndonError, ConfigurationError, EmptyPromptError, SchemaError, StoreError
+from andon.errors import AndonError, ConfigurationError, EmptyPromptError, Portable, SchemaError, StoreError
 
 
 class Exit(IntEnum):
@@ -30,7 +30,7 @@ class Exit(IntEnum):
 _CODES = {RunStatus.error: Exit.failed, RunStatus.cancelled: Exit.cancelled, RunStatus.paused: Exit.paused}
 
 
-class Mistake(Exception):  # noqa: N818 - it is the user's, and no error of ours
+class Mistake(Portable, Exception):  # noqa: N818 - it is the user's, and no error of ours
     """One sentence that says what is wrong and what to do."""
 
     def __init__(self, text: str, code: Exit = Exit.usage) -> None:

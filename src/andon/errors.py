@@ -48,7 +48,7 @@ it says: it may be raised in a worker process and caught in another one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -271,6 +271,25 @@ class ToolInterrupted(Portable, BaseException):
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line: its kind, and what it says, as far as it can be written down."""
-    text = str(error).encode("utf-8", "replace").decode()
+    """An error in one line: its kind, and what it says, as far as it can be written down. Never raises."""
+    text = say(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def say(thing: object) -> str:
+    """What `str` makes of a thing that isn't ours, as far as it can be written down. Never raises."""
+    return _written(str, thing)
+
+
+def show(thing: object) -> str:
+    """The same with `repr`."""
+    return _written(repr, thing)
+
+
+def _written(write: Callable[[object], str], thing: object) -> str:
+    # Another one's code, called where a run is brought to its end, which must not depend on it. So whatever it raises
+    # is caught, a SystemExit too. Nothing is awaited here, so no CancelledError of a host can be among it.
+    try:
+        return write(thing).encode("utf-8", "replace").decode()
+    except BaseException as error:  # noqa: BLE001 - the boundary: what it raised is said instead
+        return f"<{type(thing).__name__}, whose {write.__name__} failed: {type(error).__name__}>"

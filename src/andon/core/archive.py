@@ -15,6 +15,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from andon.core.selection import CancelEntry
+from andon.errors import show
 
 if TYPE_CHECKING:
     from andon.core.events import Event
@@ -130,5 +131,5 @@ class Archive:
 def _weight(event: Event) -> int:
     tool = event.tool
     return (
-        EVENT_BYTES + len(event.content) + (0 if tool is None else len(repr(tool.arguments)) + len(tool.result or ""))
+        EVENT_BYTES + len(event.content) + (0 if tool is None else len(show(tool.arguments)) + len(tool.result or ""))
     )

@@ -30,7 +30,7 @@ from andon.core.selection import Selection
 from andon.core.states import CancelCause
 from andon.core.tenure import Tenure
 from andon.core.waiters import Waiters
-from andon.errors import StoreError, describe
+from andon.errors import StoreError, describe, say
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -189,7 +189,7 @@ class Keeper:
 
     def _complain(self, what: str, error: StoreError) -> None:
         """Once for each time that the store goes away, and not each time that it is tried again."""
-        log.log(logging.DEBUG if self._complained else logging.WARNING, "%s: %s", what, error)
+        log.log(logging.DEBUG if self._complained else logging.WARNING, "%s: %s", what, say(error))
         self._complained = True
 
     def _check_open(self) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from andon.core.receipt import is_seconds
 from andon.core.states import CancelCause, CancelMode
 from andon.core.step import Step
-from andon.errors import ConfigurationError
+from andon.errors import ConfigurationError, say
 
 if TYPE_CHECKING:
     from andon.core.life import Life
@@ -103,7 +103,7 @@ async def _watch(run: Life, event: asyncio.Event | threading.Event) -> None:
         try:
             await event.wait()
         except RuntimeError as error:  # it belongs to another loop
-            run.warn(f"cancel_on can't be watched: {error}; use an asyncio.Event of this loop, or threading.Event")
+            run.warn(f"cancel_on can't be watched: {say(error)}; use an asyncio.Event of this loop, or threading.Event")
             return
     else:
         while not event.is_set():  # noqa: ASYNC110 - another thread's event can't wake a task

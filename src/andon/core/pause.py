@@ -21,7 +21,7 @@ from andon.core.portal import portal
 from andon.core.receipt import CancelRequest, Interrupt, describe_open
 from andon.core.states import CancelCause, Phase, RunStatus, check_step
 from andon.core.work import Settlement
-from andon.errors import AnswersError, NotContinuableError, StoreError, describe
+from andon.errors import AnswersError, NotContinuableError, StoreError, describe, show
 
 if TYPE_CHECKING:
     from andon.core.keeper import Keeper
@@ -264,10 +264,10 @@ def check_answers(
     """Raise if these are not the answers to the questions that are open."""
     if not isinstance(answers, Mapping):
         raise TypeError(f"answers must be a dict by the questions' ids, not {type(answers).__name__}")
-    problems = [f"there is no question {key!r}" for key in answers.keys() - {interrupt.id for interrupt in asked}]
+    problems = [f"there is no question {show(key)}" for key in answers.keys() - {interrupt.id for interrupt in asked}]
     problems += [f"no answer to {key!r}" for key in {interrupt.id for interrupt in still_open} - answers.keys()]
     problems += [
-        f"{interrupt.id!r} asks for approval: {answers[interrupt.id]!r} is neither a yes (True) nor a no (False)"
+        f"{interrupt.id!r} asks for approval: {show(answers[interrupt.id])} is neither a yes (True) nor a no (False)"
         for interrupt in still_open
         if interrupt.approval and (value := answers.get(interrupt.id, True)) is not False and not value
     ]

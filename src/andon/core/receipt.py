@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from andon.core.states import CancelCause, CancelMode, Phase, RunStatus, StopReason, ToolOutcome
+from andon.errors import say
 from andon.messages import Message, ToolCall, Usage
 
 
@@ -53,7 +54,7 @@ class CancelRequest(Struct, frozen=True, gc=False):
         if not is_seconds(grace):
             raise ValueError(f"grace is {grace!r}; it is a number of seconds, 0 or more")
         # What else it may be is a signal handler's number and frame: `signal.signal(SIGINT, agent.cancel)`.
-        reason = reason if isinstance(reason, str | None) else str(reason)
+        reason = reason if isinstance(reason, str | None) else say(reason)
         by = by if isinstance(by, str) else None
         return cls(cause, reason, by, mode, grace, time.time())
 

@@ -139,7 +139,7 @@ class Step(Generic[T]):
             self.mark_cut()
         if self.was_cut:
             if error is not None:
-                log.debug("%s failed while it was cut: %r", self.name, error)
+                log.debug("%s failed while it was cut: %s", self.name, describe(error))
             if self.was_cut_alone and not self._is_cancelled():
                 raise CutAloneError(self.name)
             raise Cut(self.abandoned)

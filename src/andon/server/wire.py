@@ -20,7 +20,7 @@ from andon.core.receipt import Interrupt, Receipt, RunResult
 from andon.core.run import Run
 from andon.core.states import RunStatus, StopReason, ToolOutcome
 from andon.core.store import RunRecord
-from andon.errors import describe
+from andon.errors import describe, say
 from andon.messages import Message, Reasoning, Text, ToolCall, ToolResult, Usage
 
 OURS_ALONE = frozenset(
@@ -202,7 +202,7 @@ def metrics_of(usage: Usage) -> WireMetrics:
 
 def model_of(agent: Agent) -> tuple[str, str]:
     model = agent.model
-    return str(getattr(model, "id", "")), str(getattr(model, "provider", type(model).__name__))
+    return say(getattr(model, "id", "")), say(getattr(model, "provider", type(model).__name__))
 
 
 # -- the state and the result of a run --------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
+from andon.errors import say
 from andon.telemetry.metrics import Instruments
 
 log = logging.getLogger("andon")
@@ -135,7 +136,7 @@ class Spans:
             if error is not None:
                 labels["error.type"] = kind = error if isinstance(error, str) else type_of(error)
                 part.span.set_attribute("error.type", kind)
-                part.span.set_status(Status(StatusCode.ERROR, str(error) if describe else None))
+                part.span.set_status(Status(StatusCode.ERROR, say(error) if describe else None))
         finally:
             part.span.end()
         if part.timer is not None:

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from andon.errors import show
+
 log = logging.getLogger("andon")
 
 WATCHED = (RuntimeWarning, ResourceWarning)
@@ -43,13 +45,13 @@ class Surroundings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        self._complaints.append(f"the log says: {record.getMessage()}" + (f" ({error!r})" if error else ""))
+        self._complaints.append(f"the log says: {record.getMessage()}" + (f" ({show(error)})" if error else ""))
 
     def handle_loop(self, loop: object, context: dict[str, Any]) -> None:
         """The exception handler of a loop."""
         error = context.get("exception")
         subject = context.get("task") or context.get("handle") or context.get("asyncgen") or context.get("future")
-        details = [repr(each) for each in (error, subject) if each is not None]
+        details = [show(each) for each in (error, subject) if each is not None]
         self._complaints.append(f"the loop's exception handler was called: {context['message']}: {', '.join(details)}")
 
     def _warned(self, message: Warning | str, category: type[Warning], *where: Any) -> None:
@@ -60,7 +62,7 @@ class Surroundings(logging.Handler):
 
     def _unraisable(self, args: Any) -> None:
         what = args.err_msg or "Exception ignored in"
-        self._complaints.append(f"{what} {args.object!r}: {args.exc_value!r}")
+        self._complaints.append(f"{what} {show(args.object)}: {show(args.exc_value)}")
 
     @contextmanager
     def watching(self) -> Iterator[None]:

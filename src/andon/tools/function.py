@@ -18,7 +18,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 import msgspec
 
 from andon.core.receipt import is_seconds
-from andon.errors import BadResultError, ToolDefinitionError
+from andon.errors import BadResultError, ToolDefinitionError, say
 from andon.messages import sendable
 from andon.tools.base import NO_OUTPUT, PLAIN, Tool, ToolContext, Traits
 from andon.tools.schema import Parameters, find_origin, parse_docstring
@@ -168,8 +168,8 @@ def to_text(tool_name: str, result: object) -> str:
         text = "" if result is None else _write(result)
     except Exception as error:
         raise BadResultError(
-            f"tool {tool_name} returned {kind}, which can't be made into text ({error}); a tool may return a str, None,"
-            " or what JSON can express: numbers, lists, dicts, dataclasses, enums, dates, pydantic models"
+            f"tool {tool_name} returned {kind}, which can't be made into text ({say(error)}); a tool may return a str,"
+            " None, or what JSON can express: numbers, lists, dicts, dataclasses, enums, dates, pydantic models"
         ) from error
     return text if text.strip() else NO_OUTPUT
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
-from andon.errors import BadArgumentsError, ToolDefinitionError
+from andon.errors import BadArgumentsError, ToolDefinitionError, describe, say
 from andon.tools.base import ToolContext
 
 if TYPE_CHECKING:
@@ -85,9 +85,7 @@ class Parameters:
         except ValidationError as error:
             raise BadArgumentsError(self._explain(error)) from error
         except Exception as error:  # out of a validator of the user's own
-            raise BadArgumentsError(
-                f"the arguments of {self._tool} could not be checked: {type(error).__name__}: {error}"
-            ) from error
+            raise BadArgumentsError(f"the arguments of {self._tool} could not be checked: {describe(error)}") from error
         # What was not given is left to the function, whose own default it is, unless pydantic alone can tell it.
         return {
             name: getattr(checked, field)
@@ -103,8 +101,8 @@ class Parameters:
         late, errors = _resolve(unknown, self._origin)
         for name, error in errors.items():
             raise ToolDefinitionError(
-                f"tool {self._tool}: the annotation of {name} can't be resolved ({error}); import or define its type"
-                " where the function is defined, and not only under TYPE_CHECKING"
+                f"tool {self._tool}: the annotation of {name} can't be resolved ({say(error)}); import or define its"
+                " type where the function is defined, and not only under TYPE_CHECKING"
             ) from error
         hints = {**self._hints, **late}
         fields: dict[str, Any] = {
@@ -126,7 +124,7 @@ class Parameters:
         return ((f"p{index}", name, parameter) for index, (name, parameter) in enumerate(self._shown.items()))
 
     def _unsupported(self, error: Exception) -> ToolDefinitionError:
-        reason = str(error).strip().partition("\n")[0]
+        reason = say(error).strip().partition("\n")[0]
         return ToolDefinitionError(
             f"tool {self._tool}: its parameters have no JSON schema ({reason}); use types that JSON can express: str,"
             " int, float, bool, list, dict, enums, dataclasses, pydantic models"
@@ -191,7 +189,7 @@ def _read_signature(function: Callable[..., Any], tool_name: str) -> dict[str, i
         parameters = dict(inspect.signature(function).parameters)
     except (TypeError, ValueError) as error:
         raise ToolDefinitionError(
-            f"tool {tool_name}: its signature can't be read ({error}); wrap it in a function of your own"
+            f"tool {tool_name}: its signature can't be read ({say(error)}); wrap it in a function of your own"
         ) from error
     if isinstance(function, functools.partial):
         for name in function.keywords:  # given already, and not for the model to see or to change

@@ -24,6 +24,7 @@ from andon.errors import (
     ModelError,
     ModelStreamError,
     RateLimitError,
+    say,
 )
 
 _BUSY = frozenset({408, 409, 429})
@@ -41,7 +42,7 @@ def translate(error: Exception, openai: Any, key: object = None) -> ModelError |
     if isinstance(error, openai.APIConnectionError):
         return ModelConnectionError(f"the provider can't be reached: {_root(error, key)}", retryable=_may_pass(error))
     if isinstance(error, openai.OpenAIError):
-        return ModelError(_hidden(str(error), key))
+        return ModelError(_hidden(say(error), key))
     library = type(error).__module__.partition(".")[0]
     if library in ("httpx", "httpx2", "httpcore", "httpcore2", "aiohttp"):
         # On the raw path the SDK is out of the way once the headers are there.
@@ -157,10 +158,10 @@ def _may_pass(error: BaseException) -> bool:
 
 def _root(error: BaseException, key: object) -> str:
     """What was at the bottom of it: the libraries in between say only that something failed."""
-    words, seen = str(error), error
+    words, seen = say(error), error
     while (below := seen.__cause__ or seen.__context__) is not None:
         seen = below
-        words = str(below) or words
+        words = say(below) or words
     return f"{_hidden(_excerpt(words), key)} ({type(seen).__name__})" if words else type(seen).__name__
 
 

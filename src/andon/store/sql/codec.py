@@ -12,6 +12,7 @@ from andon.core.events import Event
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Block
 from andon.core.store import RunRecord
+from andon.errors import say, show
 from andon.messages import Message, sendable
 
 MAX_DEPTH = 200
@@ -19,14 +20,7 @@ LONGEST_NOTICE = 7_000
 """In bytes. Postgres takes a little more."""
 
 
-def _as_text(value: object) -> str:
-    try:
-        return repr(value)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is kept
-        return f"<{type(value).__name__}, whose repr failed: {type(error).__name__}>"
-
-
-_encoder = msgspec.json.Encoder(enc_hook=_as_text)
+_encoder = msgspec.json.Encoder(enc_hook=show)
 _encode = _encoder.encode
 read_record = msgspec.json.Decoder(RunRecord).decode
 read_messages = msgspec.json.Decoder(list[Message]).decode
@@ -94,7 +88,7 @@ def _clean(value: Any, depth: int) -> Any:
         fields = {name: _clean(getattr(value, name), depth + 1) for name in value.__struct_fields__}
         return msgspec.structs.replace(value, **fields)
     if isinstance(value, dict):
-        return {sendable(str(key)): _clean(item, depth + 1) for key, item in value.items()}
+        return {say(key): _clean(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_clean(item, depth + 1) for item in value]
     return value

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
-from andon.errors import StoreError
+from andon.errors import StoreError, say
 from andon.store.sql.address import Address
 
 _BUSY = ("database is locked", "database table is locked", "database schema is locked")
@@ -47,7 +47,7 @@ def translate(error: BaseException, address: Address) -> StoreError:
         error = error.__cause__ or error
     cause = _cause(error)
     # Postgres' details may name what is in a row.
-    words = getattr(getattr(cause, "diag", None), "message_primary", None) or str(cause)
+    words = getattr(getattr(cause, "diag", None), "message_primary", None) or say(cause)
     said = address.scrub(" ".join(words.split())) or type(cause).__name__
     advice = next((text for words, text in _ADVICE.items() if words in said), "Trying again may help.")
     if advice not in _ADVICE.values() and address.path is None and isinstance(error, OperationalError):

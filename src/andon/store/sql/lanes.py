@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from andon.errors import StoreError
+from andon.errors import StoreError, describe
 
 T = TypeVar("T")
 Answer = Callable[[T], None]
@@ -90,7 +90,7 @@ def _serve(jobs: SimpleQueue[Job | None], idle: threading.Semaphore) -> None:
                 work(job.set_result)
             except BaseException as error:  # noqa: BLE001 - handed to whoever waits
                 if job.done():
-                    log.debug("what came after the answer failed: %r", error)
+                    log.debug("what came after the answer failed: %s", describe(error))
                 else:
                     job.set_exception(error)
         del entry, job, work  # an idle thread holds on to nothing

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypedDict
 
+from andon.errors import show
 from andon.testing.providers import rules
 from andon.testing.providers.play import Player, Writer
 from andon.testing.providers.rules import Json, Rejected
@@ -174,7 +175,12 @@ class Fake(ABC):
             answer = self._next(body)
         except Exception as error:  # noqa: BLE001 - a script's mistake is told to the client, which fails with it
             record.mark("failed")
-            mistake = {"message": f"the fake's script failed: {error!r}", "type": "fake", "param": None, "code": None}
+            mistake = {
+                "message": f"the fake's script failed: {show(error)}",
+                "type": "fake",
+                "param": None,
+                "code": None,
+            }
             return await self._tell(connection, request, 500, {"error": mistake})
         connection.on_left = lambda: record.mark("left")
         player = Player(

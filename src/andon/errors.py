@@ -30,6 +30,7 @@ AndonError
 │   └── ModelStreamError     what the provider sent is broken, or ended early
 ├── StoreError               the store could not be asked; trying again may help
 │   └── LeaseLostError       the run belongs to another worker now
+├── ReaderBusyError          two tasks, or two threads, read from one iterator at once
 ├── OutputError              the answer is not what `output_type` asked for
 ├── ToolError                a tool call failed before or around the tool's own code
 │   ├── UnknownToolError     the model named a tool that is not there
@@ -216,6 +217,10 @@ class StoreError(AndonError):
 
 class LeaseLostError(StoreError):
     """The run belongs to another worker now, or has ended."""
+
+
+class ReaderBusyError(AndonError, RuntimeError):
+    """Another task or thread is waiting for the next event of the same iterator. That one reads on, undisturbed."""
 
 
 class OutputError(AndonError, ValueError):

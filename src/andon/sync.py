@@ -18,7 +18,7 @@ from andon.core.portal import portal
 from andon.core.receipt import RunResult
 from andon.core.run import Run
 from andon.core.states import CancelCause
-from andon.errors import ConfigurationError, InsideEventLoopError
+from andon.errors import ConfigurationError, InsideEventLoopError, ReaderBusyError
 
 T = TypeVar("T")
 
@@ -72,11 +72,23 @@ class BlockingStream:
         return event
 
     def _advance(self) -> Event | None:
+        reader = self._reader
+        if self._state == "begun" and (event := reader.at_hand()) is not None:
+            return event
+        me = object()
+        try:
+            reader.seat.take(me)
+            return self._advance_alone()
+        finally:
+            reader.seat.leave(me)
+
+    def _advance_alone(self) -> Event | None:
         if self._state == "new":
             self._state = "closed"  # unless it begins
             _begin(self.run)
             self._state = "begun"
-        event = self._reader.next_blocking() if self._state == "begun" else None
+        reader = self._reader
+        event = (reader.at_hand() or reader.wait_blocking()) if self._state == "begun" else None
         if event is None and self._state == "begun":
             self._leave()
             self._state = "closed"
@@ -114,6 +126,8 @@ def _outlast(run: Run, wait: Callable[[], T]) -> T:
     """Do what waits for a run; wherever that is interrupted, end the run first."""
     try:
         return wait()
+    except ReaderBusyError:  # another thread reads this stream, and goes on with it
+        raise
     except BaseException as error:
         run.cancel_for(CancelCause.caller)
         if run.has_begun:

@@ -7,18 +7,21 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 
 from andon import Agent, Event, RunEvent, RunRecord, RunStatus, Runtime
 from andon.core.following import StoredReader
 from andon.core.keeper import Keeper
 from andon.core.shared import Lease, Progress
+from andon.errors import ReaderBusyError
 from andon.models.scripted import ScriptedModel
 from andon.server.distant import Distant
 from andon.store.sql import SQLStore
 from tests.store.making import LONG, events, opened, record, said
-from tests.support import Flag, play
+from tests.support import Flag, play, until
 
 END = RunStatus.cancelled
 
@@ -28,12 +31,12 @@ class Looked(SQLStore):
 
     def __init__(self, url: str, many: int) -> None:
         super().__init__(url)
-        self._many, self.all = many, Flag()
+        self.many, self.all = many, Flag()
 
     async def find(self, run_id: str) -> RunRecord | None:
         found = await super().find(run_id)
-        self._many -= 1
-        if self._many == 0:
+        self.many -= 1
+        if self.many == 0:
             self.all.set()
         return found
 
@@ -90,6 +93,56 @@ def test_who_comes_back_after_the_end_is_told_it_unless_it_was_read(tmp_path: Pa
                 assert reader is not None
                 assert [event.seq for event in await read(reader)] == [4]
             assert await distant.reader(4) is None
+
+    play(main)
+
+
+def test_one_reader_is_read_by_one_task_at_a_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with watching(tmp_path) as (keeper, store, lease):
+            reader = StoredReader(keeper, "r1", 3)
+            first = asyncio.create_task(reader.batch(100))
+            looked = keeper.store
+            assert isinstance(looked, Looked)
+            await until(lambda: looked.many < 2)
+            with pytest.raises(ReaderBusyError):
+                await reader.batch(100)
+            first.cancel()
+            await asyncio.wait([first])
+            second = asyncio.create_task(reader.batch(100))  # a cancelled read leaves the reader free
+            await looked.all.arrived()
+            await end(store, lease)
+            assert [event.seq for event in await second] == [4]
+
+    play(main)
+
+
+class Slow(SQLStore):
+    """Takes a run in when it is told to."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.asked, self.goes_on = Flag(), Flag()
+
+    async def enter(self, *arguments: Any, **options: Any) -> Lease:
+        self.asked.set()
+        await self.goes_on.arrived()
+        return await super().enter(*arguments, **options)
+
+
+def test_one_stream_is_read_by_one_task_while_its_run_is_taken_in(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = Slow(f"sqlite:///{tmp_path}/andon.db")
+        runtime = Runtime(store)
+        stream = Agent("Slow", ScriptedModel("Hello."), runtime=runtime).stream_async("go")
+        reader = asyncio.create_task(anext(stream))
+        await store.asked.arrived()
+        with pytest.raises(ReaderBusyError):
+            await anext(stream)
+        store.goes_on.set()
+        seen = [await reader, *[event async for event in stream]]
+        assert seen == stream.run.journal.events
+        await runtime.close()
 
     play(main)
 

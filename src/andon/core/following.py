@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from andon.core.events import Event, RunEvent
+from andon.core.seat import Seat
 from andon.core.states import RunStatus
 
 if TYPE_CHECKING:
@@ -41,8 +42,17 @@ class StoredReader:
     def __init__(self, keeper: Keeper, run_id: str, after: int = 0) -> None:
         self._keeper, self._run_id, self._taken = keeper, run_id, after
         self._was_going = self.at_end = False
+        self._seat = Seat()
 
     async def batch(self, limit: int = EVENTS_AT_ONCE) -> list[Event]:
+        me = object()
+        try:
+            self._seat.take(me)
+            return await self._more(limit)
+        finally:
+            self._seat.leave(me)
+
+    async def _more(self, limit: int) -> list[Event]:
         keeper = self._keeper
         keeper.start()  # it listens for all of us
         while not self.at_end:

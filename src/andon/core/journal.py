@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from andon.core.events import Event, RunEvent
+from andon.core.seat import Seat
 from andon.core.waiters import Waiters
 
 
@@ -122,15 +123,17 @@ def _numbered(event: Event, seq: int) -> Event:
 class Reader:
     """Reads a journal from a sequence number on, and ends after its terminal event, or where the run is paused.
 
-    An object, not a generator: nothing is held open across a `yield`, so a reader may leave at any moment.
+    An object, not a generator: nothing is held open across a `yield`, so a reader may leave at any moment. It is for
+    one task, or one thread: a second one that reads while the first one waits is refused, or events would be lost.
     """
 
-    __slots__ = ("_batch", "_journal", "_taken")
+    __slots__ = ("_batch", "_journal", "_taken", "seat")
 
     def __init__(self, journal: Journal, after: int = 0) -> None:
         self._journal = journal
         self._taken = after
         self._batch: Iterator[Event] = iter(())
+        self.seat = Seat()
 
     def __aiter__(self) -> Reader:
         return self
@@ -138,21 +141,31 @@ class Reader:
     async def __anext__(self) -> Event:
         for event in self._batch:  # the quickest way to ask for one that may not be there
             return event
-        return await self._more()
+        me = object()
+        try:
+            self.seat.take(me)
+            return self.at_hand() or await self._more()
+        finally:
+            self.seat.leave(me)
 
     async def _more(self) -> Event:
         """Wait for what comes next."""
         await self._journal.waiters.wait(self._ready)
-        for event in self._take():
-            return event
-        raise StopAsyncIteration
+        if (event := self._take()) is None:
+            raise StopAsyncIteration
+        return event
 
     async def batch(self, limit: int) -> list[Event]:
         """All that is there, up to a limit, and at least one; empty after the last one."""
-        await self._journal.waiters.wait(self._ready)
-        batch = self._journal.events[self._taken : self._taken + limit]
-        self._taken += len(batch)
-        return batch
+        me = object()
+        try:
+            self.seat.take(me)
+            await self._journal.waiters.wait(self._ready)
+            batch = self._journal.events[self._taken : self._taken + limit]
+            self._taken += len(batch)
+            return batch
+        finally:
+            self.seat.leave(me)
 
     @property
     def at_end(self) -> bool:
@@ -164,16 +177,31 @@ class Reader:
         """The next event, or None after the last one."""
         for event in self._batch:
             return event
+        me = object()
+        try:
+            self.seat.take(me)
+            return self.at_hand() or self.wait_blocking()
+        finally:
+            self.seat.leave(me)
+
+    def at_hand(self) -> Event | None:
+        """The next event of the batch. A reader that has the seat looks again: the one before it may have left some."""
+        return next(self._batch, None)
+
+    def wait_blocking(self) -> Event | None:
+        """Wait for what comes next, in a thread that has the seat."""
         self._journal.waiters.wait_blocking(self._ready)
-        return next(self._take(), None)
+        return self._take()
 
     def _ready(self) -> bool:
         journal = self._journal
         return journal.closed or journal.resting or self._taken < len(journal.events)
 
-    def _take(self) -> Iterator[Event]:
-        """All there is. A batch is a copy, so reading it takes no look at the journal."""
+    def _take(self) -> Event | None:
+        """Take all there is: the first event is returned, the others are the batch, a copy of what the journal has."""
         events = self._journal.events[self._taken :]
         self._taken += len(events)
-        self._batch = iter(events)
-        return self._batch
+        batch = iter(events)
+        first = next(batch, None)  # before another thread can read from it
+        self._batch = batch
+        return first

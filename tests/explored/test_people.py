@@ -129,6 +129,39 @@ async def asked_and_cancelled() -> None:
     await agent.invoke_async(NEXT)
 
 
+async def cancelled_behind_a_pause() -> None:
+    agent = Agent("A", script(["Well, ", ASK], "Done."), tools=TOOLS)
+    await agent.invoke_async("Go")
+    async with asyncio.TaskGroup() as group:
+        await _queue_and_cancel(agent, group)
+
+
+async def cancelled_behind_a_pause_that_ends() -> None:
+    agent = Agent("A", script(["Well, ", ASK], "Done."), tools=TOOLS)
+    result = await agent.invoke_async("Go")
+    async with asyncio.TaskGroup() as group:
+        await _queue_and_cancel(agent, group)
+        group.create_task(agent.invoke_async(NEXT, on_busy="queue"))  # its turn comes after those that were cancelled
+        await answer(agent, result, "yes")
+
+
+async def cancelled_behind_a_pause_that_is_cancelled() -> None:
+    agent = Agent("A", script(["Well, ", ASK], "Done."), tools=TOOLS)
+    await agent.invoke_async("Go")
+    async with asyncio.TaskGroup() as group:
+        await _queue_and_cancel(agent, group)
+    agent.cancel()
+    await asyncio.sleep(1)
+
+
+async def _queue_and_cancel(agent: Agent, group: asyncio.TaskGroup) -> None:
+    for run_id in ("second", "third"):
+        group.create_task(agent.invoke_async("Me too", run_id=run_id, on_busy="queue"))
+    await asyncio.sleep(1)
+    for run_id in ("second", "third"):
+        agent.cancel_run(run_id)
+
+
 async def one_of_three_cancelled() -> None:
     calls: list[str | Item] = [Call("look_up", {"word": "a"}), Call("look_up", {"word": "bb"}, id="b"),
                                Call("at_once", {"word": "c"})]  # fmt: skip
@@ -214,6 +247,8 @@ SCENARIOS: dict[Callable[[], Coroutine[Any, Any, None]], dict[str, Any]] = {
     asked_again: {"cancels": ("now", "after_turn")},
     asked_with_a_time_limit: {},
     asked_with_a_slow_store: {"inject": "cancel", "cancels": ("now", "after_tools"), "within": 1.0},
+    cancelled_behind_a_pause: {"cancels": MODES},
+    cancelled_behind_a_pause_that_ends: {"cancels": ("now", "after_turn")},
     one_of_three_cancelled: {"cancels": MODES},
     one_of_three_in_a_row_cancelled: {"cancels": MODES},
     stubborn_one_cancelled: {"within": 2.0},
@@ -235,6 +270,7 @@ def test_every_step_can_be_cancelled(scenario: Callable[[], Coroutine[Any, Any, 
 ENDED_ELSEWHERE = [
     asked_and_superseded,
     asked_and_cancelled,
+    cancelled_behind_a_pause_that_is_cancelled,
     asked_cancelled_and_gone_on_with,
     asked_from_two_levels_below,
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from andon import Agent, CancelOutcome, Event, Message, Run, Runtime, tool
+from andon import Agent, CancelOutcome, Event, Message, Run, Runtime, ToolContext, tool
 from andon.agent import settle
 from andon.agent.turn import Turn as ModelTurn
 from andon.core.cord import Cord
@@ -22,7 +22,7 @@ from andon.core.stream import EventStream
 from andon.errors import SessionBusyError
 from andon.messages import Text
 from andon.models.base import ModelRequest, Sink
-from andon.testing import Cancel, explore, reading
+from andon.testing import Cancel, Report, explore, reading
 from tests.testing.explorable import calling, found, sound, sound_stream
 
 # -- the library, broken ----------------------------------------------------------------------------------------------
@@ -155,6 +155,71 @@ def test_a_line_that_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Session, "leave", stay)
     found(explore(sound), "its session still has a line of 1")
+
+
+async def paused() -> Agent:
+    @tool
+    async def ask(ctx: ToolContext) -> str:
+        return str(ctx.interrupt("may I?"))
+
+    agent = calling("ask", ask)
+    await agent.invoke_async("Hi")
+    return agent
+
+
+async def cancelled_behind_a_pause() -> None:
+    agent = await paused()
+    async with asyncio.TaskGroup() as group:
+        for run_id in ("second", "third"):
+            group.create_task(agent.invoke_async("Me too", run_id=run_id, on_busy="queue"))
+        await asyncio.sleep(1)
+        agent.cancel_run("second")
+        agent.cancel_run("third")
+
+
+def explore_pause() -> Report:
+    return explore(cancelled_behind_a_pause, inject="cancel", next_prompt=None, max_problems=1000)
+
+
+def test_a_line_behind_a_paused_run() -> None:
+    explore_pause().raise_for_problems()
+
+
+def test_a_place_without_a_bequest_behind_a_paused_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "bequeath", lambda self, place, write: not place.granted)
+    found(explore_pause(), "its session still has a line of [12]")
+
+
+def test_a_place_that_is_given_away_with_its_bequest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bequeath(self: Session, place: Place, write: object) -> bool:
+        if not place.granted:
+            self._places.remove(place)
+        return not place.granted
+
+    monkeypatch.setattr(Session, "bequeath", bequeath)
+    found(explore_pause(), "run [23]: the store has no record of the run")
+
+
+def test_a_bequest_that_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def pass_on(self: Run) -> None:
+        assert self._place is not None
+        self.session.leave(self._place)
+        self._place = None
+
+    monkeypatch.setattr(Run, "_pass_on", pass_on)
+    found(explore_pause(), "its session still has a line of [12]")
+
+
+def test_a_paused_run_that_does_not_hold_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Session.enter
+
+    def enter(self: Session, run: Run, on_busy: OnBusy) -> Place:
+        place = original(self, run, on_busy)
+        self._places.remove(place)
+        return place
+
+    monkeypatch.setattr(Session, "enter", enter)
+    found(explore(paused, inject=()), "it is paused, but does not hold its session")
 
 
 def test_a_cancel_that_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from andon.agent.calling import Plan
 from andon.agent.loop import Loop
 from andon.core.limits import Limits
 from andon.core.run import Run, spectator
+from andon.core.session import Place
 from andon.core.states import CancelOutcome, RunStatus
 from andon.errors import AndonError, SessionPausedError, describe
 from andon.messages import user
@@ -230,23 +231,28 @@ class Stage:
 
     def _check_lists(self) -> Iterator[str]:
         """Nobody counts an ended run among those in flight, and everybody a paused one."""
-        held = {id(run.session) for run in self.runs if run.is_paused}
         for number, run in enumerate(self.runs, 1):
             counts = "does not count" if run.is_paused else "counts"
             if (run in run.runtime.runs) is not run.is_paused:
                 yield f"run {number}: its runtime {counts} it as in flight"
             if (run in run._cord.live.values()) is not run.is_paused:
                 yield f"run {number}: its agent {counts} it as in flight"
-            if len(run.session._places) != (id(run.session) in held):
-                yield f"run {number}: its session still has a line of {len(run.session._places)}"
+            places = run.session._places
+            if run.is_paused and (not places or places[0].run is not run):
+                yield f"run {number}: it is paused, but does not hold its session"
+            if left := [place for place in places if not _may_stay(place, places[0])]:
+                yield f"run {number}: its session still has a line of {len(left)}"
 
     async def _check_stores(self) -> None:
         for number, run in enumerate(self.runs, 1):
             store = run.runtime.store
             assert store is not None
-            if await store.added(run.run_id) is None:  # rolled back, or gone on with
+            record = await store.find(run.run_id)
+            if await store.added(run.run_id) is None:  # rolled back, gone on with, or written when a paused one ends
+                if record is None and not any(place.run is run for place in run.session._places):
+                    self.problems.append(f"run {number}: the store has no record of the run")
                 continue
-            stored, record = await store.load(run.session.key), await store.find(run.run_id)
+            stored = await store.load(run.session.key)
             others = [
                 other
                 for other in self.runs
@@ -272,9 +278,14 @@ class Stage:
 
     def end_pauses(self) -> None:
         """A run that still waits for a person refuses the next prompt, and can be cancelled like any other."""
+        paused = False
         for number, (run, plan) in enumerate(zip(self.runs, self._plans, strict=True), 1):
             if run.is_paused and plan is not None:
+                paused = True
                 self._bounded(self._end_pause(number, run, plan), "the cancel of a paused run")
+        if paused and not self.problems:  # what was cancelled behind it has been written, and its place given away
+            self.problems += self._check_lists()
+            self._bounded(self._check_stores(), "looking into the store")
 
     async def _end_pause(self, number: int, run: Run, plan: Plan) -> None:
         try:
@@ -366,6 +377,11 @@ class Stage:
     def _try(self, work: Awaitable[object]) -> None:
         with contextlib.suppress(StandstillError, EndlessError):
             self.loop.run_until_complete(work)
+
+
+def _may_stay(place: Place, first: Place) -> bool:
+    """A paused run holds its session. Behind it, a cancelled run keeps its place until what it left is written."""
+    return first.run.status is RunStatus.paused and (place is first or place.bequest is not None)
 
 
 def _label(callback: Callable[..., object]) -> str:

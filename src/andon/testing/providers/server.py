@@ -198,7 +198,9 @@ class Server:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._main())
+            # A loop of asyncio's own, whatever the program's policy: what is done here with sockets holds for that one.
+            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+                runner.run(self._main())
         except BaseException as error:  # noqa: BLE001 - told to whoever waits in start()
             self._failed = error
         finally:

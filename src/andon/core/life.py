@@ -194,11 +194,14 @@ class Life(Outliving):
     def _go(self) -> None:
         """Begin to work, or go on with it after a pause."""
         self.signal.bind(self.loop, self._deliver)
+        self._task = None
         self._task = self.loop.create_task(self._main(), name=f"andon run {self.run_id}")
         self._task.add_done_callback(self._task_done)
         self.limits.begin(self)
 
     async def _main(self) -> None:
+        if self._task is None:  # this loop begins tasks at once (asyncio.eager_task_factory): `_go` has to finish first
+            await asyncio.sleep(0)
         try:
             if self._stage is RunStatus.pending:
                 await self._take_turn()
@@ -218,9 +221,9 @@ class Life(Outliving):
         await self._finish()
         if self.host_has_cancelled:
             raise asyncio.CancelledError
-        if self._task is not None:  # else its loop begins tasks at once
-            self._task.remove_done_callback(self._task_done)  # said here, it costs the loop one turn less
-            self._settle()
+        assert self._task is not None
+        self._task.remove_done_callback(self._task_done)  # said here, it costs the loop one turn less
+        self._settle()
 
     def _is_closed(self) -> bool:
         """Is the coroutine of its task being closed, with that or with its loop?"""

@@ -92,6 +92,10 @@ class Step(Generic[T]):
         self._task.add_done_callback(self._on_done)
 
     async def _perform(self) -> None:
+        if not hasattr(self, "_task"):
+            # This loop begins tasks at once (asyncio.eager_task_factory). Nobody could cut the step before its task is
+            # known, so it begins in the next turn, as on any other loop.
+            await asyncio.sleep(0)
         # The coroutine is made here, so that a step cancelled before it began leaves nothing "never awaited".
         try:
             self._value = await self._make()
@@ -108,17 +112,13 @@ class Step(Generic[T]):
         # Not left to the done-callback, which would cost the waiting run one more turn of the loop; and if that has
         # nothing left to do, the loop is spared it.
         self._finish()
-        if not self.abandoned and (task := self._own_task()) is not None:
-            task.remove_done_callback(self._on_done)
-
-    def _own_task(self) -> asyncio.Task[None] | None:
-        """Its task; on a loop that begins tasks at once there is none to see until the work waits for something."""
-        return getattr(self, "_task", None)
+        if not self.abandoned:
+            self._task.remove_done_callback(self._on_done)
 
     def _is_closed(self) -> bool:
         """Is its coroutine being closed, with its task or its loop? Else a GeneratorExit is the work's own."""
-        task, loop = self._own_task(), asyncio._get_running_loop()
-        return task is not None and (loop is None or asyncio.current_task(loop) is not task)
+        loop = asyncio._get_running_loop()
+        return loop is None or asyncio.current_task(loop) is not self._task
 
     async def wait(self) -> None:
         """Outlast the step. The host's cancellation of this very task becomes a cancel of the run."""
@@ -286,8 +286,7 @@ class Stepper:
         if cut_by is not None:
             self.gate(cut_by)
         step: Step[T] = Step(self, make, name, cut_by, on_cut, timeout)
-        if not step.finished:  # as it may be on a loop that begins its tasks at once
-            self._steps.append(step)
+        self._steps.append(step)
         return step
 
     def end_step(self, step: Step[Any]) -> None:

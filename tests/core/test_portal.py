@@ -7,7 +7,8 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -166,3 +167,19 @@ def test_the_portal_is_the_one_that_blocking_calls_use() -> None:
     Agent("A", ScriptedModel(then="Hi.")).run("hello")
     assert portal._thread is not None
     assert portal._thread.name == "andon-portal"
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_work_that_fails_before_it_has_a_task_is_answered_too(error: type[BaseException]) -> None:
+    """With eager tasks, all that comes before the first `await` fails there. The portal goes on."""
+    own = Portal("tested")
+
+    def broken() -> Coroutine[Any, Any, None]:
+        raise error("no task")
+
+    try:
+        with pytest.raises(error, match="no task"):
+            own.submit(broken).result(HANG)
+        assert own.submit(lambda: asyncio.sleep(0, "fine")).result(HANG) == "fine"
+    finally:
+        own.close()

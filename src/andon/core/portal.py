@@ -94,7 +94,13 @@ class Portal:
             self._begin(make, Future(), contextvars.Context())
 
     def _begin(self, make: Make[T], future: Future[T], context: contextvars.Context | None = None) -> None:
-        task = self._open[future] = asyncio.get_running_loop().create_task(make(), context=context)
+        try:
+            task = self._open[future] = asyncio.get_running_loop().create_task(make(), context=context)
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            # `make` raised it; or this loop begins tasks at once (asyncio.eager_task_factory), and the work did.
+            self._open.pop(future, None)
+            future.set_exception(error)
+            return
         task.add_done_callback(lambda task: self._deliver(task, future))
 
     def _deliver(self, task: asyncio.Task[T], future: Future[T]) -> None:

@@ -11,8 +11,14 @@ REST := $(addprefix --ignore tests/,agent/test_accepted.py agent/test_cancel_rac
 	telemetry/test_explored.py test_bench.py test_docs.py test_examples.py)
 # More than there are cores: many tests wait for a process or for a clock.
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 2 )) | awk '{ print ($$1 > 8) ? 8 : $$1 }')
+PYTEST = $(PYTHON) -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal
 # Every Python that is here, but for the first one's version.
 OTHERS = $$(scripts/pythons | cut -d ' ' -f 1 | grep -vxF "$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')")
+# What is run once more on another event loop: runs, cancels, tools and blocking calls; with eager tasks also the explorer
+# over the scenarios in which a run pauses or its time is up, on uvloop also the OpenAI models against their fakes.
+CORE := $(addprefix tests/,agent core sync tools) --deselect tests/sync/test_interrupt.py::test_at_every_line
+EAGER := $(addprefix tests/,models/test_scripted.py explored/test_deadlines.py explored/test_people.py)
+UVLOOP := tests/models
 # The folders are in it too, so that a deleted file is noticed.
 SOURCES := pyproject.toml README.md LICENSE $(shell find src ! -name __pycache__ ! -name '*.pyc')
 
@@ -24,7 +30,7 @@ endif
 MAKEFLAGS += --no-print-directory
 unexport PYTHONPATH
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-live bench lint types unit others clients clean
+.PHONY: help demo test test-live bench lint types unit loops others clients clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -32,10 +38,11 @@ help: ## show this list
 demo: $(VENV)/.core ## a story and three slow tools, each cancelled midway; offline
 	@$(PYTHON) examples/demo.py
 
-test: $(VENV)/.dev ## linter, types and tests, on every Python from 3.11 to 3.13 that is here
+test: $(VENV)/.dev ## linter, types and tests, on every Python from 3.11 to 3.13 that is here, and on other event loops
 	@$(MAKE) -j3 lint types clients others
 	@$(MAKE) unit
 	@for version in $(OTHERS); do $(MAKE) unit VENV=.venv-$$version VERSION=$$version || exit 1; done
+	@version=$$(echo "$(OTHERS)" | tail -n 1); $(MAKE) loops $${version:+VENV=.venv-$$version VERSION=$$version}
 
 test-live: $(VENV)/.core $(VENV)/.dev ## the models against real providers, where there are keys; costs a little
 	@$(PYTHON) -m pytest --quiet -rs tests/live/live_*.py
@@ -56,7 +63,17 @@ types: $(VENV)/.dev ## mypy, strict
 # others leave out: the explorer over its scenarios, servers and databases, the command line, other projects' clients.
 unit: $(VENV)/.core $(VENV)/.dev clients
 	@echo "testing on $$($(PYTHON) --version)…"
-	@$(PYTHON) -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal $(if $(VERSION),$(REST),--cov)
+	@$(PYTEST) $(if $(VERSION),$(REST),--cov)
+
+# The core of it once more on other event loops: tests/support/loops.py.
+loops: $(VENV)/.core $(VENV)/.dev
+	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then \
+		echo "testing with eager tasks on $$($(PYTHON) --version)…"; ANDON_TEST_LOOP=eager $(PYTEST) $(CORE) $(EAGER); \
+	else \
+		echo "eager tasks need Python 3.12 or newer, and it is not here: not tested"; test -z "$$CI"; \
+	fi
+	@echo "testing on uvloop on $$($(PYTHON) --version)…"
+	@ANDON_TEST_LOOP=uvloop $(PYTEST) $(CORE) $(UVLOOP)
 
 # The environments of the other Pythons.
 others: $(VENV)/.dev

@@ -9,6 +9,8 @@ from collections.abc import Generator
 import coverage
 import pytest
 
+from tests.support import loops
+
 MEASURE_PROGRAMS = "COVERAGE_PROCESS_CONFIG"
 """Where coverage says to the programs that are started how they are to be measured."""
 
@@ -17,6 +19,12 @@ def pytest_configure() -> None:
     """A shell ignores interrupts for what it runs in the background, and so would we and every program we start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    loops.install()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if unsuited := loops.leave_out(items):
+        config.hook.pytest_deselected(items=unsuited)
 
 
 @pytest.hookimpl(optionalhook=True)

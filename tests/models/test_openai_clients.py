@@ -114,6 +114,7 @@ def test_many_loops_leave_nothing_behind() -> None:
         assert len(clients._shelves) == shelves
 
 
+@pytest.mark.filterwarnings("ignore:unclosed resource <TCPTransport:ResourceWarning")  # uvloop's, when it is closed
 def test_a_loop_that_was_closed_without_a_word() -> None:
     """Its connections can't be closed properly by anyone; the next loop works, and nothing is said or left."""
     with FakeChat([[text("Fine.")]]) as fake:

@@ -527,7 +527,12 @@ def test_a_thread_may_outlive_its_loop(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_a_result_that_comes_at_the_moment_of_the_cut_is_dropped_too(caplog: pytest.LogCaptureFixture) -> None:
-    call, ended = Call(), threading.Event()
+    call, answer, ended = Call(), threading.Event(), threading.Event()
+
+    @tool
+    def work() -> str:
+        answer.wait(HANG)
+        return "secret"
 
     class TellingScope(CallScope):
         def thread_ended(self) -> None:
@@ -537,8 +542,9 @@ def test_a_result_that_comes_at_the_moment_of_the_cut_is_dropped_too(caplog: pyt
     call.scope = call.ctx._scope = TellingScope(cast(Any, call.scope.run), "call-1", "work")
 
     async def main() -> None:
-        task = asyncio.create_task(tool(fine, name="work").invoke({"query": "secret"}, call.ctx))
-        await asyncio.sleep(0)  # its first step, which starts the thread
+        task = asyncio.create_task(work.invoke({}, call.ctx))
+        await asyncio.sleep(0)  # its first step, which starts the thread; a loop with eager tasks has taken it already
+        answer.set()
         assert ended.wait(HANG)  # the loop stands still, so the answer is the next thing on it, and the cut comes after
         loop.call_soon(task.cancel)
         with pytest.raises(asyncio.CancelledError):

@@ -12,6 +12,10 @@ def test_fork() -> None:
     assert run_program("forked.py") == "fine\n"
 
 
+def test_fork_with_a_run_in_flight() -> None:
+    assert run_program("forked_in_flight.py") == "fine\n"
+
+
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_spawn(method: str) -> None:
     assert run_program("spawned.py", method) == "fine\n"

@@ -194,7 +194,7 @@ def test_a_tool_that_fails(kind: type[Exception]) -> None:
         assert (await agent.invoke_async("go")).content == "Done."
         texts = {call_id: result.content for call_id, result in results_of(agent).items()}
         assert texts.pop("c").endswith(told(kind))
-        stray_told = "StrayError: <ShyInterrupt, whose repr failed: AttributeError>"
+        stray_told = "StrayError: ShyInterrupt: <ShyInterrupt, whose str failed: AttributeError>"
         assert texts == {"a": told(kind), "b": told(kind), "d": stray_told}
 
     play(main)

@@ -154,7 +154,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("impatient")
 def test_a_cancel_that_is_delivered_once_or_never(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks whether the run has heard of it: neither who cancels again nor who waits, reads, or counts time."""
-    monkeypatch.setattr(CancelSignal, "deliver_again", lambda self: None)
+    monkeypatch.setattr(CancelSignal, "deliver_again", lambda self, batch=None: None)
     report = broken(silent, stalls=True, steps=[5], max_problems=10_000)
     found(report, "the scenario came to a standstill: .* andon run in wait")
     tried = [problem.injection for problem in report.problems if isinstance(problem.injection, BrokenCancel)]
@@ -185,14 +185,14 @@ def test_a_recursion_error_that_is_taken_for_a_closed_loop(monkeypatch: pytest.M
             pass
 
     monkeypatch.setattr(CancelSignal, "_notify", careless)
-    monkeypatch.setattr(CancelSignal, "deliver_again", lambda self: None)
+    monkeypatch.setattr(CancelSignal, "deliver_again", lambda self, batch=None: None)
     report = broken(silent, stalls=True, steps=[5], max_problems=10_000)
     found(report, "the scenario came to a standstill")
     assert any("frames left" in str(problem.injection) for problem in report.problems)
 
 
 def test_a_fate_that_can_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fickle(self: CancelSignal) -> None:
+    def fickle(self: CancelSignal, batch: Any = None) -> None:
         if self.request is not None:
             self.overrule(Completed(StopReason.end_turn))
 

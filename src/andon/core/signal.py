@@ -118,12 +118,12 @@ class CancelSignal:
             return CancelOutcome.requested
         if not isinstance(winner, CancelRequest):
             return CancelOutcome.already_finished
-        if request.mode.rank > self.rank:  # a stronger mode escalates
-            self._slot.setdefault(request.mode.value, request)
-        if request.grace is not None:  # so does a bound, when its time comes
+        # A stronger mode escalates; so does a grace, when its time comes.
+        stronger = request.mode.rank > self.rank
+        entered = stronger and self._slot.setdefault(request.mode.value, request) is request
+        if request.grace is not None and not entered:
             self._slot.setdefault("graces", []).append(request)
-        if self._heard != self.asked:
-            self._notify(winner, batch)
+        self.deliver_again(batch)
         return CancelOutcome.already_requested
 
     @property
@@ -134,17 +134,17 @@ class CancelSignal:
     @property
     def graces(self) -> list[CancelRequest]:
         """The requests that become stronger after a while."""
-        requests = [self.request, *self._slot.get("graces", ())]
+        requests = [self.request, *map(self._slot.get, _STRONGER), *self._slot.get("graces", ())]
         return [each for each in requests if each and each.grace is not None and each.mode is not CancelMode.now]
 
     def heard(self, asked: Asked) -> None:
         """The run has acted on so much."""
         self._heard = asked
 
-    def deliver_again(self) -> None:
-        """Wake the run if it has not heard of its cancel: an exception may have kept whoever asked from doing that."""
+    def deliver_again(self, batch: Batch | None = None) -> None:
+        """Wake the run if it has not heard of all that was asked. Whoever asked may have been interrupted."""
         if (request := self.request) is not None and self._heard != self.asked:
-            self._notify(request, None)
+            self._notify(request, batch)
 
     def bind(self, loop: asyncio.AbstractEventLoop, deliver: Deliver) -> None:
         """Say where the run lives: `deliver` is called there, on the loop, for every cancel that changes something."""

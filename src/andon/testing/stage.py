@@ -247,12 +247,12 @@ class Stage:
         for number, run in enumerate(self.runs, 1):
             store = run.runtime.store
             assert store is not None
-            record = await store.find(run.run_id)
             if await store.added(run.run_id) is None:  # rolled back, gone on with, or written when a paused one ends
-                if record is None and not any(place.run is run for place in run.session._places):
+                waits = any(place.run is run for place in run.session._places)
+                if not waits and await store.find(run.run_id) is None:
                     self.problems.append(f"run {number}: the store has no record of the run")
                 continue
-            stored = await store.load(run.session.key)
+            stored, record = await store.load(run.session.key), await store.find(run.run_id)
             others = [
                 other
                 for other in self.runs

@@ -123,6 +123,8 @@ class Kin(Estate):
         if parent is not None:
             self.parent, self.born_in, self.depth = parent, scope, parent.depth + 1
             parent._children[self] = None
+            if scope is not None:
+                scope.children[self] = None
             parent._cascade()
             if parent.status.final:  # whatever its mode was, it waits for nobody any more
                 self.cancel_for(CancelCause.parent, f"run {parent.run_id} had ended")
@@ -140,6 +142,8 @@ class Kin(Estate):
     def _leave_family(self) -> None:
         if self.parent is not None:
             self.parent._children.pop(self, None)
+            if self.born_in is not None:
+                self.born_in.children.pop(self, None)
             self.parent.picked_up(self)
 
     def _cascade(self) -> None:

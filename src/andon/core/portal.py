@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from andon.core.waiters import call_on
-from andon.errors import PortalError, describe
+from andon.errors import PortalError, describe, show
 
 T = TypeVar("T")
 Make = Callable[[], Coroutine[Any, Any, T]]
@@ -137,7 +137,7 @@ class Portal:
         try:
             loop.run_forever()
         except (KeyboardInterrupt, SystemExit) as error:  # no Ctrl-C reaches this thread: it is something's own
-            why = repr(error)
+            why = show(error)
         with self._lock:
             closed = self._loop is not loop
         if not closed:
@@ -154,7 +154,7 @@ class Portal:
         _, left = await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
         if left:
             worth = [task for hurry in self.on_hurry for task in hurry()]
-            worth += [task for task in self._open.values() if task is not None]
+            worth += [task for task in self._open.values() if task in left]
             if worth:
                 await asyncio.wait(worth)
         for task in tasks:
@@ -166,9 +166,12 @@ class Portal:
     def _die(self, loop: asyncio.AbstractEventLoop, error: BaseException) -> None:
         """The loop is broken. Nobody waits for it any more, and the next call gets another one."""
         with self._lock:
-            if self._loop is loop:
+            waiting = self._loop is loop  # else those that have not begun wait for another one
+            if waiting:
                 self._loop = self._thread = None
-            lost, self._open = self._open, {}
+            lost = [
+                future for future, task in self._open.items() if (waiting if task is None else task.get_loop() is loop)
+            ]
         log.critical("%s: its event loop broke: %s", self._name, describe(error), exc_info=error)
         try:
             loop.close()
@@ -176,6 +179,7 @@ class Portal:
             asyncio.BaseEventLoop.close(loop)  # type: ignore[arg-type]
         failure = PortalError(f"the event loop of {self._name} broke ({describe(error)}): try again")
         for future in lost:
+            self._open.pop(future, None)
             if not future.done():
                 future.set_exception(failure)
         for tell in self.on_death:

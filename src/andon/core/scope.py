@@ -25,7 +25,17 @@ log = logging.getLogger("andon")
 class CallScope:
     """The cancel of one tool call."""
 
-    __slots__ = ("_callbacks", "call_id", "cancelled", "entered", "heeding", "name", "run", "thread_running")
+    __slots__ = (
+        "_callbacks",
+        "call_id",
+        "cancelled",
+        "children",
+        "entered",
+        "heeding",
+        "name",
+        "run",
+        "thread_running",
+    )
 
     def __init__(self, run: Life, call_id: str, name: str) -> None:
         self.run, self.call_id, self.name = run, call_id, name
@@ -35,6 +45,8 @@ class CallScope:
         self.entered = False
         """The tool's coroutine is being run."""
         self.thread_running = False
+        self.children: dict[Kin, None] = {}
+        """The runs that the tool has started, and that have not ended."""
         self._callbacks: dict[object, Callable[[], object]] = {}
 
     @property
@@ -58,9 +70,8 @@ class CallScope:
 
     def end_children(self) -> None:
         """Cancel the runs that the call has started: it may be cut alone, and they with it. Safe from any thread."""
-        for child in self.run.children:
-            if child.born_in is self:
-                self.end_child(child)
+        for child in self.children.copy():
+            self.end_child(child)
 
     def end_child(self, child: Kin) -> None:
         child.cancel_for(CancelCause.parent, f"call {self.call_id} of run {self.run.run_id} was cancelled")

@@ -60,10 +60,10 @@ def start(name):
 """
 
 
-def run_program(tmp_path: Path, code: str) -> tuple[str, str]:
+def run_program(tmp_path: Path, code: str, before: str = "") -> tuple[str, str]:
     """Run it to its end. Returns what it printed, and what the database says of its run."""
     file, program = tmp_path / "andon.db", tmp_path / "program.py"
-    program.write_text(PROGRAM + textwrap.dedent(code))
+    program.write_text(before + PROGRAM + textwrap.dedent(code))
     done = subprocess.run(
         [sys.executable, program, f"sqlite:///{file}"], capture_output=True, text=True, timeout=60, check=False
     )
@@ -86,6 +86,12 @@ def test_a_cancel_in_an_exit_handler_is_stored(tmp_path: Path) -> None:
         atexit.register(lambda: print(agent.cancel()))
     """
     assert run_program(tmp_path, code) == ("requested\n", "CANCELLED")
+
+
+def test_a_cancel_after_the_portals_own_exit_promises_nothing(tmp_path: Path) -> None:
+    """A handler that was registered before Andon was imported comes after Andon's own."""
+    before = "import atexit; atexit.register(lambda: print(agent.cancel()))"
+    assert run_program(tmp_path, "agent = start('wipe')", before) == ("unknown\n", "PAUSED")
 
 
 @pytest.mark.parametrize("tool", ["blocks", "swallows"])

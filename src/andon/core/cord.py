@@ -58,7 +58,7 @@ class Cord:
     def _pull(self, arm: Arm, arm_seconds: float) -> CancelOutcome:
         self._arms[id(arm)] = arm
         outcomes = self._ask_all(arm.request)
-        for outcome in (CancelOutcome.requested, CancelOutcome.already_requested):
+        for outcome in (CancelOutcome.requested, CancelOutcome.already_requested, CancelOutcome.unknown):
             if outcome in outcomes:
                 self._arms.pop(id(arm), None)
                 return outcome

@@ -387,7 +387,7 @@ _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
 
 
 def _stop_all() -> None:
-    portal.close()  # first: runs that it ends at exit need their keeper (which is imported late, so stopped early)
+    portal.exit()  # first: runs that it ends at exit need their keeper (which is imported late, so stopped early)
     for keeper in list(_keepers):
         keeper.stop()
 

@@ -19,7 +19,8 @@ from andon.core.events import Event, RunEvent
 from andon.core.life import Life
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest, Interrupt, describe_open
-from andon.core.states import CancelCause, Phase, RunStatus, check_step
+from andon.core.signal import Batch
+from andon.core.states import CancelCause, CancelOutcome, Phase, RunStatus, check_step
 from andon.core.work import Settlement
 from andon.errors import AnswersError, NotContinuableError, StoreError, describe, show
 
@@ -123,6 +124,11 @@ class Pausing(Life):
             return False
         self.journal.resting = False
         return True
+
+    def ask_alone(self, request: CancelRequest, batch: Batch | None = None) -> CancelOutcome:
+        if portal.exited and self.is_paused:  # nobody is left to end it, and to store that: it is not promised
+            return CancelOutcome.unknown
+        return super().ask_alone(request, batch)
 
     def end_elsewhere_if_due(self) -> None:
         if self.signal.request is not None and self._token is not None and self._token.lies_there:

@@ -59,6 +59,8 @@ class Portal:
         self._thread: threading.Thread | None = None
         self._open: dict[Future[Any], asyncio.Task[Any] | None] = {}
         """What was asked for and is not done, with its task once it has begun. (A loop holds its tasks weakly.)"""
+        self.exited = False
+        """The process is exiting, and `exit` was called: what is asked for from now on may not be done any more."""
         self._soon: dict[object, Make[Any]] = {}
         """What was asked for without the lock, and has not begun."""
 
@@ -185,6 +187,11 @@ class Portal:
         for tell in self.on_death:
             tell()
 
+    def exit(self) -> None:
+        """Close it for the end of the process."""
+        self.close()
+        self.exited = True
+
     def close(self) -> None:
         """End what runs there (each run is settled, bounded) and the thread with it. A later call starts a new one."""
         for _ in range(2):
@@ -210,5 +217,5 @@ def _has_turns(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 portal = Portal()
-atexit.register(portal.close)
+atexit.register(portal.exit)
 os.register_at_fork(after_in_child=portal.forget)

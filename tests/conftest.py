@@ -4,6 +4,7 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator
 
 import coverage
@@ -46,11 +47,18 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """What is not to be traced starts programs that are not traced either."""
+    """What is not to be traced starts programs that are not traced either.
+
+    And Python takes the tracer away when there is no room left on the stack for it: then it is put back here, because
+    what comes after such a test is to be measured too.
+    """
     config = os.environ.pop(MEASURE_PROGRAMS, None) if item.get_closest_marker("no_cover") else None
+    tracer = sys.gettrace()
     try:
         return (yield)
     finally:
+        if sys.gettrace() is None:
+            sys.settrace(tracer)
         if config is not None:
             os.environ[MEASURE_PROGRAMS] = config
 

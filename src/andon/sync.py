@@ -28,6 +28,12 @@ INTERRUPTED_SECONDS = 10.0
 BEGINNING_SECONDS = 1.0
 """The same for a run of which it is not known whether it will begin at all."""
 
+EXITING_SECONDS = 0.25
+"""The same after `sys.exit()`, say in a signal handler: closing the portal ends what has not ended by then."""
+
+BLOCKED_SECONDS = 0.5
+"""After this, it waits no longer if the portal's loop is blocked: nothing can end there."""
+
 
 def check_blocking(instead: str) -> None:
     """Refuse to block a running event loop."""
@@ -130,8 +136,11 @@ def _outlast(run: Run, wait: Callable[[], T]) -> T:
         raise
     except BaseException as error:
         run.cancel_for(CancelCause.caller)
-        if run.has_begun:
-            run.attend_blocking(INTERRUPTED_SECONDS)
+        if isinstance(error, SystemExit):
+            run.attend_blocking(EXITING_SECONDS)
+        elif run.has_begun:
+            if not run.attend_blocking(BLOCKED_SECONDS) and portal.has_turns():
+                run.attend_blocking(INTERRUPTED_SECONDS)
         elif not isinstance(error, Exception):  # else it is what kept the run from starting
             run.attend_blocking(BEGINNING_SECONDS)
         raise

@@ -37,7 +37,7 @@ def test_a_tree_deeper_than_the_stack_is_cancelled_and_settled() -> None:
 
     async def main() -> None:
         reached = Flag()
-        runtime = Runtime(max_depth=depth, child_seconds=60)
+        runtime = Runtime(max_depth=depth, cut_seconds=60, abandon_seconds=60, child_seconds=60)
         agent = nested(depth, reached, runtime)
         async with agent.start("go", timeout=1000, budget=10**9) as run:
             await reached.arrived()
@@ -59,7 +59,7 @@ def test_a_cancel_by_the_handle_reaches_the_leaves_of_a_wide_tree() -> None:
     width = 40
 
     async def main() -> None:
-        runtime = Runtime()
+        runtime = Runtime(cut_seconds=60, abandon_seconds=60, child_seconds=60)  # it may be a slow machine
         arrived: list[int] = []
         full = Flag()
 
@@ -247,5 +247,19 @@ def test_a_detached_run_may_queue_behind_the_run_that_starts_it() -> None:
         agent.tools += Agent("x", tools=[later]).tools
         assert (await agent.invoke_async("go", session_id="s")).status is RunStatus.completed
         assert (await queued[0].result()).status is RunStatus.completed
+
+    play(main)
+
+
+def test_the_same_session_id_in_another_store_is_another_session() -> None:
+    async def main() -> None:
+        inner = Agent("A", ScriptedModel(then="inner"), runtime=Runtime())
+
+        async def ask() -> str:
+            return (await inner.invoke_async("go", on_busy="queue", session_id="s")).content
+
+        outer = Agent("A", ScriptedModel(Call("ask"), then="OK."), tools=[ask], runtime=Runtime())
+        result = await outer.invoke_async("go", session_id="s")
+        assert result.messages[2].tool_results[0].content == "inner"
 
     play(main)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -283,10 +284,72 @@ def test_a_cord_that_was_interrupted_leaves_the_next_prompt_alone(monkeypatch: p
     play(main)
 
 
-def test_a_request_is_equal_to_itself_only() -> None:
-    """Graces are told apart by identity: the same words twice are two requests."""
+def test_of_many_graces_only_those_count_that_end_before_the_others() -> None:
+    """Else a storm of cancels, each with a grace, would keep the run's loop busy with all of them each time."""
     signal = CancelSignal()
-    first, second = (CancelRequest.make(mode="after_turn", grace=1) for _ in range(2))
+    first = CancelRequest.make(mode="after_turn", grace=5)
     assert signal.cancel(first) is CancelOutcome.requested
-    assert signal.cancel(second) is CancelOutcome.already_requested
-    assert [each is first or each is second for each in signal.graces] == [True, True]
+    for _ in range(100):
+        assert signal.cancel(CancelRequest.make(mode="after_turn", grace=5)) is CancelOutcome.already_requested
+    sooner = CancelRequest.make(mode="after_turn", grace=1)
+    signal.cancel(sooner)
+    assert [each is first or each is sooner for each in signal.graces] == [True, True]
+    stronger = CancelRequest.make(mode="after_tools", grace=9)
+    signal.cancel(stronger)
+    assert [each.grace for each in signal.graces] == [5, 9, 1]
+    signal.cancel(CancelRequest.make(mode="now"))
+    assert signal.mode == "now"
+
+
+def test_a_task_that_was_made_but_is_not_known_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception comes after the loop has the run's task and before the run has it: the portal ends the run alone."""
+
+    async def main() -> None:
+        agent = Agent("A", ScriptedModel(then="OK."))
+        loop = asyncio.get_running_loop()
+        create_task, made = loop.create_task, []
+
+        def interrupted(coroutine: Any, **options: Any) -> Any:
+            made.append(create_task(coroutine, **options))
+            raise Interrupted
+
+        run = agent.start("go")
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "create_task", interrupted)
+            with pytest.raises(Interrupted):
+                run.begin()
+        await run.ended()
+        await asyncio.wait(made)
+        assert run.status is RunStatus.cancelled
+        assert [event.event.terminal for event in run.journal.events].count(True) == 1
+        assert (await agent.invoke_async("and now?")).status is RunStatus.completed
+
+    play(main)
+
+
+@pytest.mark.parametrize("where", ["andon.core.runtime.Runtime.register", "andon.core.session.Session.enter"])
+def test_a_beginning_that_is_interrupted_right_after_a_call_leaves_nothing(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        agent = Agent("A", ScriptedModel(then="OK."))
+        original = derive(where)
+
+        def interrupted(*args: Any) -> None:
+            original(*args)
+            raise Interrupted
+
+        with monkeypatch.context() as patch:
+            patch.setattr(where, interrupted)
+            with pytest.raises(Interrupted):
+                agent.start("go").begin()
+        assert agent.runtime.live == 0
+        assert (await agent.invoke_async("and now?")).status is RunStatus.completed
+
+    play(main)
+
+
+def derive(where: str) -> Any:
+    """What a dotted name means."""
+    module, kind, name = where.rsplit(".", 2)
+    return getattr(getattr(importlib.import_module(module), kind), name)

@@ -4,15 +4,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 
-from andon import Agent, CancelCause, CancelOutcome, PortalError, RunStatus, tool
+from andon import (
+    Agent,
+    CancelCause,
+    CancelOutcome,
+    MemoryStore,
+    Message,
+    PortalError,
+    RunRecord,
+    RunStatus,
+    Runtime,
+    tool,
+)
 from andon.core.portal import Portal, portal
 from andon.models.scripted import Call, ScriptedModel
 from tests.support import HANG, Flag, Hold, Reach, Worker, eventually
@@ -98,6 +110,54 @@ def test_a_loop_that_breaks_loses_its_runs_and_is_replaced(caplog: pytest.LogCap
     assert Agent("Other", ScriptedModel(then="Hi.")).run("hello").status is RunStatus.completed
 
 
+def test_a_run_that_was_being_ended_on_a_loop_that_breaks_is_ended_once_by_the_next(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The coroutine of the broken loop is closed by the garbage collector, and has no part in the run any more."""
+    saved: list[str] = []
+    release = Flag()
+
+    class Slow(MemoryStore):
+        def save(self, record: RunRecord, messages: Sequence[Message]) -> Awaitable[None]:
+            return self._save(record, messages)
+
+        async def _save(self, record: RunRecord, messages: Sequence[Message]) -> None:
+            saved.append(messages[-1].text)
+            if record.status is RunStatus.cancelled:
+                await release.arrived()
+            await MemoryStore.save(self, record, messages)
+
+    @tool(approval=True)
+    async def wipe() -> str:
+        return "wiped"
+
+    agent = Agent(
+        "A", ScriptedModel(["Some text. ", Call("wipe")]), tools=[wipe], runtime=Runtime(Slow(), settle_seconds=60)
+    )
+    agent.run("go", run_id="R")
+    run = agent.runtime.run("R")
+    assert run is not None
+    run.cancel()
+    eventually(lambda: len(saved) == 2)
+    broken = portal._loop
+    assert broken is not None
+    with caplog.at_level(logging.CRITICAL, "andon"):
+        broken.call_soon_threadsafe(setattr, broken, "_run_once", fail)
+        eventually(lambda: len(saved) == 3)  # by the new one
+        caplog.clear()
+        del broken
+        gc.collect()
+        release.set()
+        assert run.attend_blocking(HANG)
+    assert run.status is RunStatus.cancelled
+    assert saved[1:] == ["Cancelled by user"] * 2
+    assert caplog.text == ""
+
+
+def fail() -> None:
+    raise OSError("as a broken selector does")
+
+
 def test_whoever_waits_for_a_loop_that_breaks_is_told() -> None:
     own, began = Portal("breaking"), threading.Event()
 
@@ -109,9 +169,6 @@ def test_whoever_waits_for_a_loop_that_breaks_is_told() -> None:
     assert began.wait(HANG)
     loop = own._loop
     assert loop is not None
-
-    def fail() -> None:
-        raise OSError("as a broken selector does")
 
     loop.call_soon_threadsafe(setattr, loop, "_run_once", fail)
     with pytest.raises(PortalError, match="as a broken selector does"):

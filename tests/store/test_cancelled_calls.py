@@ -114,7 +114,7 @@ def test_for_what_comes_after_the_answer_nobody_waits_but_the_next_in_line(caplo
         lane.close()
 
     play(main)
-    assert "what came after the answer failed: RuntimeError('nobody waits for this')" in caplog.text
+    assert "what came after the answer failed: RuntimeError: nobody waits for this" in caplog.text
 
 
 def test_a_cancelled_call_has_done_all_of_its_work_or_none(url: str) -> None:

@@ -127,3 +127,29 @@ def test_a_tool_that_blocks_the_loop_holds_up_no_exit(tmp_path: Path) -> None:
         assert sum(joined) <= 1, joined
     """
     assert run_program(tmp_path, code) == ("requested\n", "RUNNING, and asked to stop")
+
+
+@pytest.mark.parametrize("tool", ["swallows", "blocks_the_loop"])
+def test_sys_exit_in_a_signal_handler_is_not_held_up(tmp_path: Path, tool: str) -> None:
+    """As a SIGTERM handler does it, while the main thread waits in `agent.run`."""
+    code = f"""
+        import os, signal
+        from andon.core.run import Run
+        waited = []
+        attend = Run.attend_blocking
+        def noted(self, timeout=None):
+            waited.append(timeout)
+            return attend(self, timeout)
+        Run.attend_blocking = noted
+        agent = Agent("A", ScriptedModel(Call({tool!r})), tools=[swallows, blocks_the_loop],
+                      runtime=Runtime(open_store(sys.argv[1])))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        threading.Thread(target=lambda: (begun.wait(), os.kill(os.getpid(), signal.SIGTERM)), daemon=True).start()
+        try:
+            agent.run("go", run_id="R")
+        finally:
+            assert waited, "nobody waited"
+            assert sum(waited) <= 0.3, waited
+    """
+    _, status = run_program(tmp_path, code)
+    assert status in ("CANCELLED", "RUNNING, and asked to stop")

@@ -100,7 +100,9 @@ def test_a_worker_process_that_a_tool_forks_can_run_agents_of_its_own() -> None:
     results: list[str] = []
 
     def in_worker(queue: multiprocessing.Queue[str]) -> None:
-        queue.put(Agent("Inner", ScriptedModel(then="Hi.")).run("go").status.name)
+        inner = Agent("Inner", ScriptedModel(then="Hi."))
+        statuses = inner.run("go").status.name, outer.run("next", on_busy="queue").status.name
+        queue.put(", ".join(statuses))
 
     def forks() -> str:
         context = multiprocessing.get_context("fork")
@@ -111,9 +113,9 @@ def test_a_worker_process_that_a_tool_forks_can_run_agents_of_its_own() -> None:
         process.join()
         return results[0]
 
-    result = Agent("Outer", ScriptedModel(Call("forks"), then="OK."), tools=[forks]).run("go")
-    assert result.status is RunStatus.completed
-    assert results == ["completed"]
+    outer = Agent("Outer", ScriptedModel(Call("forks"), then="OK."), tools=[forks])
+    assert outer.run("go").status is RunStatus.completed
+    assert results == ["completed, completed"]
 
 
 def test_a_lock_that_another_thread_held_is_free_in_the_child() -> None:

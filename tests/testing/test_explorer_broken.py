@@ -21,8 +21,6 @@ from andon.testing import Cancel, Report, explore, virtual
 from andon.testing.broken import BrokenCancel
 from tests.testing.explorable import found, hello, sound
 
-pytestmark = pytest.mark.no_cover  # it would be traced by both
-
 STREAMING = 6
 """A step of `sound` at which the run is at its work."""
 

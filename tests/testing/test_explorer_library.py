@@ -127,10 +127,10 @@ def test_a_run_that_stays_with_its_agent(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_prompt_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Session.enter
 
-    def enter(self: Session, run: Run, on_busy: OnBusy) -> Place:
-        if run.session.messages:
+    def enter(self: Session, place: Place, on_busy: OnBusy) -> None:
+        if place.run.session.messages:
             raise SessionBusyError("never again", run_id="none")
-        return original(self, run, on_busy)
+        original(self, place, on_busy)
 
     monkeypatch.setattr(Session, "enter", enter)
     found(explore(sound), "the next prompt was refused: SessionBusyError: never again")
@@ -213,10 +213,9 @@ def test_a_bequest_that_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_paused_run_that_does_not_hold_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Session.enter
 
-    def enter(self: Session, run: Run, on_busy: OnBusy) -> Place:
-        place = original(self, run, on_busy)
+    def enter(self: Session, place: Place, on_busy: OnBusy) -> None:
+        original(self, place, on_busy)
         self._places.remove(place)
-        return place
 
     monkeypatch.setattr(Session, "enter", enter)
     found(explore(paused, inject=()), "it is paused, but does not hold its session")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import os
 from typing import TYPE_CHECKING, Any
 
 from andon.core.budget import Budget, Meter
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 current: contextvars.ContextVar[CallScope | None] = contextvars.ContextVar("current", default=None)
 """The tool call that this code is part of. Threads of tools have it too."""
+
+
+# A tool that forks is at work in the parent. In the child there is no such call, and no run whose children could begin.
+os.register_at_fork(after_in_child=lambda: current.set(None))
 
 
 class Kin(Estate):
@@ -107,13 +112,17 @@ class Kin(Estate):
                 f"no further agent can be called from here: {limit} runs are at work, each called by the one before it."
                 " Answer with what is known. (Runtime(max_depth=…) allows more.)"
             )
-        if waits and any(run.session.key == self.session.key for run in (parent, *parent.ancestors)):
+        if waits and any(self._shares_session(run) for run in (parent, *parent.ancestors)):
             raise SessionBusyError(
                 f"session {self.session.key.session_id!r} is held by run {parent.run_id!r}, or by one above it, and the"
                 f" tool call {call.call_id!r} of that run would wait for itself. Use another session; or pass"
                 " detached=True, and don't wait for the run in the tool.",
                 run_id=parent.run_id,
             )
+
+    def _shares_session(self, other: Kin) -> bool:
+        """Are they in the same line? The same key in another store is another session."""
+        return other.session.key == self.session.key and other.runtime.store is self.runtime.store
 
     def _join_family(self, scope: CallScope | None) -> None:
         """Register with the parent, and then look whether that, or the call itself, was cancelled."""

@@ -22,7 +22,9 @@ from andon.core.events import Event, RunEvent
 from andon.core.journal import Journal
 from andon.core.limits import Limits, limit_events
 from andon.core.outliving import Outliving
+from andon.core.portal import leave_pending
 from andon.core.receipt import CancelRequest
+from andon.core.session import Place
 from andon.core.signal import Batch, Completed, Failed, Fate
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, StopReason, check_step
 from andon.core.step import Cut, as_exception
@@ -154,14 +156,17 @@ class Life(Outliving):
         """Take a place in the session, register, and start the task; or raise, and nothing was recorded."""
         if self.has_begun:
             raise HandleError(f"run {self.run_id!r} has begun already; start another one")
-        self._enlist()
         try:
+            self._enlist()
             self.journal.add(RunEvent.run_started, parent_run_id=self.parent_run_id)
             self._cord.add(self, self.bounds.arm_seconds)
             self._work.begin()
             self._go()
-        except BaseException:  # it may have been seen: it ends like any other
-            self._break_off()
+        except BaseException:
+            if self.has_begun:  # it may have been seen: it ends like any other
+                self._break_off()
+            else:
+                self._withdraw()
             raise
 
     def _enlist(self) -> None:
@@ -169,20 +174,25 @@ class Life(Outliving):
         self.loop = asyncio.get_running_loop()
         call = self._call_above()
         self._check_ancestors(call, waits=self._on_busy == "queue")
-        self.runtime.register(self)
         try:
-            self._place = self.session.enter(self, self._on_busy)
+            self.runtime.register(self)
+            place = self._place = Place(self)
+            self.session.enter(place, self._on_busy)
             if self._on_busy == "cancel":
-                self.session.supersede(self._place)
+                self.session.supersede(place)
             self._join_family(call)
             if (watcher := spectator.get()) is not None:
                 watcher(cast("Run", self))
         except BaseException:
-            self._leave_family()
-            if self._place is not None:
-                self.session.leave(self._place)
-            self.runtime.forget(self)
+            self._withdraw()
             raise
+
+    def _withdraw(self) -> None:
+        """Be as if it had never been. Called again, it changes nothing more."""
+        self._leave_family()
+        if self._place is not None:
+            self.session.withdraw(self._place)
+        self.runtime.forget(self)
 
     def _break_off(self) -> None:
         """An exception interrupted the run's beginning, or its going on: its task ends it, or else the portal."""
@@ -202,6 +212,8 @@ class Life(Outliving):
     async def _main(self) -> None:
         if self._task is None:  # this loop begins tasks at once (asyncio.eager_task_factory): `_go` has to finish first
             await asyncio.sleep(0)
+            if self.signal.adopted:  # an exception kept `_go` from that, and the portal ends the run
+                return
         try:
             if self._stage is RunStatus.pending:
                 await self._take_turn()
@@ -346,6 +358,7 @@ class Life(Outliving):
     def disown(self) -> None:
         """In a forked child: the run is the parent's, and goes on there. Here it has ended, and nobody waits for it."""
         self.journal.waiters, self._waiters = Waiters(), Waiters()  # the loops in the old ones are the parent's
+        leave_pending(task for task in (self._task, *(step.task for step in self._steps)) if task is not None)
         error = HandleError(f"run {self.run_id!r} belongs to the process that this one was forked from")
         self.signal.overrule(Failed(error))
         self.signal.unbind()

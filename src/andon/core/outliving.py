@@ -102,14 +102,19 @@ class Outliving(Holding):
     async def _end_elsewhere(self) -> None:
         if not self._may_take_over():  # it was handed over twice
             return
-        self.loop = self._caretaker = asyncio.get_running_loop()
+        loop = self.loop = self._caretaker = asyncio.get_running_loop()
         try:
             self.limits.abandon()
             self.lose_steps()
             await self._finish()
-        except BaseException as error:  # noqa: BLE001 - the last boundary there is
-            await self._collapse(error)
-        finally:
+        except BaseException as error:  # the last boundary there is
+            if isinstance(error, GeneratorExit) and asyncio._get_running_loop() is not loop:
+                raise  # this coroutine is closed, with its loop: another portal ends the run
+            try:
+                await self._collapse(error)
+            finally:
+                self._settle()
+        else:
             self._settle()
 
     async def _collapse(self, error: BaseException) -> None:

@@ -17,7 +17,7 @@ import contextvars
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from andon.core.waiters import call_on
@@ -50,10 +50,14 @@ class Portal:
         """Called on the loop, a while after its tasks were cancelled because the portal is closed. Gives up what does
         not end, and returns the tasks for which it is worth waiting on.
         """
-        self.forget()
+        self._start_over()
 
     def forget(self) -> None:
         """In a forked child the thread is gone and its lock may be held for ever: start over."""
+        leave_pending(task for task in self._open.values() if task is not None)
+        self._start_over()
+
+    def _start_over(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -160,10 +164,9 @@ class Portal:
             if worth:
                 await asyncio.wait(worth)
         for task in tasks:
-            if not task.done():  # a tool's that swallows its cancel: it was named when it was given up
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-            elif not task.cancelled():
+            if task.done() and not task.cancelled():
                 task.exception()  # seen: nobody else will look
+        leave_pending(tasks)  # of a tool that swallows its cancel: it was named when it was given up
 
     def _die(self, loop: asyncio.AbstractEventLoop, error: BaseException) -> None:
         """The loop is broken. Nobody waits for it any more, and the next call gets another one."""
@@ -187,6 +190,10 @@ class Portal:
         for tell in self.on_death:
             tell()
 
+    def has_turns(self) -> bool:
+        """Is its loop served, and not blocked by something that runs on it?"""
+        return self._loop is not None and _has_turns(self._loop)
+
     def exit(self) -> None:
         """Close it for the end of the process."""
         self.close()
@@ -208,6 +215,12 @@ class Portal:
                 thread.join(STORE_SECONDS)
             if not self._soon:  # else something was asked for while the loop was being stopped
                 return
+
+
+def leave_pending(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Have asyncio not complain that these were destroyed, though they had not ended: that is known, and meant."""
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 def _has_turns(loop: asyncio.AbstractEventLoop) -> bool:

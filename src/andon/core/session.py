@@ -106,9 +106,8 @@ class Session:
         base, tail = self._parts
         return [*base, *tail]
 
-    def enter(self, run: Life, on_busy: OnBusy) -> Place:
-        """Take a place in the line, or raise if the session is busy and `on_busy` says so."""
-        place = Place(run)
+    def enter(self, place: Place, on_busy: OnBusy) -> None:
+        """Join the line, or raise if the session is busy and `on_busy` says so."""
         with self._lock:
             ahead = [other.run for other in self._places if other.bequest is None]  # the others have ended
             for other in ahead:
@@ -120,7 +119,11 @@ class Session:
             if self._places:
                 place.waiters = Waiters()
             self._places.append(place)
-        return place
+
+    def withdraw(self, place: Place) -> None:
+        """Leave the line before anything was said. It may be that the run had not come into it."""
+        if place in self._places:
+            self.leave(place)
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:

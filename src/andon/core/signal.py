@@ -12,6 +12,7 @@ from __future__ import annotations
 import _thread
 import asyncio
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -121,7 +122,7 @@ class CancelSignal:
         # A stronger mode escalates; so does a grace, when its time comes.
         stronger = request.mode.rank > self.rank
         entered = stronger and self._slot.setdefault(request.mode.value, request) is request
-        if request.grace is not None and not entered:
+        if not entered and _end_of_grace(request) < min(map(_end_of_grace, self.graces), default=math.inf):
             self._slot.setdefault("graces", []).append(request)
         self.deliver_again(batch)
         return CancelOutcome.already_requested
@@ -133,7 +134,7 @@ class CancelSignal:
 
     @property
     def graces(self) -> list[CancelRequest]:
-        """The requests that become stronger after a while."""
+        """The requests that become stronger after a while; of those that came later, each ends before the others."""
         requests = [self.request, *map(self._slot.get, _STRONGER), *self._slot.get("graces", ())]
         return [each for each in requests if each and each.grace is not None and each.mode is not CancelMode.now]
 
@@ -178,6 +179,10 @@ class CancelSignal:
             call_on(loop, deliver, request)  # if the loop is closed, whoever asked finds the run lost
         except RecursionError:  # there is no room left on this stack: another one has all that it takes
             _thread.start_new_thread(call_on, (loop, deliver, request))
+
+
+def _end_of_grace(request: CancelRequest) -> float:
+    return math.inf if request.grace is None else request.requested_at + request.grace
 
 
 def wake_all(batch: Batch, request: CancelRequest) -> None:

@@ -153,6 +153,10 @@ class Step(Generic[T]):
             del error
         return self._value
 
+    @property
+    def task(self) -> asyncio.Task[None]:
+        return self._task
+
     def cut_alone(self) -> None:
         """Cut this step, and let the run go on."""
         if not self.finished and not self.was_cut:

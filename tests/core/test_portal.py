@@ -158,6 +158,26 @@ def fail() -> None:
     raise OSError("as a broken selector does")
 
 
+def test_a_run_in_its_last_hooks_is_not_waited_for_when_the_loop_breaks() -> None:
+    """It has ended, and its runtime finds it by no id any more; whoever waits for it is answered all the same."""
+    reached = Flag()
+
+    class Hook:
+        async def run_ended(self, happening: object) -> None:
+            reached.set()
+            await asyncio.sleep(HANG)
+
+    agent = Agent("A", ScriptedModel(then="OK."), hooks=[Hook()], runtime=Runtime(hook_seconds=HANG))
+    results: list[RunStatus] = []
+    worker = Worker(lambda: results.append(agent.run("go").status))
+    reached.wait()
+    assert portal._loop is not None
+    portal._loop.call_soon_threadsafe(setattr, portal._loop, "_run_once", fail)
+    worker.done()
+    assert results == [RunStatus.completed]
+    assert not agent.runtime._leaving
+
+
 def test_whoever_waits_for_a_loop_that_breaks_is_told() -> None:
     own, began = Portal("breaking"), threading.Event()
 
@@ -195,6 +215,30 @@ def test_what_was_asked_for_without_the_lock_has_begun_when_the_portal_is_closed
     own.close()
     assert done == ["cancelled, so it had begun"]
     own.close()  # once is enough
+
+
+def test_what_is_handed_over_while_the_process_exits_is_ended_too() -> None:
+    """A tool that is cut at the exit cancels another run, say, in its `finally`."""
+    own, done, begun = Portal("exiting"), [], threading.Event()
+
+    async def second() -> None:
+        try:
+            await asyncio.sleep(HANG)
+        finally:
+            done.append("second")
+
+    async def first() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(HANG)
+        finally:
+            own.submit_soon("key", second)
+
+    own.submit(first)
+    assert begun.wait(HANG)
+    own.exit()
+    assert done == ["second"]
+    assert own.exited
 
 
 def test_a_closed_portal_waits_for_no_task_that_swallows_its_cancel() -> None:

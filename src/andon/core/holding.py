@@ -177,7 +177,7 @@ class Holding(Kin):
         asked = self.signal.request
         try:
             if not record.status.final:
-                self.runtime.forget(self)  # type: ignore[arg-type]
+                self.runtime.part_from(self)  # type: ignore[arg-type]
                 request = None if asked is None or asked.cause is CancelCause.lost else asked
                 record = await self._unstoppable(lambda: tenure.follow(record, request))
             left = await self._unstoppable(tenure.left)

@@ -60,6 +60,7 @@ class Outliving(Holding):
 
     def _settle(self) -> None:
         self._settled = True
+        self.runtime.settled(self)  # type: ignore[arg-type]  # there is no other kind
         if self.tenure is not None:
             self.tenure.release()
             if self.tenure.refusal is None:

@@ -215,7 +215,7 @@ class Pausing(Life):
         tenure = self.tenure
         if tenure is not None and self._take(self._token, tenure):
             tenure.let_go()
-            self.runtime.forget(self)  # whoever answers finds it where it is
+            self.runtime.part_from(self)  # whoever answers finds it where it is
             portal.submit(self._go_along)
         else:
             self.cancel_for(CancelCause.lost, "another worker has taken it over")

@@ -38,6 +38,9 @@ STORE_SECONDS = 5.0
 a store that takes its time to keep how runs have ended.
 """
 
+EXIT_ROUNDS = 3
+"""How often it is closed at exit, at the most: while it ends runs, these may hand over others."""
+
 
 class Portal:
     """Runs coroutines on a thread of its own, for any other thread."""
@@ -178,6 +181,7 @@ class Portal:
                 future for future, task in self._open.items() if (waiting if task is None else task.get_loop() is loop)
             ]
         log.critical("%s: its event loop broke: %s", self._name, describe(error), exc_info=error)
+        leave_pending(asyncio.all_tasks(loop))
         try:
             loop.close()
         except Exception:  # noqa: BLE001 - as broken as the rest of it; closed is what counts
@@ -195,26 +199,26 @@ class Portal:
         return self._loop is not None and _has_turns(self._loop)
 
     def exit(self) -> None:
-        """Close it for the end of the process."""
-        self.close()
+        """Close it for the end of the process, and with it what was handed over from there meanwhile."""
+        for _ in range(EXIT_ROUNDS):
+            self.close()
+            if self._loop is None and not self._soon:
+                break
         self.exited = True
 
     def close(self) -> None:
         """End what runs there (each run is settled, bounded) and the thread with it. A later call starts a new one."""
-        for _ in range(2):
-            with self._lock:
-                if self._soon:
-                    self._started().call_soon_threadsafe(self._begin_soon)
-                loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-            if loop is None or thread is None:
-                return
-            # A turn later, so that all that was submitted has begun: a task that is cancelled before that does nothing.
-            call_on(loop, loop.call_soon, loop.stop)
-            thread.join(CLOSE_SECONDS)
-            if thread.is_alive() and _has_turns(loop):
-                thread.join(STORE_SECONDS)
-            if not self._soon:  # else something was asked for while the loop was being stopped
-                return
+        with self._lock:
+            if self._soon:
+                self._started().call_soon_threadsafe(self._begin_soon)
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        # A turn later, so that all that was submitted has begun: a task that is cancelled before that does nothing.
+        call_on(loop, loop.call_soon, loop.stop)
+        thread.join(CLOSE_SECONDS)
+        if thread.is_alive() and _has_turns(loop):
+            thread.join(STORE_SECONDS)
 
 
 def leave_pending(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -16,9 +16,8 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 from weakref import WeakSet, WeakValueDictionary
 
-from msgspec import Struct
-
 from andon.core.archive import Archive, Latencies
+from andon.core.bounds import Bounds
 from andon.core.fork import start_over_after_fork
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest, is_seconds
@@ -38,19 +37,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("andon")
 
 ENDED_KEPT = 10_000
-
-
-class Bounds(Struct, frozen=True, gc=False):
-    """How long anything may take after a cancel. See `Runtime` for what each means."""
-
-    arm_seconds: float
-    cut_seconds: float
-    abandon_seconds: float
-    hook_seconds: float
-    settle_seconds: float
-    child_seconds: float
-    lease_seconds: float
-    abandoned_threads: int
 
 
 class Runtime:
@@ -99,9 +85,7 @@ class Runtime:
             lease_seconds,
             abandoned_threads,
         )
-        for name in Bounds.__struct_fields__:
-            if (value := getattr(self.bounds, name)) is None or not is_seconds(value):
-                raise ConfigurationError(f"{name} is {value!r}; it must be a number, 0 or more")
+        self.bounds.check()
         if not (isinstance(max_events, int) and max_events >= 0):
             raise ConfigurationError(f"max_events is {max_events!r}; it must be a whole number, 0 or more")
         if not (isinstance(max_depth, int) and max_depth >= 1):
@@ -116,6 +100,8 @@ class Runtime:
         self.abandoned: dict[object, str] = {}
         """Threads of cut tools that are still running, by name."""
         self._runs: dict[str, Life] = {}
+        self._leaving: dict[Life, None] = {}
+        """Runs that are not found by their id any more, but have not settled: in their last hooks, for one."""
         self._ended: set[str] = set()
         self._ended_order: deque[str] = deque()
         self._archive: Archive | None = None
@@ -128,6 +114,7 @@ class Runtime:
     def start_over(self) -> None:
         """In a forked child the runs are the parent's: here they are over, and hold nothing."""
         runs, self._runs, self.abandoned, self._lock = self.runs, {}, {}, threading.Lock()
+        self._leaving = {}
         for run in runs:
             run.disown()
         for session in list(self._sessions.values()):
@@ -359,12 +346,20 @@ class Runtime:
         if self._runs.get(run.run_id) is run:
             del self._runs[run.run_id]
 
+    def part_from(self, run: Life) -> None:
+        """The same for a run that has still something to do; `settled` is called when it has not."""
+        self._leaving[run] = None
+        self.forget(run)
+
+    def settled(self, run: Life) -> None:
+        self._leaving.pop(run, None)
+
     def unregister(self, run: Life) -> None:
         self._ended.add(run.run_id)
         self._ended_order.append(run.run_id)
         if self._archive is not None:
             self._archive.add(run)
-        self.forget(run)
+        self.part_from(run)
         if len(self._ended_order) > ENDED_KEPT:
             self._ended.discard(self._ended_order.popleft())
 
@@ -375,7 +370,7 @@ _runtimes: WeakSet[Runtime] = WeakSet()
 def _end_lost() -> None:
     """The portal's loop broke: the runs that lived on it are lost. A new portal ends them."""
     for runtime in list(_runtimes):
-        for run in runtime.runs:
+        for run in [*runtime.runs, *runtime._leaving.copy()]:
             run.ensure_ending()
 
 

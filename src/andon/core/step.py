@@ -19,7 +19,7 @@ from andon.core.waiters import Waiters
 from andon.errors import describe
 
 if TYPE_CHECKING:
-    from andon.core.runtime import Bounds
+    from andon.core.bounds import Bounds
     from andon.core.signal import CancelSignal
     from andon.core.states import CancelMode
 

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long anything may take after a cancel. See `Runtime` for what each bound means."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from andon.core.receipt import is_seconds
+from andon.errors import ConfigurationError
+
+
+class Bounds(Struct, frozen=True, gc=False):
+    """The bounds of a runtime's runs; all in seconds, but for the last one."""
+
+    arm_seconds: float
+    cut_seconds: float
+    abandon_seconds: float
+    hook_seconds: float
+    settle_seconds: float
+    child_seconds: float
+    lease_seconds: float
+    abandoned_threads: int
+
+    def check(self) -> None:
+        """Raise if one of them is no bound."""
+        for name in Bounds.__struct_fields__:
+            if (value := getattr(self, name)) is None or not is_seconds(value):
+                raise ConfigurationError(f"{name} is {value!r}; it must be a number, 0 or more")

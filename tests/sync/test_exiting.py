@@ -79,11 +79,21 @@ def test_a_cancel_of_a_paused_run_is_stored_though_it_is_the_programs_last_line(
     assert run_program(tmp_path, "print(start('wipe').cancel('never mind'))") == ("requested\n", "CANCELLED")
 
 
-def test_a_cancel_in_an_exit_handler_is_stored(tmp_path: Path) -> None:
-    code = """
+@pytest.mark.parametrize("start", ["start('wipe')", "asyncio.run(start_async())"])
+@pytest.mark.parametrize("cancel", ["print(agent.cancel())", "atexit.register(lambda: print(agent.cancel()))"])
+def test_a_cancel_at_the_end_or_in_an_exit_handler_is_stored(tmp_path: Path, start: str, cancel: str) -> None:
+    """With `asyncio.run` the portal was not in use before. Some versions of Python then start no thread for it."""
+    code = f"""
         import atexit
-        agent = start("wipe")
-        atexit.register(lambda: print(agent.cancel()))
+
+        async def start_async():
+            runtime = Runtime(open_store(sys.argv[1]))
+            agent = Agent("A", ScriptedModel(Call("wipe")), tools=[wipe], runtime=runtime)
+            await agent.invoke_async("go", run_id="R")
+            return agent
+
+        agent = {start}
+        {cancel}
     """
     assert run_program(tmp_path, code) == ("requested\n", "CANCELLED")
 

@@ -13,11 +13,12 @@ import _thread
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import contextvars
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 from andon.core.waiters import call_on
@@ -90,11 +91,12 @@ class Portal:
         self._soon[key] = make
         loop = self._loop
         if loop is None or not call_on(loop, self._begin_soon):
-            # A raw thread, because this may be a signal handler that interrupted whoever holds the lock.
-            _thread.start_new_thread(self._start_soon, ())
+            with _no_threads_at_exit():
+                # A raw thread, because this may be a signal handler that interrupted whoever holds the lock.
+                _thread.start_new_thread(self._start_soon, ())
 
     def _start_soon(self) -> None:
-        with self._lock:
+        with self._lock, _no_threads_at_exit():
             self._started().call_soon_threadsafe(self._begin_soon)
 
     def _begin_soon(self) -> None:
@@ -124,9 +126,14 @@ class Portal:
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._serve, args=(loop,), name=self._name, daemon=True)
-            self._thread.start()
-            self._loop = loop  # last: whatever interrupts the lines above leaves no loop that nobody serves
+            thread = threading.Thread(target=self._serve, args=(loop,), name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                loop.close()
+                raise
+            # Last: whatever interrupts the lines above leaves no loop that nobody serves.
+            self._loop, self._thread = loop, thread
         return self._loop
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -139,6 +146,13 @@ class Portal:
             loop.close()
         except BaseException as error:  # noqa: BLE001 - the thread's last boundary
             self._die(loop, error)
+
+    def _serve_here(self) -> None:
+        """Do in this thread what is left to do: there can be no other any more."""
+        loop = asyncio.new_event_loop()
+        loop.call_soon(self._begin_soon)
+        loop.call_soon(loop.call_soon, loop.stop)
+        self._serve(loop)
 
     def _served(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Serve until the loop stops. True if that was asked for by `close`."""
@@ -210,15 +224,30 @@ class Portal:
         """End what runs there (each run is settled, bounded) and the thread with it. A later call starts a new one."""
         with self._lock:
             if self._soon:
-                self._started().call_soon_threadsafe(self._begin_soon)
+                with _no_threads_at_exit():
+                    self._started().call_soon_threadsafe(self._begin_soon)
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is None or thread is None:
+            if self._soon:
+                self._serve_here()
             return
         # A turn later, so that all that was submitted has begun: a task that is cancelled before that does nothing.
         call_on(loop, loop.call_soon, loop.stop)
         thread.join(CLOSE_SECONDS)
         if thread.is_alive() and _has_turns(loop):
             thread.join(STORE_SECONDS)
+
+
+@contextlib.contextmanager
+def _no_threads_at_exit() -> Iterator[None]:
+    """While the interpreter exits, some versions of Python start no thread: then `exit` does what is left to do."""
+    try:
+        yield
+    except RecursionError:
+        raise
+    except RuntimeError:
+        if threading.main_thread().is_alive():
+            raise
 
 
 def leave_pending(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -125,7 +125,7 @@ def _begin(run: Run) -> None:
     async def begin() -> None:
         await run.open()
 
-    portal.submit(begin).result()
+    portal.wait(begin)
 
 
 def _outlast(run: Run, wait: Callable[[], T]) -> T:

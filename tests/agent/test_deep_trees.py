@@ -115,7 +115,7 @@ def test_the_model_is_told_that_the_tree_is_too_deep_and_goes_on() -> None:
 
 def test_fifty_levels_are_the_default_and_a_detached_run_begins_a_tree_of_its_own() -> None:
     assert Runtime().max_depth == 50
-    for wrong in (0, -1, 2.5, "many"):
+    for wrong in (0, -1, 2.5, "many", True):
         with pytest.raises(ConfigurationError, match="max_depth"):
             Runtime(max_depth=wrong)  # type: ignore[arg-type]
 

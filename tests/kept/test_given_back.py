@@ -194,3 +194,39 @@ def test_one_that_was_taken_up_twice_and_asks_something_else_is_not_left_to_nobo
             assert (await found(here, run_id)).status is RunStatus.paused
 
     play(main)
+
+
+class Interrupted(BaseException):
+    """As a signal handler may raise it, anywhere."""
+
+
+@pytest.mark.parametrize("then", ["answer", "cancel"])
+def test_an_interrupt_right_after_the_store_has_given_the_run(
+    url: str, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is given back, and waits on. Else nobody would go on with it until its lease is over, and then it is lost."""
+
+    async def main() -> None:
+        async with runtimes(url, 1) as (here,):
+            till = Till()
+            agent = on(here, DELETE, "Done.", tools=till.tools)
+            run, result = await paused(agent, session_id="s")
+            answers = {result.interrupts[0].id: True}
+
+            def interrupted(*_: object) -> None:
+                raise Interrupted
+
+            with monkeypatch.context() as patch:
+                patch.setattr("andon.core.keeper.Keeper.hold", interrupted)
+                with pytest.raises(Interrupted):
+                    await agent.continue_run(run.run_id, answers)
+            if then == "answer":
+                assert (await agent.continue_run(run.run_id, answers)).status is RunStatus.completed
+                assert till.did == ["all"]
+            else:
+                assert run.cancel()
+                await run.ended()
+                assert run.status is RunStatus.cancelled
+                assert till.did == []
+
+    play(main)

@@ -20,7 +20,7 @@ from andon.models.openai import OpenAIChat
 from andon.models.openai.clients import Settings, _Shelf, clients
 from andon.models.reads import join_chunks
 from andon.testing.providers import FakeChat, silence, stall, text
-from tests.support import Flag, Worker, play, until
+from tests.support import Flag, Worker, eventually, play, until
 from tests.support.openai import ID, Api, Fake, each_api
 
 
@@ -110,7 +110,7 @@ def test_many_loops_leave_nothing_behind() -> None:
         for _ in range(50):
             asyncio.run(ask(agent))
         fake.wait_until(lambda: fake.open_connections == 0)
-        assert open_files() <= before
+        eventually(lambda: open_files() <= before)  # the fake closes its end of a connection a moment later
         assert len(clients._shelves) == shelves
 
 
@@ -129,7 +129,7 @@ def test_a_loop_that_was_closed_without_a_word() -> None:
             loop.close()
         asyncio.run(ask(agent))
         fake.wait_until(lambda: fake.open_connections == 0)
-        assert open_files() <= before
+        eventually(lambda: open_files() <= before)  # the fake closes its end of a connection a moment later
 
 
 @each_api

@@ -129,7 +129,8 @@ def traced() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.settrace(before)
+        if sys.gettrace() is tracer:  # else coverage has begun again
+            sys.settrace(before)
 
 
 def broken() -> None:

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
-from andon.core.waiters import call_on
+from andon.core.waiters import Waiters, call_on
 from andon.errors import PortalError, describe, show
 
 T = TypeVar("T")
@@ -65,6 +65,7 @@ class Portal:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._tells: dict[Future[Any], Callable[[], object]] = {}
         self._open: dict[Future[Any], asyncio.Task[Any] | None] = {}
         """What was asked for and is not done, with its task once it has begun. (A loop holds its tasks weakly.)"""
         self.exited = False
@@ -72,15 +73,32 @@ class Portal:
         self._soon: dict[object, Make[Any]] = {}
         """What was asked for without the lock, and has not begun."""
 
-    def submit(self, make: Make[T]) -> Future[T]:
-        """Run a coroutine in a copy of the caller's context."""
+    def submit(self, make: Make[T], tell: Callable[[], object] | None = None) -> Future[T]:
+        """Run a coroutine in a copy of the caller's context. When it has ended, `tell` is called, in any thread."""
         future: Future[T] = Future()
         context = contextvars.copy_context()
+        if tell is not None:
+            self._tells[future] = tell
         with self._lock:  # or a `close` in between would leave it undone, and its caller waiting
             loop = self._started()
             self._open[future] = None
             loop.call_soon_threadsafe(context.run, self._begin, make, future)
         return future
+
+    def wait(self, make: Make[T]) -> T:
+        """Run a coroutine, and block this thread until it has ended. An interrupt (Ctrl-C) gets through.
+
+        Not by `future.result()`: interrupted in there, it may keep a lock that the portal would then wait for.
+        """
+        waiters, over = Waiters(), list[bool]()
+
+        def tell() -> None:
+            over.append(True)
+            waiters.wake()
+
+        future = self.submit(make, tell)
+        waiters.wait_blocking(lambda: bool(over))
+        return future.result()
 
     def submit_soon(self, key: object, make: Make[Any]) -> None:
         """The same without a lock, so from a signal handler too, and in a context of its own.
@@ -111,6 +129,7 @@ class Portal:
             # `make` raised it; or this loop begins tasks at once (asyncio.eager_task_factory), and the work did.
             self._open.pop(future, None)
             future.set_exception(error)
+            self._over(future)
             return
         task.add_done_callback(lambda task: self._deliver(task, future))
 
@@ -122,6 +141,11 @@ class Portal:
             future.set_exception(error)
         else:
             future.set_result(task.result())
+        self._over(future)
+
+    def _over(self, future: Future[Any]) -> None:
+        if (tell := self._tells.pop(future, None)) is not None:
+            tell()
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -198,13 +222,15 @@ class Portal:
         leave_pending(asyncio.all_tasks(loop))
         try:
             loop.close()
-        except Exception:  # noqa: BLE001 - as broken as the rest of it; closed is what counts
-            asyncio.BaseEventLoop.close(loop)  # type: ignore[arg-type]
+        except Exception:  # noqa: BLE001 - as broken as the rest of it
+            if isinstance(loop, asyncio.BaseEventLoop):
+                asyncio.BaseEventLoop.close(loop)  # closed is what counts
         failure = PortalError(f"the event loop of {self._name} broke ({describe(error)}): try again")
         for future in lost:
             self._open.pop(future, None)
             if not future.done():
                 future.set_exception(failure)
+            self._over(future)
         for tell in self.on_death:
             tell()
 

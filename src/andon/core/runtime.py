@@ -88,7 +88,7 @@ class Runtime:
         self.bounds.check()
         if not (isinstance(max_events, int) and max_events >= 0):
             raise ConfigurationError(f"max_events is {max_events!r}; it must be a whole number, 0 or more")
-        if not (isinstance(max_depth, int) and max_depth >= 1):
+        if not (isinstance(max_depth, int) and not isinstance(max_depth, bool) and max_depth >= 1):
             raise ConfigurationError(f"max_depth is {max_depth!r}; it must be a whole number, 1 or more")
         if keep_days is not None and not is_seconds(keep_days):
             raise ConfigurationError(f"keep_days is {keep_days!r}; it must be a number, 0 or more, or None for all")

@@ -8,6 +8,7 @@ as it did. Nobody is to hold it who does not know that, for then it would be los
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import time
@@ -20,8 +21,6 @@ from andon.core.states import RunStatus
 from andon.errors import StoreError
 
 if TYPE_CHECKING:
-    import concurrent.futures
-
     from andon.core.keeper import Keeper
     from andon.core.shared import Lease, Taken
 
@@ -73,6 +72,13 @@ async def take_paused_for(keeper: Keeper, run_id: str, known: int, seconds: floa
         with contextlib.suppress(StoreError):
             _leave(keeper, run_id, name, taking)
         raise
+
+
+def give_back(keeper: Keeper, run_id: str, held: Held) -> None:
+    """Have a run that was taken up wait on for a person, soon: whoever took it up can't go on with it."""
+    taking: concurrent.futures.Future[Held] = concurrent.futures.Future()
+    taking.set_result(held)
+    _leave(keeper, run_id, held.owner, taking)
 
 
 async def given_back(keeper: Keeper, run_id: str, seconds: float) -> None:

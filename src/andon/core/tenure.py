@@ -20,7 +20,7 @@ from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
 from andon.core.shared import Lease, Progress
 from andon.core.states import RunStatus
-from andon.core.taking import take_paused_for
+from andon.core.taking import give_back, take_paused_for
 from andon.errors import AndonError, SessionBusyError
 
 if TYPE_CHECKING:
@@ -184,8 +184,14 @@ class Tenure:
         try:
             known, seconds = len(self._run.journal.events), self._run.bounds.settle_seconds
             taken = await take_paused_for(self._keeper, self._run.run_id, known, seconds)
-            if taken is not None:
-                self.hold(*taken)
+            try:
+                if taken is not None:
+                    self.hold(*taken)
+            except BaseException:  # a Ctrl-C, say: nobody would go on with it
+                if taken is not None:
+                    self.release()
+                    give_back(self._keeper, self._run.run_id, taken)
+                raise
             self.unsure = False
         finally:
             self.taking = False

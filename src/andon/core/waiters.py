@@ -15,7 +15,10 @@ from collections.abc import Callable
 from typing import TypeVarTuple
 
 Ts = TypeVarTuple("Ts")
-Entry = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"] | tuple[None, threading.Event]
+Entry = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"] | tuple[None, threading.Lock]
+"""A future on its loop; or a lock that its thread waits to get. A bare lock: an interrupt (Ctrl-C) can leave the inner
+lock of a `threading.Event` or a `concurrent.futures.Future` taken, and then whoever wakes it waits for ever.
+"""
 
 
 def call_on(loop: asyncio.AbstractEventLoop, callback: Callable[[*Ts], object], *args: *Ts) -> bool:
@@ -48,7 +51,7 @@ class Waiters:
         elsewhere: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] | None = None
         for entry in entries:
             if entry[0] is None:
-                entry[1].set()
+                _release(entry[1])
             elif entry[0] is here:
                 _resolve(entry[1])
             else:
@@ -75,7 +78,7 @@ class Waiters:
                 return
             try:
                 await future
-            except asyncio.CancelledError:
+            except BaseException:  # it was cancelled, or closed
                 self._forget(entry)
                 raise
 
@@ -83,13 +86,14 @@ class Waiters:
         """The same for a thread; False if `timeout` passed first. An interrupt (Ctrl-C) gets through."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not ready():
-            event = threading.Event()
-            entry = (None, event)
+            lock = threading.Lock()
+            lock.acquire()
+            entry = (None, lock)
             self.wakes.append(entry)
             try:
                 if ready():
                     return True
-                if not event.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                if not lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
                     return ready()
             finally:
                 self._forget(entry)
@@ -100,6 +104,13 @@ class Waiters:
             self.wakes.remove(entry)
         except ValueError:  # woken at the same moment
             pass
+
+
+def _release(lock: threading.Lock) -> None:
+    try:
+        lock.release()
+    except RuntimeError:  # woken at the same moment
+        pass
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

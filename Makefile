@@ -15,9 +15,11 @@ PYTEST = $(PYTHON) -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal
 # Every Python that is here, but for the first one's version.
 OTHERS = $$(scripts/pythons | cut -d ' ' -f 1 | grep -vxF "$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')")
 # What is run once more on another event loop: runs, cancels, tools and blocking calls; with eager tasks also the explorer
-# over the scenarios in which a run pauses or its time is up, on uvloop also the OpenAI models against their fakes.
-CORE := $(addprefix tests/,agent core sync tools) --deselect tests/sync/test_interrupt.py::test_at_every_line
-EAGER := $(addprefix tests/,models/test_scripted.py explored/test_deadlines.py explored/test_people.py)
+# over the scenarios in which a run pauses, on uvloop also the OpenAI models against their fakes. Not what is long, nor
+# programs that choose their loops themselves.
+CORE := $(addprefix tests/,agent core sync tools) --deselect tests/sync/test_interrupt.py::test_at_every_line \
+	$(addprefix --ignore tests/,agent/test_accepted.py agent/test_cancel_races.py sync/test_exiting.py)
+EAGER := $(addprefix tests/,models/test_scripted.py explored/test_people.py)
 UVLOOP := tests/models
 # The folders are in it too, so that a deleted file is noticed.
 SOURCES := pyproject.toml README.md LICENSE $(shell find src ! -name __pycache__ ! -name '*.pyc')

@@ -110,7 +110,7 @@ def test_a_loop_that_breaks_loses_its_runs_and_is_replaced(caplog: pytest.LogCap
     assert Agent("Other", ScriptedModel(then="Hi.")).run("hello").status is RunStatus.completed
 
 
-def test_a_run_that_was_being_ended_on_a_loop_that_breaks_is_ended_once_by_the_next(
+def test_a_run_that_was_being_ended_on_a_loop_that_breaks_is_ended_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The coroutine of the broken loop is closed by the garbage collector, and has no part in the run any more."""

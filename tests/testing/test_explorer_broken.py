@@ -149,6 +149,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(virtual, "THREAD_SECONDS", 0.01)
 
 
+@pytest.mark.no_cover  # hundreds of performances, which the tracer would slow down by more than half
 @pytest.mark.usefixtures("impatient")
 def test_a_cancel_that_is_delivered_once_or_never(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks whether the run has heard of it: neither who cancels again nor who waits, reads, or counts time."""
@@ -160,6 +161,7 @@ def test_a_cancel_that_is_delivered_once_or_never(monkeypatch: pytest.MonkeyPatc
     assert {each.way for each in tried} == {"run", "agent", "runtime"}
 
 
+@pytest.mark.no_cover  # hundreds of performances, which the tracer would slow down by more than half
 def test_a_cancel_that_is_delivered_late(monkeypatch: pytest.MonkeyPatch) -> None:
     original = CancelSignal.deliver_again
 
@@ -171,6 +173,7 @@ def test_a_cancel_that_is_delivered_late(monkeypatch: pytest.MonkeyPatch) -> Non
     found(report, "the run ended 1 virtual seconds later than it had to")
 
 
+@pytest.mark.no_cover  # hundreds of performances, which the tracer would slow down by more than half
 @pytest.mark.usefixtures("impatient")
 def test_a_recursion_error_that_is_taken_for_a_closed_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told `requested`, and that is all."""
@@ -189,6 +192,7 @@ def test_a_recursion_error_that_is_taken_for_a_closed_loop(monkeypatch: pytest.M
     assert any("frames left" in str(problem.injection) for problem in report.problems)
 
 
+@pytest.mark.no_cover  # hundreds of performances, which the tracer would slow down by more than half
 def test_a_fate_that_can_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fickle(self: CancelSignal, batch: Any = None) -> None:
         if self.request is not None:
@@ -199,6 +203,7 @@ def test_a_fate_that_can_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("run 1 was to be cancelled, but ended as completed" in problem.text for problem in problems)
 
 
+@pytest.mark.no_cover  # hundreds of performances, which the tracer would slow down by more than half
 def test_two_that_are_told_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     original = CancelSignal.cancel
 

@@ -31,8 +31,8 @@ BEGINNING_SECONDS = 1.0
 EXITING_SECONDS = 0.25
 """The same after `sys.exit()`, say in a signal handler: closing the portal ends what has not ended by then."""
 
-BLOCKED_SECONDS = 0.5
-"""After this, it waits no longer if the portal's loop is blocked: nothing can end there."""
+BLOCKED_SECONDS = 2.0
+"""If the portal's loop has no turn for so long, it waits no longer: something blocks it, and nothing can end there."""
 
 
 def check_blocking(instead: str) -> None:
@@ -139,7 +139,7 @@ def _outlast(run: Run, wait: Callable[[], T]) -> T:
         if isinstance(error, SystemExit):
             run.attend_blocking(EXITING_SECONDS)
         elif run.has_begun:
-            if not run.attend_blocking(BLOCKED_SECONDS) and portal.has_turns():
+            if not run.attend_blocking(EXITING_SECONDS) and portal.has_turns(BLOCKED_SECONDS):
                 run.attend_blocking(INTERRUPTED_SECONDS)
         elif not isinstance(error, Exception):  # else it is what kept the run from starting
             run.attend_blocking(BEGINNING_SECONDS)

@@ -31,9 +31,9 @@ log = logging.getLogger("andon")
 
 CANCEL_SECONDS = 0.4
 """When the portal is closed: how long tasks may take to end. Then tools that have not ended are given up, and named."""
-CLOSE_SECONDS = 0.6
-"""How long `close` waits for all of it. An exit must not take longer than a second."""
-TURN_SECONDS = 0.1
+CLOSE_SECONDS = 0.4
+"""How long `close` waits for a loop that may be blocked. An exit must not take longer than a second."""
+TURN_SECONDS = 0.3
 STORE_SECONDS = 5.0
 """How much longer it waits if the loop has a turn within TURN_SECONDS, and so is not blocked: then all that is left is
 a store that takes its time to keep how runs have ended.
@@ -234,9 +234,9 @@ class Portal:
         for tell in self.on_death:
             tell()
 
-    def has_turns(self) -> bool:
-        """Is its loop served, and not blocked by something that runs on it?"""
-        return self._loop is not None and _has_turns(self._loop)
+    def has_turns(self, seconds: float) -> bool:
+        """Has its loop a turn within so many seconds, or does something that runs on it block it?"""
+        return self._loop is not None and _has_turns(self._loop, seconds)
 
     def exit(self) -> None:
         """Close it for the end of the process, and with it what was handed over from there meanwhile."""
@@ -260,7 +260,7 @@ class Portal:
         # A turn later, so that all that was submitted has begun: a task that is cancelled before that does nothing.
         call_on(loop, loop.call_soon, loop.stop)
         thread.join(CLOSE_SECONDS)
-        if thread.is_alive() and _has_turns(loop):
+        if thread.is_alive() and _has_turns(loop, TURN_SECONDS):
             thread.join(STORE_SECONDS)
 
 
@@ -282,10 +282,9 @@ def leave_pending(tasks: Iterable[asyncio.Task[Any]]) -> None:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
-def _has_turns(loop: asyncio.AbstractEventLoop) -> bool:
-    """Is the loop served, and not blocked by something that runs on it?"""
+def _has_turns(loop: asyncio.AbstractEventLoop, seconds: float) -> bool:
     turn = threading.Event()
-    return call_on(loop, turn.set) and turn.wait(TURN_SECONDS)
+    return call_on(loop, turn.set) and turn.wait(seconds)
 
 
 portal = Portal()

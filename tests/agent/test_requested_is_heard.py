@@ -299,6 +299,10 @@ def test_of_many_graces_only_those_count_that_end_before_the_others() -> None:
     assert [each.grace for each in signal.graces] == [5, 9, 1]
     signal.cancel(CancelRequest.make(mode="now"))
     assert signal.mode == "now"
+    asked = signal.asked
+    for _ in range(100):
+        signal.cancel(CancelRequest.make(mode="now", grace=1))  # a grace means nothing there
+    assert signal.asked == asked
 
 
 def test_a_task_that_was_made_but_is_not_known_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,9 @@ class CancelSignal:
 
 
 def _end_of_grace(request: CancelRequest) -> float:
-    return math.inf if request.grace is None else request.requested_at + request.grace
+    """When the request becomes stronger; never, if it has no grace or is the strongest already."""
+    soft = request.grace is not None and request.mode is not CancelMode.now
+    return request.requested_at + (request.grace or 0.0) if soft else math.inf
 
 
 def wake_all(batch: Batch, request: CancelRequest) -> None:

@@ -28,7 +28,7 @@ class Again:
     def release(self) -> None:
         self.woken += 1
         assert self.woken < 100, "the wake-up never ends"
-        self.waiters.wakes.append((None, self))  # type: ignore[arg-type]
+        self.waiters.wakes.append((None, self))
 
 
 def test_a_wake_up_wakes_those_that_were_there_when_it_began() -> None:
@@ -49,7 +49,7 @@ def test_a_wake_up_that_is_interrupted_loses_nobody() -> None:
     first, last = threading.Lock(), threading.Lock()
     for lock in (first, last):
         lock.acquire()
-    waiters.wakes += [(None, first), (None, bad), (None, last)]  # type: ignore[list-item]
+    waiters.wakes += [(None, first), (None, bad), (None, last)]
     with pytest.raises(KeyboardInterrupt):
         waiters.wake()
     assert last.locked()

@@ -87,12 +87,13 @@ async def changed_to(runtime: Runtime, run_id: str, holds: Callable[[RunRecord],
     """Look whenever the store says that something has changed, until this holds."""
     assert runtime.keeper is not None
     runtime.keeper.start()
-    while True:
-        seen = runtime.keeper.changes
-        record = await store_of(runtime).find(run_id)
-        if record is not None and holds(record):
-            return record
-        await runtime.keeper.changed(seen)
+    with runtime.keeper.news.watch(run_id) as topic:
+        while True:
+            seen = topic.count
+            record = await store_of(runtime).find(run_id)
+            if record is not None and holds(record):
+                return record
+            await topic.changed(seen)
 
 
 async def ended(runtime: Runtime, run_id: str) -> RunRecord:

@@ -11,6 +11,7 @@ import pytest
 
 from andon import CancelCause, CancelOutcome, Run, RunEvent, RunStatus, Runtime, ToolContext, tool
 from andon.agent.retry import Retry
+from andon.core import tenure
 from andon.core.following import StoredReader
 from andon.core.shared import Progress
 from andon.errors import (
@@ -280,20 +281,22 @@ async def take_rounds(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Call
     """Nothing is written of runs that go on, and nobody told of cancels, but by what is returned, once each time."""
     keeper = runtime.keeper
     assert keeper is not None
-    write, tell, idle = keeper._write_news, keeper._tell_cancels, Flag()
+    write, idle = keeper.writer._write_news, Flag()
 
     async def rest() -> bool:
         idle.set()
         return False
 
-    async def write_and_tell() -> None:
+    async def take_round() -> None:
         await write()
-        await tell()
 
-    monkeypatch.setattr(keeper, "_write_news", rest)
-    monkeypatch.setattr(keeper, "_tell_cancels", rest)
+    monkeypatch.setattr(tenure, "TEXT_SECONDS", 0.0)
+    monkeypatch.setattr(keeper.writer, "_write_news", rest)
+    for run in runtime.runs:
+        assert run.tenure is not None
+        run.tenure.stir()
     await idle.arrived()
-    return lambda: asyncio.wrap_future(keeper.submit(write_and_tell))
+    return lambda: asyncio.wrap_future(keeper.submit(take_round))
 
 
 def test_a_run_that_was_asked_to_stop_is_given_the_time_to_end_before_others_are_told(

@@ -15,7 +15,7 @@ import pytest
 from andon import Agent, Event, RunEvent, RunRecord, RunStatus, Runtime
 from andon.core.following import StoredReader
 from andon.core.keeper import Keeper
-from andon.core.shared import Lease, Progress
+from andon.core.shared import Granted, Lease, Progress
 from andon.errors import ReaderBusyError
 from andon.models.scripted import ScriptedModel
 from andon.server.distant import Distant
@@ -124,7 +124,7 @@ class Slow(SQLStore):
         super().__init__(url)
         self.asked, self.goes_on = Flag(), Flag()
 
-    async def enter(self, *arguments: Any, **options: Any) -> Lease:
+    async def enter(self, *arguments: Any, **options: Any) -> Granted:
         self.asked.set()
         await self.goes_on.arrived()
         return await super().enter(*arguments, **options)

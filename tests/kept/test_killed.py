@@ -30,11 +30,12 @@ PAUSED = ("paused", "asking-family")
 async def saved(runtime: Runtime, run_id: str, holds: Callable[[list[Message]], bool]) -> None:
     """Wait until so much of a run is stored."""
     assert runtime.keeper is not None
-    while True:
-        seen = runtime.keeper.changes
-        if holds(await store_of(runtime).added(run_id) or []):
-            return
-        await runtime.keeper.changed(seen)
+    with runtime.keeper.news.watch(run_id) as topic:
+        while True:
+            seen = topic.count
+            if holds(await store_of(runtime).added(run_id) or []):
+                return
+            await topic.changed(seen)
 
 
 def again(name: str, runtime: Runtime) -> Agent:

@@ -10,15 +10,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from andon import CancelCause, CancelOutcome, Event, Message, Run, RunRecord, RunStatus, Runtime, ToolOutcome
+from andon import CancelCause, CancelOutcome, Event, Message, Run, RunRecord, RunStatus, Runtime, ToolOutcome, tool
 from andon.agent.orphans import settle_orphan
 from andon.core.receipt import CancelRequest, Interrupt
 from andon.core.selection import Outcomes, Selection
 from andon.core.session import OnBusy
-from andon.core.shared import Lease, Renewal, Taken
+from andon.core.shared import Granted, Lease, Renewal, Taken
 from andon.errors import NotContinuableError, RunIdTakenError, StoreError
 from andon.messages import Text, ToolCall, assistant, user
-from andon.models.scripted import Stall
+from andon.models.scripted import Call, Stall
 from andon.server import create_app
 from andon.store.sql import SQLStore, push
 from andon.store.sql.codec import dump_notice
@@ -67,12 +67,12 @@ class Asked(SQLStore):
 
     async def _ask(self, run_id: str) -> None:
         looked = Flag()
-        listening = self.listen(looked.set)  # woken after the keeper, which was there before
+        listening = self.listen(lambda *_: looked.set())  # woken after the keeper, which was there before
         await self.request_cancel(Selection(run_id), CancelRequest.make(CancelCause.user, by="someone"))
         await looked.arrived()
         listening.close()
 
-    async def enter(self, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Lease:
+    async def enter(self, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Granted:
         lease = await super().enter(record, owner, seconds, on_busy)
         if not self._while_pausing:
             await self._ask(record.run_id)
@@ -98,8 +98,7 @@ def test_a_cancel_is_heard_though_nobody_could_look_for_it_when_it_came(
         runtime = Runtime(Asked(url, while_pausing), lease_seconds=1000)
         agent = on(runtime, DELETE if while_pausing else [Stall()], tools=Till().tools)
         assert runtime.keeper is not None
-        runtime.keeper.start()
-        await runtime.keeper.changed(0)  # it listens
+        await listening(runtime)
         run = agent.start("go", run_id="r1")
         await run.open()
         await run.ended()
@@ -112,11 +111,11 @@ def test_a_cancel_is_heard_though_nobody_could_look_for_it_when_it_came(
 async def listening(runtime: Runtime) -> None:
     """From here on it is told what the server says."""
     connected = Flag()
-    store_of(runtime).listen(connected.set)
+    store_of(runtime).listen(lambda *_: connected.set())
     await connected.arrived()
     assert runtime.keeper is not None
     runtime.keeper.start()
-    await runtime.keeper.changed(0)  # its first wake-up is its own, when it has begun to listen as well
+    await until(lambda: runtime.keeper is not None and runtime.keeper.leases.missed > 0)  # it listens as well
 
 
 def test_a_cancel_that_a_server_has_told_of_is_not_looked_for(postgres_url: str) -> None:
@@ -188,15 +187,16 @@ def test_a_cancel_is_not_heard_by_a_run_of_that_id_in_another_schema_of_the_same
         with psycopg.connect(postgres_url, autocommit=True) as admin:
             admin.execute("CREATE SCHEMA other")
         apart = f"{postgres_url}{'&' if '?' in postgres_url else '?'}options=-csearch_path%3Dother"
-        async with runtimes(postgres_url, 1) as (here,), runtimes(apart, 1) as (there,):
+        async with runtimes(postgres_url) as (here, other), runtimes(apart, 1) as (there,):
+            on(other, "OK.")
             agents, told = [on(runtime, [Stall()]) for runtime in (here, there)], Flag()
             await listening(there)
-            store_of(there).listen(lambda: None, None, lambda *_: told.set())  # told after the keeper
+            store_of(there).listen(lambda *_: None, None, lambda *_: told.set())  # told after the keeper
             runs = [agent.start("go", run_id="r1") for agent in agents]
             for run in runs:
                 await run.open()
                 await run.admitted()
-            assert await here.cancel(run_id="r1") == {"r1": CancelOutcome.requested}
+            assert await other.cancel(run_id="r1") == {"r1": CancelOutcome.requested}
             assert (await runs[0].result()).status is RunStatus.cancelled
             await told.arrived()
             assert runs[1].cancel() is CancelOutcome.requested  # and not before
@@ -226,18 +226,89 @@ def test_a_run_that_was_answered_and_has_ended_elsewhere_is_not_cancelled_here(u
     play(main)
 
 
-def test_a_cancel_of_a_paused_run_is_not_acknowledged_while_the_store_is_away(url: str) -> None:
+@pytest.mark.parametrize("which", ["run_id", "session_id", "all"])
+def test_a_cancel_of_a_paused_run_is_not_acknowledged_while_the_store_is_away(url: str, which: str) -> None:
+    """Not the second time either: it may be answered elsewhere, and then it goes on."""
+
     async def main() -> None:
-        store = Shaky(url)
-        here = Runtime(store)
+        store, till = Shaky(url), Till()
+        here, there = Runtime(store), Runtime(SQLStore(url))
         try:
-            run, _ = await paused(on(here, DELETE, tools=Till().tools), session_id="s")
-            store.away = True  # so nobody knows whether someone else has answered
-            with pytest.raises(StoreError):
-                await here.cancel(run_id=run.run_id)
+            run, result = await paused(on(here, DELETE, tools=till.tools), session_id="s")
+            asked: dict[str, Any] = {"run_id": run.run_id, "session_id": "s", "all": True}
+            store.away = True
+            for _ in range(3):
+                with pytest.raises(StoreError):
+                    await here.cancel(**{which: asked[which]})
+            assert run.status is RunStatus.paused
+            agent = on(there, "Done.", tools=till.tools)
+            answered = await agent.continue_run(run.run_id, {result.interrupts[0].id: True})
+            assert answered.status is RunStatus.completed
+            assert till.did == ["all"]
             store.away = False
             await run.ended()
-            await check_stored(here, run.run_id, RunStatus.cancelled, CancelCause.user)
+            assert run.status is RunStatus.completed
+            await check_stored(there, run.run_id, RunStatus.completed)
+        finally:
+            await here.close()
+            await there.close()
+
+    play(main)
+
+
+def test_a_run_that_is_held_here_is_stopped_at_once_though_the_store_is_away(url: str) -> None:
+    """The answer says that the store does not know yet; it is told as soon as it can be."""
+
+    async def main() -> None:
+        store, entered, left = Shaky(url), Flag(), Flag()
+
+        @tool
+        async def work() -> str:
+            entered.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                left.set()
+            return "never"
+
+        here, there = Runtime(store, settle_seconds=0.2), Runtime(SQLStore(url))
+        try:
+            run = on(here, Call("work"), tools=[work]).start("go", run_id="r1")
+            await run.open()
+            await entered.arrived()
+            store.away = True
+            outcomes = await here.cancel(run_id="r1", by="ada")
+            assert (outcomes, outcomes.stored) == ({"r1": CancelOutcome.requested}, False)
+            await left.arrived()
+            again = await here.cancel(run_id="r1")
+            assert (again, again.stored) == ({"r1": CancelOutcome.already_requested}, False)
+            with pytest.raises(StoreError, match="were asked to stop: 1"):
+                await here.cancel(all=True)
+            assert (await found(there, "r1")).status is RunStatus.running
+            store.away = False
+            await run.ended()
+            stored = await check_stored(there, "r1", RunStatus.cancelled, CancelCause.user)
+            assert stored.receipt is not None
+            assert stored.receipt.by == "ada"
+        finally:
+            await here.close()
+            await there.close()
+
+    play(main)
+
+
+def test_a_store_that_takes_long_does_not_keep_the_answer(url: str) -> None:
+    async def main() -> None:
+        store = Shaky(url)
+        here = Runtime(store, settle_seconds=0.05)
+        try:
+            run = on(here, [Stall()]).start("go", run_id="r1")
+            await run.open()
+            store.delay = 1.0
+            outcomes = await here.cancel(run_id="r1")
+            assert (outcomes, outcomes.stored) == ({"r1": CancelOutcome.requested}, False)
+            store.delay = 0.0
+            await run.ended()
         finally:
             await here.close()
 

@@ -158,7 +158,7 @@ def test_a_store_that_is_forgotten_leaves_no_thread_and_no_connection(url: str) 
     async def main() -> None:
         store = SQLStore(url)
         woken = Flag()
-        store.listen(woken.set)
+        store.listen(lambda *_: woken.set())
         await store.ping()
         await woken.arrived()
         gone = weakref.ref(store)
@@ -197,7 +197,7 @@ def test_a_forked_child_has_connections_and_threads_of_its_own(url: str) -> None
         await store.enter(record("r1"), "me", LONG, "reject")
 
     async def look() -> None:
-        assert await store.find("r1") == record("r1")
+        assert await store.find("r1") == record("r1", RunStatus.running)
         await store.close()
 
     asyncio.run(enter())

@@ -88,7 +88,7 @@ def test_a_busy_session_refuses_and_says_who_holds_it(url: str) -> None:
     async def main() -> None:
         async with opened(url) as store:
             lease = await store.enter(record("r1"), "me", LONG, "reject")
-            with pytest.raises(SessionBusyError, match="run 'r1' is pending in it") as refused:
+            with pytest.raises(SessionBusyError, match="run 'r1' is running in it") as refused:
                 await store.enter(record("r2"), "you", LONG, "reject")
             assert refused.value.run_id == "r1"
             assert await store.find("r2") is None
@@ -218,7 +218,7 @@ def test_nothing_is_taken_back_while_a_run_is_in_the_line(url: str) -> None:
             lease = await store.enter(record("r1"), "me", LONG, "reject")
             await store.finish(lease, record("r1", RunStatus.completed), said("One"), [])
             await store.enter(record("r2"), "me", LONG, "reject")
-            with pytest.raises(SessionBusyError, match="run 'r2' is pending in it"):
+            with pytest.raises(SessionBusyError, match="run 'r2' is running in it"):
                 await store.take_back("r1")
 
     play(main)

@@ -95,6 +95,9 @@ class Machine(RuleBasedStateMachine):
                 each.asked = True
         lease = self.do(entering)
         self.runs[run_id] = Known(run_id, session, not alive)
+        assert lease.has_turn is (not line)
+        if lease.has_turn:
+            self.runs[run_id].status = RunStatus.running
         return lease
 
     @rule(lease=leases)

@@ -37,7 +37,7 @@ def test_after_a_kill_of_the_server_everything_that_was_answered_is_there(own_se
             woken = asyncio.ensure_future(bell.next())
             await asyncio.to_thread(own_server.start)
             await woken  # whoever listens looks again after an outage
-            assert await store.renew([lease], LONG) == ([], {"r1": request})
+            assert (await store.renew([lease], LONG))[:2] == ([], {"r1": request})
             assert await store.read_events("r1", 0, 10) == events("r1", (1, 2))
             end = record("r1", RunStatus.cancelled)
             assert await store.finish(lease, end, said("One"), events("r1", (2, 3))) is None
@@ -110,7 +110,7 @@ def test_who_stops_in_the_middle_of_a_transaction_does_not_stop_the_others(
             go_on.set()
             await stuck
             assert len(tries) == 2
-            assert await stopped.find("r1") == record("r1")
+            assert await stopped.find("r1") == record("r1", RunStatus.running)
 
     play(main)
 

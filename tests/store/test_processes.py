@@ -26,7 +26,7 @@ class Bell:
     def __init__(self) -> None:
         self.rings, self._flag = 0, Flag()
 
-    def __call__(self) -> None:
+    def __call__(self, *_: object) -> None:
         self.rings += 1
         flag, self._flag = self._flag, Flag()
         flag.set()
@@ -194,7 +194,7 @@ def test_who_has_closed_is_not_woken_and_a_callback_that_fails_breaks_nothing(
         async with opened(url) as store:
             quiet, loud = Bell(), Bell()
 
-            def broken() -> None:
+            def broken(*_: object) -> None:
                 raise RuntimeError("a callback of someone's")
 
             store.listen(broken)

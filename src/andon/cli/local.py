@@ -140,7 +140,7 @@ class Local:
         loop = self._runner.get_loop()
         changed = asyncio.Event()
 
-        def wake() -> None:
+        def wake(*_: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop was closed
                 loop.call_soon_threadsafe(changed.set)
 

@@ -55,23 +55,36 @@ class StoredReader:
     async def _more(self, limit: int) -> list[Event]:
         keeper = self._keeper
         keeper.start()  # it listens for all of us
-        while not self.at_end:
-            seen = keeper.changes
+        with keeper.news.watch(self._run_id) as topic:
+            while not self.at_end:
+                seen = topic.count
+                if events := await self._read(limit):
+                    return events
+                if not self.at_end:
+                    await topic.changed(seen)
+                    keeper.check_open()
+        return []
+
+    async def _read(self, limit: int) -> list[Event]:
+        """What is there; nothing, if nothing is new, or it is over."""
+        keeper, record = self._keeper, None
+        events = await self._read_events(limit)
+        if not events or events[-1].event is RunEvent.run_paused:
             # The record first: what it says is true of all events that are read after it.
             record = await keeper.ask(lambda: keeper.store.find(self._run_id))
-            events = await keeper.ask(lambda: keeper.store.read_events(self._run_id, self._taken, limit))
-            if record is not None and not record.status.final:
-                self._was_going = True
-            elif self._was_going and not events:  # the end was not told yet, so it is not what was read before
-                events = await last_event(keeper, self._run_id)
-            if events:
-                self._taken = events[-1].seq
+            events = await self._read_events(limit)
+            if (record is None or record.status.final) and self._was_going and not events:
+                events = await last_event(keeper, self._run_id)  # not told yet, so it is not what was read before
             self.at_end = self._is_over(record, events, limit)
-            if events:
-                return events
-            if not self.at_end:
-                await keeper.changed(seen)
-        return []
+        else:
+            self.at_end = events[-1].event.terminal
+        self._was_going = self._was_going or bool(events) or (record is not None and not record.status.final)
+        if events:
+            self._taken = events[-1].seq
+        return events
+
+    async def _read_events(self, limit: int) -> list[Event]:
+        return await self._keeper.ask(lambda: self._keeper.store.read_events(self._run_id, self._taken, limit))
 
     def _is_over(self, record: RunRecord | None, events: list[Event], limit: int) -> bool:
         if events and events[-1].event.terminal:
@@ -95,9 +108,11 @@ async def last_event(keeper: Keeper, run_id: str) -> list[Event]:
 async def follow(keeper: Keeper, run_id: str) -> RunRecord | None:
     """Wait until a run has ended, wherever that is."""
     keeper.start()
-    while True:
-        seen = keeper.changes
-        record = await keeper.ask(lambda: keeper.store.find(run_id))
-        if record is None or record.status.final:
-            return record
-        await keeper.changed(seen)
+    with keeper.news.watch(run_id) as topic:
+        while True:
+            seen = topic.count
+            record = await keeper.ask(lambda: keeper.store.find(run_id))
+            if record is None or record.status.final:
+                return record
+            await topic.changed(seen)
+            keeper.check_open()

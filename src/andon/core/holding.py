@@ -64,7 +64,7 @@ class Holding(Kin):
         record = self._make_record(RunStatus.pending, Settlement([], "", Usage(), [], []))
         record = msgspec.structs.replace(record, usage=None)  # from here on it may spend some
         await self.step(lambda: tenure.enter(record, self._on_busy), name="the store", cut_by=CancelMode.after_turn)
-        if not await self.step(tenure.take_turn, name="the store", cut_by=CancelMode.after_turn):
+        if not (tenure.restoring or tenure.has_turn):  # a run that was paused has kept its place
             self.phase = Phase.queued
             await self.step(tenure.turn, name="queue", cut_by=CancelMode.after_turn)
 

@@ -1,58 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keeper of a runtime's runs in a shared store: renews their leases, writes what they do, hears of cancels.
+"""The keeper of a runtime's runs in a shared store: holds their leases, writes what they do, hears of cancels.
 
-It lives on a thread of its own, so that a run's loop, and the portal's, may be as busy as they like. Six things go on
-side by side, and none waits for another: leases are renewed; runs whose lease was not renewed in time are stopped, by
-the clock alone; what is new is written; after each wake-up from the store the keeper looks whether its runs were asked
-to stop, unless the store has said itself which one was; runs that nobody else will end are ended; and what is older
-than is wanted is forgotten. A wake-up may be lost: each renewal looks as well.
+It lives on a thread of its own, so that a run's loop, and the portal's, may be as busy as they like. Its parts go on
+side by side, and none waits for another: the leases (`core/leasing.py`), the writing (`core/writing.py`), a net under
+lost wake-ups of those who wait for runs of other processes (`core/news.py`), the end of runs that nobody else will end,
+and the forgetting of what is older than is wanted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
-import itertools
 import logging
 import os
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from andon.core.following import StoredReader
 from andon.core.fork import start_over_after_fork
+from andon.core.leasing import Leases
+from andon.core.news import News
 from andon.core.portal import Portal, portal
 from andon.core.receipt import CancelRequest
-from andon.core.selection import Selection
 from andon.core.states import CancelCause
 from andon.core.tenure import Tenure
-from andon.core.waiters import Waiters
+from andon.core.writing import Writer
 from andon.errors import StoreError, describe, say
 
 if TYPE_CHECKING:
     import concurrent.futures
 
     from andon.core.run import Run
-    from andon.core.shared import Lease, Renewal, SharedStore, Taken
+    from andon.core.shared import Glance, SharedStore, Taken
 
     EndOrphan = Callable[[SharedStore, Taken, CancelRequest], Awaitable[None]]
 
 T = TypeVar("T")
 log = logging.getLogger("andon")
 
-FLUSH_SECONDS = 0.025
-"""How long an event waits for others before it is written."""
-
-TRUSTED = 0.8
-"""The part of a lease in which a run may go on without a renewal; the rest is for clocks that differ."""
-
 ORPHANS_AT_ONCE = 20
-
-AWAY_SECONDS = 0.5
-"""How long what is new waits while the store can't be reached."""
 
 PRUNE_SECONDS, DAY = 3600.0, 86400.0
 
@@ -71,9 +60,6 @@ class Keeper:
     ) -> None:
         self.store, self.seconds, self._keep_days = store, seconds, keep_days
         self._end_orphan = end_orphan
-        self._count = itertools.count(1)
-        self.changes = self.calls = 0
-        """Count the wake-ups: all of them, and those that may be more than progress of some run."""
         self.closed = self._complained = False
         self._portal = Portal("andon-keeper")
         self.start_over()
@@ -83,10 +69,7 @@ class Keeper:
     def start_over(self) -> None:
         """Hold nothing; also in a forked child, where the thread is gone, and the runs are its parent's."""
         self.owner = os.urandom(8).hex()
-        self._held: dict[str, Tenure] = {}
-        self._waiters = Waiters()
-        self._bell = Waiters()
-        self._urgent: dict[object, None] = {}
+        self.leases, self.writer, self.news = Leases(self), Writer(self), News()
         self.leaving: dict[str, concurrent.futures.Future[None]] = {}  # see core/taking.py
         self._lock = threading.Lock()
         self._served: concurrent.futures.Future[None] | None = None
@@ -98,34 +81,22 @@ class Keeper:
         return Tenure(self, run)
 
     def hold(self, tenure: Tenure) -> None:
-        self._held[tenure.run.run_id] = tenure
-        self._bell.wake()
+        self.leases.hold(tenure)
+        self.writer.stir(tenure)
         self.start()
-        self.wake()  # it may have been asked to stop since it was entered, and nobody has looked for it
         tenure.run.wake_waiters()
-
-    def ring(self) -> None:
-        """A run has something to be written, or will have."""
-        self._bell.wake()
-
-    def release(self, tenure: Tenure) -> None:
-        if self._held.get(tenure.run.run_id) is tenure:
-            del self._held[tenure.run.run_id]
-
-    def validity(self, began: float) -> float:
-        return began + TRUSTED * self.seconds
 
     async def ask(self, make: Callable[[], Awaitable[T]]) -> T:
         """Ask the store, again and again if it can't be reached: whoever waits has a lease that bounds it."""
         tries = 0
         while True:
-            self._check_open()
+            self.check_open()
             try:
                 return await make()
             except StoreError as error:
                 if type(error) is not StoreError:  # it could be reached, and said no
                     raise
-                self._complain("what is asked of the store has to wait", error)
+                self.complain("what is asked of the store has to wait", error)
             await self.pause_before_retry(tries)
             tries += 1
 
@@ -137,38 +108,22 @@ class Keeper:
         """The events of a run, wherever it is, as they are written."""
         return StoredReader(self, run_id, after)
 
-    async def changed(self, seen: int) -> None:
-        """Wait for a wake-up later than those that were seen."""
-        await self._waiters.wait(lambda: self.changes != seen)
-        self._check_open()
+    # -- what the store says, from any thread -------------------------------------------------------------------------
 
-    async def flushed(self, done: Callable[[], bool]) -> None:
-        """Have what is new written now, and wait until that is so."""
-        key = object()
-        self._urgent[key] = None
-        try:
-            self._bell.wake()
-            await self._waiters.wait(lambda: done() or self.closed)
-            self._check_open()
-        finally:
-            del self._urgent[key]
-
-    def wake(self) -> None:
-        """Something may have changed in the store. Called from any thread."""
-        self.calls = next(self._count)  # two threads at once may set it back, but never to what a waiter has seen
-        self.wake_readers()
-
-    def wake_readers(self) -> None:
-        """Some run has made progress: nothing was asked of ours."""
-        self.changes = next(self._count)
-        self._waiters.wake()
+    def look(self, run_ids: Sequence[str] = ()) -> None:
+        """Something may have changed: of these runs, or, without any, of all."""
+        self.leases.look(run_ids)
+        if run_ids:
+            self.news.tell(run_ids)
+        else:
+            self.news.tell_all()
 
     # -- its life -----------------------------------------------------------------------------------------------------
 
     def submit(self, make: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
         """Have something done here that whoever asks for it may not live to see."""
         with self._lock:
-            self._check_open()
+            self.check_open()
             return self._portal.submit(make)
 
     def start(self) -> None:
@@ -185,24 +140,27 @@ class Keeper:
         with self._lock:  # whoever is about to begin something has begun it, and it is ended with the rest
             self.closed = True
         self._portal.close()
-        self.wake()
+        self.writer.wake()
+        self.news.tell_all()
 
-    def _complain(self, what: str, error: StoreError) -> None:
+    def complain(self, what: str, error: StoreError) -> None:
         """Once for each time that the store goes away, and not each time that it is tried again."""
         log.log(logging.DEBUG if self._complained else logging.WARNING, "%s: %s", what, say(error))
         self._complained = True
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self.closed:
             raise StoreError("the runtime was closed: nothing more is written by it")
 
     async def _serve(self) -> None:
-        listening = self.store.listen(self.wake, self.wake_readers, self.hear)
+        listening = self.store.listen(self.look, self.news.tell, self.leases.hear)
+        self.look()  # what was said before that, nobody has heard
         parts = (
-            self._renew_leases,
-            self._watch_clock,
-            self._write_progress,
-            self._hear_cancels,
+            self.leases.renew,
+            self.leases.watch_clock,
+            self.leases.look_again,
+            self.writer.serve,
+            self._watch_news,
             self._look_for_orphans,
             self._forget_old,
         )
@@ -225,124 +183,22 @@ class Keeper:
 
     # Each part waits in a frame that knows of no run, so that one which has ended is freed.
 
-    async def _renew_leases(self) -> None:
+    async def _watch_news(self) -> None:
+        """A net under lost wake-ups: a process may die between its commit and its telling of it."""
+        seen: dict[str, Glance | None] = {}
         while True:
-            began = time.monotonic()
-            try:
-                await self._renew(began)
-            except StoreError as error:
-                self._complain("leases could not be renewed", error)
-            self.wake()  # the net under lost wake-ups
-            await asyncio.sleep(max(0.0, began + self.seconds / 3 - time.monotonic()))
-
-    async def _renew(self, began: float) -> None:
-        if leases := self._leases():
-            self._act_on(await self.store.renew(leases, self.seconds), leases)
-            for lease in leases:
-                tenure = self._held.get(lease.run_id)
-                if tenure is not None and tenure.lease == lease:
-                    tenure.valid_until = self.validity(began)
-
-    async def _watch_clock(self) -> None:
-        while True:
-            await asyncio.sleep(self.seconds / 20)
-            self._stop_overdue(time.monotonic())
-
-    def _stop_overdue(self, now: float) -> None:
-        """Asks nobody: if the store can't be reached, the runs here are stopped before others may take them over.
-
-        A run whose loop was closed under it is ended as well: nobody else could, while it is held here.
-        """
-        for tenure in self._tenures():
-            tenure.run.ensure_ending()
-            if tenure.valid_until < now and not tenure.run.at_rest:
-                tenure.run.cancel_for(CancelCause.lost, "its lease could not be renewed in time")
-
-    async def _write_progress(self) -> None:
-        while True:
-            await self._bell.wait(lambda: any(not tenure.run.at_rest for tenure in self._tenures()))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FLUSH_SECONDS):
-                    await self._bell.wait(lambda: bool(self._urgent))
-            try:
-                wrote = await self._write_news()
-                await self._tell_cancels()
-            except StoreError as error:
-                self._complain("what runs do is not written yet", error)
-                await asyncio.sleep(AWAY_SECONDS)
+            await asyncio.sleep(self.seconds / 3)
+            if not (run_ids := self.news.run_ids):
                 continue
-            self._waiters.wake()
-            if not wrote and self._urgent:  # all is written that they wait for: give them the time to see it
-                await asyncio.sleep(FLUSH_SECONDS)
-
-    async def _write_news(self) -> bool:
-        """False if there was nothing to write. What a run that ends has done goes with its end: nothing may be in the
-        way of that.
-        """
-        tenures = (each for each in self._tenures() if not each.run.at_rest and not each.closing)
-        news = [(tenure, progress) for tenure in tenures if (progress := tenure.progress()) is not None]
-        if not news:
-            return False
-        lost = await self.store.write([progress for _, progress in news])
-        for tenure, progress in news:
-            if tenure.run.run_id not in lost:
-                tenure.note(progress)
-        if lost:  # paused or ended just now, or taken over: whoever looks for cancels finds out which
-            self.wake()
-        return True
-
-    async def _tell_cancels(self) -> None:
-        """A run that was cancelled here, and takes its time to end, is known to be cancelled elsewhere too."""
-        for tenure in self._tenures():
-            request = tenure.run.signal.request
-            if request is None or request.cause is CancelCause.lost:  # which is our own affair
-                continue
-            # Most have ended by the next round: till then they are left in peace. Of one that another process has now
-            # (so that there is no lease), that process hears by this alone.
-            late, tenure.noticed = tenure.noticed or tenure.lease is None, True
-            if late and not tenure.told and not tenure.closing:
-                await self.store.request_cancel(Selection(tenure.run.run_id), request)
-                tenure.told = True
-
-    def hear(self, run_id: str, owner: str, request: CancelRequest) -> None:
-        """Someone has asked this run to stop, and the store has said so itself. Called from any thread."""
-        if (tenure := self._held.get(run_id)) is not None:
-            tenure.hear(owner, request)
-
-    async def _hear_cancels(self) -> None:
-        while True:
-            seen = self.calls
-            # Of one that is ending, the store says so when it takes the end.
-            leases = [tenure.lease for tenure in self._tenures() if tenure.lease is not None and not tenure.closing]
             try:
-                if leases:
-                    self._act_on(await self.store.renew(leases, None), leases)
+                found = await self.store.glance(run_ids)
             except StoreError as error:
-                self._complain("cancels can't be heard", error)
-            await self._called(seen)
-
-    async def _called(self, seen: int) -> None:
-        await self._waiters.wait(lambda: self.calls != seen)
-        self._check_open()
-
-    def _leases(self) -> list[Lease]:
-        return [tenure.lease for tenure in self._tenures() if tenure.lease is not None]
-
-    def _tenures(self) -> list[Tenure]:
-        return list(self._held.copy().values())  # runs come and go on other threads
-
-    def _act_on(self, renewal: Renewal, leases: list[Lease]) -> None:
-        for run_id, request in renewal.cancels.items():
-            if (tenure := self._held.get(run_id)) is not None:
-                tenure.run.ask(request)
-        for lease in leases:
-            if lease.run_id in renewal.lost and (tenure := self._held.get(lease.run_id)) is not None:
-                self._lose(tenure, lease)
-
-    def _lose(self, tenure: Tenure, lease: Lease) -> None:
-        """The store does not know this lease any more. While the run is ended or taken up here, that is no news."""
-        if tenure.lease == lease and not tenure.closing and not tenure.taking:
-            tenure.run.lose()
+                self.complain("runs of other processes can't be watched", error)
+                continue
+            now = {run_id: found.get(run_id) for run_id in run_ids}
+            # One that is watched for the first time may have changed before this look at it.
+            self.news.tell([run_id for run_id in run_ids if run_id not in seen or seen[run_id] != now[run_id]])
+            seen = now
 
     # -- what others left ---------------------------------------------------------------------------------------------
 
@@ -352,7 +208,7 @@ class Keeper:
                 await self.end_orphans()
                 self._complained = False
             except StoreError as error:
-                self._complain("runs that others left behind can't be ended", error)
+                self.complain("runs that others left behind can't be ended", error)
             await asyncio.sleep(self.seconds / 3)
 
     async def end_orphans(self) -> None:
@@ -379,7 +235,7 @@ class Keeper:
                     if any(counts.values()):
                         log.info("forgot %s", ", ".join(f"{count} {what}" for what, count in counts.items()))
                 except StoreError as error:
-                    self._complain("what is old can't be forgotten", error)
+                    self.complain("what is old can't be forgotten", error)
             await asyncio.sleep(PRUNE_SECONDS)
 
 

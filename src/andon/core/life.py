@@ -138,6 +138,8 @@ class Life(Outliving):
         if self.is_lost():
             request = msgspec.structs.replace(request, cause=CancelCause.lost)
         outcome = self.signal.cancel(request, batch)
+        if (tenure := self.tenure) is not None:
+            tenure.stir()  # the store is to know, if the run takes its time to end
         self.end_elsewhere_if_due()
         return outcome
 

@@ -182,7 +182,7 @@ class Pausing(Life):
         self.journal.add(RunEvent.run_continued)
         self._go()
         if self.tenure is not None:
-            self.tenure.keeper.ring()
+            self.tenure.stir()
 
     def _stay_behind(self) -> None:
         """Who took the token can't go on. The run waits on for a person; or ends, if it was not as before any more."""
@@ -201,6 +201,7 @@ class Pausing(Life):
         self.journal.events.extend(events)
         self._enlist()
         self.tenure.hold(*held)
+        self.tenure.keeper.leases.look([self.run_id])  # it may have been asked to stop in between
         try:
             self._cord.add(self, 0)
             self._go()
@@ -225,7 +226,7 @@ class Pausing(Life):
         self.loop, tenure = asyncio.get_running_loop(), self.tenure
         assert tenure is not None
         self._stage, self._last = RunStatus.running, None
-        tenure.keeper.ring()  # a cancel that is asked for here is told to the store from now on
+        tenure.stir()  # a cancel that was asked for here meanwhile is told to the store
         try:
             record = await self._watch_elsewhere(tenure.keeper)
             self._take_over(record, await tenure.left())
@@ -239,20 +240,22 @@ class Pausing(Life):
 
     async def _watch_elsewhere(self, keeper: Keeper) -> RunRecord:
         """Read along, over every further pause, until the run has ended."""
-        while True:
-            reader = keeper.read(self.run_id, len(self.journal.events))
-            while events := await reader.batch():
-                for event in events:
-                    if event.event.terminal:
-                        self._last = event
-                    else:
-                        self.journal.publish(event)
-                self.journal.waiters.wake()
-            seen = keeper.changes
-            record = await keeper.ask(lambda: keeper.store.find(self.run_id))
-            if record is None or record.status.final:
-                return record or self._make_record(RunStatus.cancelled, self._work.progress())
-            await keeper.changed(seen)
+        with keeper.news.watch(self.run_id) as topic:
+            while True:
+                seen = topic.count
+                reader = keeper.read(self.run_id, len(self.journal.events))
+                while events := await reader.batch():
+                    for event in events:
+                        if event.event.terminal:
+                            self._last = event
+                        else:
+                            self.journal.publish(event)
+                    self.journal.waiters.wake()
+                record = await keeper.ask(lambda: keeper.store.find(self.run_id))
+                if record is None or record.status.final:
+                    return record or self._make_record(RunStatus.cancelled, self._work.progress())
+                await topic.changed(seen)
+                keeper.check_open()
 
 
 def _after_fork() -> None:

@@ -8,7 +8,6 @@ so that there is no moment at which it is unknown.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
@@ -18,14 +17,14 @@ from weakref import WeakSet, WeakValueDictionary
 
 from andon.core.archive import Archive, Latencies
 from andon.core.bounds import Bounds
+from andon.core.cancelling import cancel_fitting
 from andon.core.fork import start_over_after_fork
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest, is_seconds
 from andon.core.selection import Block, BlockKind, CancelEntry, Outcomes, Selection
 from andon.core.session import Session
-from andon.core.signal import Batch, wake_all
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
-from andon.errors import ConfigurationError, RunIdTakenError, StoreError
+from andon.errors import ConfigurationError, RunIdTakenError
 
 if TYPE_CHECKING:
     from andon.core.keeper import EndOrphan, Keeper
@@ -202,6 +201,16 @@ class Runtime:
         return cast("list[Run]", list(self._runs.copy().values()))
 
     @property
+    def lag(self) -> float:
+        """How many seconds a run that begins now would wait for a shared store to take it in."""
+        return 0.0 if self.keeper is None else self.keeper.store.lag
+
+    @property
+    def lost_leases(self) -> int:
+        """How many runs were stopped here because their leases on a shared store were lost."""
+        return 0 if self.keeper is None else self.keeper.leases.lost
+
+    @property
     def live(self) -> int:
         """How many runs have not ended yet."""
         return len(self._runs)
@@ -224,54 +233,21 @@ class Runtime:
         by: str | None = None,
         mode: CancelMode | str = CancelMode.now,
         grace: float | None = None,
-    ) -> dict[str, CancelOutcome]:
-        """Cancel every run that fits all that is given, and say for each what that achieved.
+    ) -> Outcomes:
+        """Cancel every run that fits all that is given, and say for each what that achieved: a dict by run.
 
         A `run_id` that is not known gives an empty answer. To mean everything, say `all=True`. If a shared store can't
-        be asked, that is raised, but the runs that fit in this process are cancelled all the same.
+        be asked, that is raised, but the runs that this process works on are cancelled all the same. With the `run_id`
+        of one of these nothing is raised: `stored` of the answer is False until the store knows it too.
         """
         if not all and run_id is None and session_id is None and user_id is None and agent_id is None:
             raise ValueError("say which runs: run_id=, session_id=, user_id=, agent_id=, or all=True")
         request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace)
-        stored, entered = Outcomes(), set[str]()
-        failure: StoreError | None = None
-        if self.keeper is not None:  # truth first: what is acknowledged here is not lost, whatever happens next
-            held = {run.run_id for run in self.runs if run.tenure is not None and run.tenure.lease is not None}
-            which = Selection(run_id, session_id, user_id, agent_id)
-            try:
-                stored = await self.keeper.store.request_cancel(which, request)
-                entered = held
-            except StoreError as error:  # what is held here can be cancelled all the same: a lost run ends as cancelled
-                failure = error
-        known = {key: outcome for key, outcome in stored.items() if outcome is not CancelOutcome.unknown}
-        batch: Batch = {}
-        fitting = [
-            run
-            for run in self.runs
-            # The store has the last word: one that it knows to have ended is only not told so here yet.
-            if (known.get(run.run_id) or run.run_id not in entered)
-            and (run_id is None or run.run_id == run_id)
-            and (session_id is None or run.session_id == session_id)
-            and (user_id is None or run.user_id == user_id)
-            and (agent_id is None or run.agent_id == agent_id)
-        ]
-        elsewhere = {run.run_id for run in fitting if run.is_paused}  # may have been answered there
-        try:
-            outcomes = {run.run_id: run.ask(request, batch) for run in fitting}
-        finally:  # whoever was asked is woken, even if a Ctrl-C comes in between
-            wake_all(batch, request)
-        if self.keeper is not None:
-            own = {run.run_id for run in fitting if run.signal.request == request}
-            joint = {key: _joint(known.get(key), outcome, key in own) for key, outcome in outcomes.items()}
-            outcomes = {**known, **joint}
-            if failure is not None and (run_id in elsewhere or not outcomes.get(run_id or "")):
-                raise failure
-            if stored.nobodys:
-                with contextlib.suppress(StoreError):  # it has taken the cancel; the rest is done by any keeper
-                    await self.keeper.end_orphans()
-        if run_id is not None and run_id not in outcomes and run_id in self._ended:
-            outcomes[run_id] = CancelOutcome.already_finished
-        return outcomes
+        return await cancel_fitting(self, Selection(run_id, session_id, user_id, agent_id), request)
+
+    def has_ended(self, run_id: str) -> bool:
+        """Is this the id of a run that has ended here?"""
+        return run_id in self._ended
 
     # -- the kill switch ----------------------------------------------------------------------------------------------
 
@@ -382,13 +358,3 @@ def _give_up() -> list[asyncio.Task[None]]:
 
 portal.on_death.append(_end_lost)
 portal.on_hurry.append(_give_up)
-
-
-def _joint(stored: CancelOutcome | None, here: CancelOutcome, own: bool) -> CancelOutcome:
-    """What a cancel has achieved that was asked for both in the store and here.
-
-    The keeper may have been quicker to bring here what the store was told: then the run was asked for this very one.
-    """
-    if stored is None or (here is CancelOutcome.already_requested and not own):
-        return here
-    return stored

@@ -27,6 +27,8 @@ class Selection(Struct, frozen=True):
 class Outcomes(dict[str, CancelOutcome]):
     """What a cancel has achieved, by run."""
 
+    stored = True
+    """Does a shared store know of it? If not, this process has stopped the run, and tells the store when it can."""
     nobodys = False
     """Nobody may hold some of them, who would end them: they are paused, or their holder is gone."""
 

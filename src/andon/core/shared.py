@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Block, BlockKind, CancelEntry, Outcomes, Selection
+from andon.core.states import RunStatus
 from andon.core.store import RunRecord, SessionStore
 from andon.messages import Message
 
@@ -29,6 +30,23 @@ class Lease(NamedTuple):
     epoch: int
 
 
+class Granted(Lease):
+    """A lease that was just given. It is the same as any other of that run and epoch."""
+
+    since: float
+    """From when on its seconds count, as `time.monotonic()` does: when its statement was sent."""
+    has_turn: bool
+    """Nobody is ahead in the session's line: the run is running from now on."""
+    is_fresh: bool
+    """Nothing was said in the session so far."""
+
+    @classmethod
+    def of(cls, run_id: str, epoch: int, since: float, *, has_turn: bool = False, is_fresh: bool = False) -> Granted:
+        self = cls(run_id, epoch)
+        self.since, self.has_turn, self.is_fresh = since, has_turn, is_fresh
+        return self
+
+
 class Renewal(NamedTuple):
     """What a worker learns of the runs that it holds."""
 
@@ -36,6 +54,16 @@ class Renewal(NamedTuple):
     """Those that are not its own any more: taken over, or ended, by someone else."""
     cancels: dict[str, CancelRequest]
     """Those that someone has asked to stop."""
+    since: float
+    """From when on the seconds of those that were renewed count: when the statement was sent."""
+
+
+class Glance(NamedTuple):
+    """How it stands with a run, as far as others wait for that."""
+
+    status: RunStatus
+    is_first: bool
+    """Nobody is ahead of it in its session's line."""
 
 
 class Progress(NamedTuple):
@@ -60,9 +88,14 @@ class Taken(NamedTuple):
     """What it was asked, if it was asked to stop."""
     last_seq: int
     """The number of its last event that is written, 0 without any."""
+    since: float = 0.0
+    """From when on the seconds of the lease count: when its statement was sent."""
 
 
-Wake = Callable[[], None]
+Look = Callable[[Sequence[str]], None]
+"""Is told that something may have changed: of these runs, or, if there are none, of any."""
+Changed = Callable[[Sequence[str]], None]
+"""Is told which runs have made progress, have ended, or have their turn."""
 Asked = Callable[[str, str, CancelRequest], None]
 """Is told which run was asked to stop, who holds it, and how: who else listens may have another of that id."""
 
@@ -78,10 +111,16 @@ class SharedStore(SessionStore, Protocol):
     `StoreError` says that the database could not be asked; nothing else is known then, and asking again is safe.
     """
 
+    @property
+    def lag(self) -> float:
+        """How many seconds what begins now would wait for its turn to be written."""
+        ...
+
     # -- a run, by whoever holds it -----------------------------------------------------------------------------------
 
-    async def enter(self, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Lease:
-        """Put a pending run at the end of its session's line, with a lease of so many seconds.
+    async def enter(self, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Granted:
+        """Put a pending run at the end of its session's line, with a lease of so many seconds. If it is the first in
+        it, it is running from now on.
 
         Raises `RunIdTakenError`; `BlockedError`; and with `reject`, `SessionPausedError` or `SessionBusyError` if
         someone is in the line who is not being cancelled. With `cancel`, whoever is ahead is asked to stop, superseded.
@@ -146,12 +185,17 @@ class SharedStore(SessionStore, Protocol):
         """Newest first."""
         ...
 
-    def listen(self, wake: Wake, progress: Wake | None = None, asked: Asked | None = None) -> Listening:
-        """Call this, from any thread, whenever something may have changed; also after an outage, and then and when
-        for nothing. It must not wait. Where the store can tell that runs have only made progress (`write`), it calls
-        `progress` instead, if that is given: it happens all the time, and is of interest to readers alone. Where it
-        can tell which run was asked to stop, it calls `asked`, if that is given, and then `progress`: that is the
-        request as it is committed, so nobody has to look for it.
+    async def glance(self, run_ids: Sequence[str]) -> dict[str, Glance]:
+        """How it stands with these runs; without those that are not known."""
+        ...
+
+    def listen(self, look: Look, changed: Changed | None = None, asked: Asked | None = None) -> Listening:
+        """Be told, from any thread, of what is committed. None of these may wait.
+
+        `look`: something may have changed: of these runs, which someone has taken over or asked to stop, or, after an
+        outage, of any. `changed`: these runs have made progress, have ended, or have their turn: that is of interest to
+        whoever waits for one of them, and to nobody else. `asked`: this run was asked to stop, in these words, so that
+        nobody has to look for them; where that can't be said in a few words, it is a `look`.
         """
         ...
 

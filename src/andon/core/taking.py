@@ -11,7 +11,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -30,7 +29,7 @@ class Held(NamedTuple):
 
     lease: Lease
     since: float
-    """When it was asked for, as `time.monotonic()` counts."""
+    """From when on its lease counts, as `time.monotonic()` does."""
     owner: str
     """The name under which the run is held."""
 
@@ -39,14 +38,13 @@ async def take_paused(keeper: Keeper, run_id: str, known: int, name: str) -> Hel
     """Hold a paused run of which so many events are known, under this name. None if it is not paused any more, was
     asked to stop, or was answered by someone else and paused again: then it waits on for other answers than these.
     """
-    began = time.monotonic()
     taken = await keeper.store.take_up(run_id, name, keeper.seconds)
     if taken is None:
         return None
     if taken.last_seq > known:
         await _give_back(keeper, taken)
         return None
-    return Held(taken.lease, began, name)
+    return Held(taken.lease, taken.since, name)
 
 
 async def take_paused_for(keeper: Keeper, run_id: str, known: int, seconds: float) -> Held | None:

@@ -9,22 +9,22 @@ cancel that it has accepted makes every other end a cancel, and an end that some
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from andon.core.events import Event, RunEvent
 from andon.core.family import orphaned_by
 from andon.core.following import follow
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
 from andon.core.shared import Lease, Progress
-from andon.core.states import RunStatus
+from andon.core.states import CancelCause, RunStatus
 from andon.core.taking import give_back, take_paused_for
 from andon.errors import AndonError, SessionBusyError
 
 if TYPE_CHECKING:
-    from andon.core.events import Event
     from andon.core.keeper import Keeper
     from andon.core.run import Run
     from andon.core.session import OnBusy
@@ -34,15 +34,26 @@ if TYPE_CHECKING:
 EVENTS_AT_ONCE = 5_000
 """How many events of a run one transaction takes."""
 
+TEXT_SECONDS = 0.1
+"""How often text that only goes on is written."""
+
+_TEXT = frozenset({RunEvent.run_content, RunEvent.reasoning})
+
 
 class Tenure:
     """The hold that this process has on a run."""
 
     __slots__ = (
+        "_is_fresh",
         "_keeper",
+        "_listens",
         "_noted",
         "_run",
+        "_scanned",
+        "_text_due",
         "closing",
+        "has_turn",
+        "has_waiting_text",
         "lease",
         "noticed",
         "owner",
@@ -74,9 +85,17 @@ class Tenure:
         """The keeper has seen that the run was cancelled, in a round of its writing."""
         self.restoring = False
         """It was paused, and not here: it was not entered, but taken up."""
+        self.has_turn = False
+        """When it was entered, nobody was ahead in the line."""
         self.taking = self.unsure = False
         """The store is being asked to give the run back after a pause; it was, and what it did is not known."""
+        self.has_waiting_text = False
+        """There is text that is written a little later."""
         self._noted: tuple[int, int] | None = None
+        self._scanned, self._text_due = 0, 0.0
+        """So many events are known to be text, or written; and when text is written the next time."""
+        self._is_fresh = self._listens = False
+        """Nothing was said in the session before; the next event of the journal stirs the run."""
 
     @property
     def run(self) -> Run:
@@ -99,8 +118,9 @@ class Tenure:
             raise
 
     async def _enter(self, record: RunRecord, on_busy: OnBusy) -> None:
+        leases = self._keeper.leases
         while True:
-            began = time.monotonic()
+            missed = leases.missed
             try:
                 lease = await self._keeper.store.enter(record, self._keeper.owner, self._keeper.seconds, on_busy)
             except SessionBusyError as error:
@@ -113,53 +133,98 @@ class Tenure:
                 # It was cancelled here, or lost, and does not count as busy: the store must know.
                 await self._keeper.store.request_cancel(Selection(error.run_id), request)
             else:
-                self.hold(lease, began, self._keeper.owner)
+                self.has_turn, self._is_fresh = lease.has_turn, lease.is_fresh
+                self.hold(lease, lease.since, self._keeper.owner)
+                if leases.missed != missed:  # it may have been asked to stop, and nobody here knew of it yet
+                    leases.look([record.run_id])
                 return
-
-    async def take_turn(self) -> bool:
-        """Look whether nobody is ahead in the line. A run that was paused has kept its place."""
-        lease = self.lease
-        assert lease is not None
-        return self.restoring or await self._keeper.ask(lambda: self._keeper.store.take_turn(lease))
 
     async def turn(self) -> None:
         """Wait until all that are ahead in the line have ended."""
-        while True:
-            seen = self._keeper.changes
-            if await self.take_turn():
-                return
-            await self._keeper.changed(seen)
+        keeper, lease = self._keeper, self.lease
+        assert lease is not None
+        with keeper.news.watch(self._run.run_id) as topic:
+            while True:
+                seen = topic.count
+                if await keeper.ask(lambda: keeper.store.take_turn(lease)):
+                    return
+                await topic.changed(seen)
+                keeper.check_open()
 
     async def base(self) -> list[Message]:
         """The conversation before this run: what it has added itself may be there already."""
         said: list[Message] = []
+        if self._is_fresh:
+            return said
         for record, messages in await self._keeper.ask(lambda: self._keeper.store.history(self._run.session.key)):
             if record.run_id == self._run.run_id:
                 break
             said += messages
         return said
 
-    def hold(self, lease: Lease, began: float, owner: str) -> None:
-        """From now on the run is this process's own, under that name: it was given the lease when it asked, `began`."""
-        self.owner, self.lease, self.valid_until, self.closing = owner, lease, self._keeper.validity(began), False
+    def hold(self, lease: Lease, since: float, owner: str) -> None:
+        """From now on the run is this process's own, under that name; its lease counts since then."""
+        self.owner, self.lease, self.closing = owner, lease, False
+        self.valid_until = self._keeper.leases.validity(since)
         self._keeper.hold(self)
 
     # -- what it does -------------------------------------------------------------------------------------------------
 
-    def progress(self) -> Progress | None:
-        """What is new since the last time, if anything is. Called by the keeper, on another thread than the run's."""
+    def stir(self) -> None:
+        """The run has something new, or was asked to stop. Safe from any thread."""
+        self._keeper.writer.stir(self)
+
+    def listen(self) -> None:
+        """Have the next event of the journal stir the run. First that is said, and then looked what came before."""
+        if not self._listens:
+            self._listens = True
+            self._run.journal.waiters.wakes.append((None, _Stirring(self)))
+        if len(self._run.journal.events) > self.written or self.untold_request is not None:
+            self.stir()
+
+    def heard(self) -> None:
+        """Called by the journal, once for each time that someone listens."""
+        self._listens = False
+        self.stir()
+
+    @property
+    def untold_request(self) -> CancelRequest | None:
+        """The cancel of the run, if the store is to know of it and does not. To be lost is our own affair."""
+        request = self._run.signal.request
+        return None if request is None or self.told or request.cause is CancelCause.lost else request
+
+    def progress(self, now: float, *, hurried: bool) -> Progress | None:
+        """What is new since the last time, if anything is. Called by the keeper, on another thread than the run's.
+
+        Text that only goes on may wait a little, unless somebody waits for it to be written (`hurried`).
+        """
+        self.has_waiting_text = False
         if (lease := self.lease) is None:  # someone else goes on with it
             return None
         events = self._run.journal.events[self.written : self.written + EVENTS_AT_ONCE]
+        if now < self._text_due and not hurried and self._is_text(events):
+            self.has_waiting_text = True
+            return None
         messages = self._run.so_far()
         noted = _size(messages)
         if not events and noted == self._noted:
             return None
         return Progress(lease, None if noted == self._noted else messages, events, self._run.goes_on_with)
 
-    def note(self, progress: Progress) -> None:
+    def _is_text(self, events: Sequence[Event]) -> bool:
+        """Is all of it text, and not very much?"""
+        start = max(0, self._scanned - self.written)
+        if len(events) == EVENTS_AT_ONCE or not events:
+            return False
+        if any(event.event not in _TEXT for event in events[start:]):
+            return False
+        self._scanned = self.written + len(events)
+        return True
+
+    def note(self, progress: Progress, now: float) -> None:
         """That much is written."""
         self.written = max(self.written, progress.events[-1].seq if progress.events else 0)
+        self._text_due = now + TEXT_SECONDS
         if progress.messages is not None:
             self._noted = _size(progress.messages)
 
@@ -169,14 +234,14 @@ class Tenure:
             return
         if owner != self.owner or self.lease is None or self._run.at_rest:
             # It may be someone else's by now, or be another run of that id: the store knows.
-            self._keeper.wake()
+            self._keeper.look([self._run.run_id])
         else:
             self._run.ask(request)
 
     async def save(self) -> None:
         """Wait until what the run has done so far is written."""
         size = _size(self._run.so_far())
-        await self._keeper.flushed(lambda: self._noted is not None and self._noted >= size)
+        await self._keeper.writer.flushed(self, lambda: self._noted is not None and self._noted >= size)
 
     async def take_up(self) -> bool:
         """Hold the run again after a pause. False if someone else does, or has, or it was asked to stop."""
@@ -187,6 +252,7 @@ class Tenure:
             try:
                 if taken is not None:
                     self.hold(*taken)
+                    self._keeper.leases.look([self._run.run_id])  # it may have been asked to stop in between
             except BaseException:  # a Ctrl-C, say: nobody would go on with it
                 if taken is not None:
                     self.release()
@@ -204,10 +270,9 @@ class Tenure:
         store = self._keeper.store
         if self.lease is None or self.unsure:
             if not self.restoring and self.lease is None:
-                began = time.monotonic()
                 fresh = msgspec.structs.replace(record, status=RunStatus.pending, stop_reason=None, receipt=None)
                 lease = await store.enter(fresh, self._keeper.owner, self._keeper.seconds, "queue")
-                self.hold(lease, began, self._keeper.owner)
+                self.hold(lease, lease.since, self._keeper.owner)
             elif not await self.take_up():
                 return await store.find(record.run_id)
         assert self.lease is not None
@@ -240,10 +305,22 @@ class Tenure:
     def rest(self) -> None:
         """The run is paused: its lease is given up, but it is still known here."""
         self.closing = False
-        self._keeper.wake()  # meanwhile nobody has looked whether it was asked to stop
+        self._keeper.look([self._run.run_id])  # meanwhile nobody has looked whether it was asked to stop
 
     def release(self) -> None:
-        self._keeper.release(self)
+        self._keeper.leases.release(self)
+
+
+class _Stirring:
+    """What the journal wakes, in place of a thread's lock."""
+
+    __slots__ = ("_tenure",)
+
+    def __init__(self, tenure: Tenure) -> None:
+        self._tenure = tenure
+
+    def release(self) -> None:
+        self._tenure.heard()
 
 
 def _size(messages: list[Message]) -> tuple[int, int]:

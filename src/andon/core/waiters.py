@@ -12,10 +12,18 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVarTuple
+from typing import Protocol, TypeVarTuple
 
 Ts = TypeVarTuple("Ts")
-Entry = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"] | tuple[None, threading.Lock]
+
+
+class Latch(Protocol):
+    """What is released when it is woken: a thread's lock, say."""
+
+    def release(self) -> None: ...
+
+
+Entry = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"] | tuple[None, Latch]
 """A future on its loop; or a lock that its thread waits to get. A bare lock: an interrupt (Ctrl-C) can leave the inner
 lock of a `threading.Event` or a `concurrent.futures.Future` taken, and then whoever wakes it waits for ever.
 """
@@ -106,7 +114,7 @@ class Waiters:
             pass
 
 
-def _release(lock: threading.Lock) -> None:
+def _release(lock: Latch) -> None:
     try:
         lock.release()
     except RuntimeError:  # woken at the same moment

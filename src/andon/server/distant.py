@@ -65,17 +65,17 @@ class Distant:
         return self._keeper.read(self.run_id, after)
 
 
-async def cancel(agent: Agent, run: Run | Distant, asked: CancelRequest) -> CancelOutcome:
-    """Cancel one run. On a shared store that is written down first."""
+async def cancel(agent: Agent, run: Run | Distant, asked: CancelRequest) -> tuple[CancelOutcome, bool]:
+    """Cancel one run. Returns also whether a shared store, if there is one, knows it."""
     if isinstance(run, Run) and agent.runtime.keeper is None:
-        return run.ask(asked)
+        return run.ask(asked), True
     outcomes = await agent.runtime.cancel(
         run_id=run.run_id, reason=asked.reason, by=asked.by, mode=asked.mode, grace=asked.grace
     )
     outcome = outcomes.get(run.run_id, CancelOutcome.already_finished)
     if isinstance(run, Distant):
         await run.asked(outcome)
-    return outcome
+    return outcome, outcomes.stored
 
 
 async def find_many(agent: Agent, run_ids: Iterable[str]) -> dict[str, Distant]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -29,6 +30,9 @@ SETTLE_SECONDS = 5.0
 """What runs get to end in after a shutdown has cancelled them."""
 
 KEYS_KEPT = 10_000
+
+BEHIND_SECONDS = 5.0
+"""A run that would have to wait longer than this for the database to take it in is refused."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -160,14 +164,24 @@ class Host:
     def _check_room(self, user_id: str | None) -> None:
         if self.draining:
             raise Problem(503, "the server is shutting down and takes no new runs", {"retry-after": "5"})
-        # Paused runs hold nothing, and a sub-agent's run belongs to its parent's.
-        busy = [run.user_id for run in self.live if not run.is_paused and run.parent_run_id is None]
-        if len(busy) >= self.settings.max_runs:
+        if max(runtime.lag for runtime in self.runtimes) > BEHIND_SECONDS:
+            detail = "the database is behind with the runs that this server has already: try again later"
+            raise Problem(429, detail, {"retry-after": str(math.ceil(BEHIND_SECONDS))})
+        if self._is_full(self.settings.max_runs, self.live):
             detail = f"{self.settings.max_runs} runs are going on, as many as this server takes: try again later"
             raise Problem(429, detail, {"retry-after": "1"})
-        if user_id is not None and busy.count(user_id) >= self.settings.max_user_runs:
+        if user_id is not None and self._is_full(self.settings.max_user_runs, self._live_of(user_id)):
             detail = f"{self.settings.max_user_runs} runs of this user are going on, as many as one may have"
             raise Problem(429, f"{detail}: cancel one, or try again later", {"retry-after": "1"})
+
+    def _live_of(self, user_id: str) -> Iterator[Run]:
+        return (run for run in self.live if run.user_id == user_id)
+
+    def _is_full(self, limit: int, runs: Iterable[Run]) -> bool:
+        """Are there so many at work? Paused runs hold nothing, and a sub-agent's run belongs to its parent's."""
+        if sum(runtime.live for runtime in self.runtimes) < limit:  # by far the most frequent case, and quickly told
+            return False
+        return sum(not run.is_paused and run.parent_run_id is None for run in runs) >= limit
 
     async def known_by(self, agent: Agent, user_id: str | None, key: str, said: bytes) -> Run | RunRecord | None:
         """The run that was started with this idempotency key, if there is one and anything is known of it."""

@@ -38,6 +38,10 @@ async def collect(host: Visit) -> str:
         *(f'andon_blocked{{kind="{each}"}} {blocked[each]}' for each in get_args(BlockKind)),
         *_head("abandoned_threads", "gauge", "Threads of tools that were cut and still run."),
         f"andon_abandoned_threads {abandoned}",
+        *_head("leases_lost_total", "counter", "Runs that were stopped as lost: their leases ran out."),
+        f"andon_leases_lost_total {sum(runtime.lost_leases for runtime in runtimes)}",
+        *_head("store_lag_seconds", "gauge", "How long a run that begins now would wait for the database."),
+        f"andon_store_lag_seconds {max(runtime.lag for runtime in runtimes):.3f}",
         *_head("draining", "gauge", "Whether the server is going down."),
         f"andon_draining {int(host.draining)}",
     ]

@@ -257,28 +257,37 @@ async def cancel_run(request: Request, agent_id: str, run_id: str) -> Response:
     found = await host.distant(agent, run_id)
     if isinstance(found, RunRecord):
         return _cancelled(run_id, CancelOutcome.already_finished, found.status, found.receipt, wanted)
-    outcome = await cancel(agent, found, asked)
+    outcome, stored = await cancel(agent, found, asked)
     if isinstance(found, Run) and not outcome:
         found = await host.ended_as(agent, found)
     if wanted.wait is None or found.status in (RunStatus.completed, RunStatus.error):
-        return _cancelled(run_id, outcome, found.status, None, wanted)
+        return _cancelled(run_id, outcome, found.status, None, wanted, stored=stored)
     wait = wanted.wait
 
     async def gone() -> Response:
         receipt = await found.gone(wait)
-        return _cancelled(run_id, outcome, found.status, receipt, wanted)
+        return _cancelled(run_id, outcome, found.status, receipt, wanted, stored=stored or found.status.final)
 
     return AnswerResponse(gone)
 
 
 def _cancelled(
-    run_id: str, outcome: CancelOutcome, status: RunStatus, receipt: Receipt | None, wanted: Cancel
+    run_id: str,
+    outcome: CancelOutcome,
+    status: RunStatus,
+    receipt: Receipt | None,
+    wanted: Cancel,
+    *,
+    stored: bool = True,
 ) -> Response:
+    """Not `stored`: this server has stopped the run, and tells the store as soon as that can be asked."""
     view: dict[str, Any] = {"run_id": run_id, "outcome": outcome, "status": status}
     if status in (RunStatus.completed, RunStatus.error):
         ended = "completed" if status is RunStatus.completed else "failed"
         raise Problem(409, f"run {run_id!r} had {ended} before it could be cancelled", **view)
-    return answer(view if wanted.wait is None else {**view, "receipt": receipt})
+    if wanted.wait is not None:
+        view["receipt"] = receipt
+    return answer(view) if stored else answer({**view, "stored": False}, 202)
 
 
 @router.post("/runs/cancel", openapi_extra=described(CancelMany))

@@ -13,15 +13,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Select, and_, bindparam, insert, or_, select, update
+from sqlalchemy import Row, Select, and_, bindparam, exists, insert, or_, select, update
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest, Receipt
 from andon.core.selection import CancelEntry, Outcomes, Selection
+from andon.core.shared import Glance
 from andon.core.states import CancelMode, CancelOutcome, RunStatus
 from andon.core.store import RunRecord, SessionKey
 from andon.store.sql import sessions
-from andon.store.sql.codec import dump, dump_notice, read_events, read_request
+from andon.store.sql.codec import LOOK_AT, dump, dump_names, dump_notice, read_events, read_request
 from andon.store.sql.database import Tx, chunks
 from andon.store.sql.tables import HELD, LIVE, cancels, events, records, runs
 
@@ -58,7 +59,7 @@ def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes
         row = tx.execute(_that(*given), given).first()
     if row is not None and row.ended is None:
         return ask(tx, [row], request)
-    tx.wakes = tx.early = False
+    tx.early = False
     return Outcomes({which.run_id: CancelOutcome.unknown if row is None else CancelOutcome.already_finished})
 
 
@@ -69,7 +70,7 @@ def is_nobodys(status: str, lease_until: float | None) -> bool:
 
 def ask(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> Outcomes:
     """Ask these runs, which are locked and have not ended."""
-    outcomes, fresh, said = Outcomes(), [], dump(request)
+    outcomes, fresh, said, more_asked = Outcomes(), [], dump(request), []
     outcomes.nobodys = any(is_nobodys(row.status, row.lease_until) for row in rows)
     log = [_entry(row, request) for row in rows if row.cancel is None]
     for row in rows:
@@ -86,13 +87,15 @@ def ask(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> Outcomes:
         if after != before:
             tx.write(_ASK, {"numbers": [row.number], "cancel": dump(after)})
             log.append(_entry(row, request))
+            more_asked.append(row.run_id)
     for these in chunks(fresh):
         tx.write(_ASK, {"numbers": these, "cancel": said})
     if log:
         tx.write(_NOTE, log if len(log) > 1 else log[0])
-    tx.wakes = bool(log)  # else it is as it was
-    if len(fresh) == len(rows) == 1:  # of many, or of what has changed once more, who holds them looks
-        tx.says = dump_notice(rows[0].run_id, rows[0].owner, request)
+    # Of many, or of what has changed once more, who holds them looks.
+    changed = [*more_asked, *(row.run_id for row in rows if row.cancel is None)]
+    notice = dump_notice(rows[0].run_id, rows[0].owner, request) if len(fresh) == len(rows) == 1 else ""
+    tx.say([notice] if notice else dump_names(LOOK_AT, changed))
     return outcomes
 
 
@@ -154,6 +157,20 @@ def list_runs(tx: Tx, which: Selection, limit: int) -> list[RunRecord]:
     wanted = select(runs, records.c.record).join(records, records.c.number == runs.c.number)
     wanted = wanted.where(*_fits(which, runs), *_has_status(which))
     return [sessions.record_of(row) for row in tx.execute(wanted.order_by(runs.c.number.desc()).limit(limit))]
+
+
+def glance(tx: Tx, run_ids: Sequence[str]) -> dict[str, Glance]:
+    found: dict[str, Glance] = {}
+    for these in chunks(run_ids):
+        for row in tx.execute(_GLANCE, {"run_ids": these}):
+            found[row.run_id] = Glance(sessions.status_of(row), row.is_first)
+    return found
+
+
+_other = runs.alias()
+_ahead = exists().where(_other.c.session == runs.c.session, _other.c.ended.is_(None), _other.c.number < runs.c.number)
+_GLANCE = select(runs.c.run_id, runs.c.status, runs.c.cancel, runs.c.ended, (~_ahead).label("is_first"))
+_GLANCE = _GLANCE.where(runs.c.run_id.in_(bindparam("run_ids", expanding=True)))
 
 
 def list_events(tx: Tx, run_id: str, after: int, limit: int) -> list[Event]:

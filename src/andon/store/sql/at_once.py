@@ -21,14 +21,14 @@ from andon.core.states import CancelOutcome, RunStatus
 from andon.core.store import RunRecord
 from andon.messages import Message
 from andon.store.sql import asking
-from andon.store.sql.codec import dump, dump_lines, notice_around
+from andon.store.sql.codec import CHANGED, LOOK_AT, dump, dump_lines, dump_names, notice_around
 from andon.store.sql.database import Tx
-from andon.store.sql.push import CHANNEL, PROGRESS
+from andon.store.sql.push import CHANNEL
 from andon.store.sql.tables import HELD, Id
 
 _EARLY = "set_config('synchronous_commit', 'off', TRUE)"
 """Commits without waiting for the disk: whoever does it waits afterwards."""
-_NEWS = f"pg_notify('{CHANNEL}', '{PROGRESS}'), {_EARLY}"
+_NEWS = f"pg_notify('{CHANNEL}', %(news)s), {_EARLY}"
 
 
 def _written(name: str | None) -> str | None:
@@ -44,6 +44,7 @@ def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes
     before, after = notice_around(which.run_id, request)
     values: dict[str, Any] = {name: _written(getattr(which, name)) for name in asking.NAMES}
     values |= {"said": dump(request), "asked_at": request.requested_at, "before": before, "after": after}
+    values["look"] = dump_names(LOOK_AT, [which.run_id])[0]
     for status, lease_until, *_ in tx.at_once(_ASK, values):
         tx.wait_for_disk()
         outcomes = Outcomes({which.run_id: CancelOutcome.requested})
@@ -63,7 +64,7 @@ WITH asked AS (
   SELECT run_id, agent_id, user_id, session_id, %(asked_at)s::double precision, cancel FROM asked
 )
 SELECT status, lease_until, {_EARLY},
-  pg_notify('{CHANNEL}', coalesce(%(before)s::text || owner || %(after)s::text, ''))
+  pg_notify('{CHANNEL}', coalesce(%(before)s::text || owner || %(after)s::text, %(look)s::text))
 FROM asked
 """
 
@@ -110,6 +111,7 @@ def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
     for lease, messages, what, continues in batch:
         if messages is not None:
             values = _values(lease, what, messages, now) | {"continues": _written(continues)}
+            values["news"] = dump_names(CHANGED, [lease.run_id])[0]
             if not tx.at_once(_WRITE, values):
                 refused.append(lease.run_id)
     refused += _add(tx, [each for each in batch if each.messages is None])
@@ -128,6 +130,7 @@ def _add(tx: Tx, batch: Sequence[Progress]) -> list[str]:
         "places": _numbers(place for place, _ in what),
         "seqs": _numbers(event.seq for _, event in what),
         "lines": dump_lines([event for _, event in what]) if what else None,
+        "news": dump_names(CHANGED, [each.lease.run_id for each in batch]),
     }
     held = {row[0] for row in tx.at_once(_ADD, values)}
     return [each.lease.run_id for place, each in enumerate(batch, 1) if place not in held]
@@ -147,7 +150,8 @@ WITH run AS (
     AS line (data, seq, place) JOIN run USING (place)
   ON CONFLICT DO NOTHING
 )
-SELECT place, {_NEWS} FROM run
+SELECT place, CASE WHEN row_number() OVER () <= cardinality(%(news)s::text[])
+  THEN pg_notify('{CHANNEL}', (%(news)s::text[])[row_number() OVER ()]) END, {_EARLY} FROM run
 """
 """Who is ending a run, and has locked it, brings its events along: nobody waits for that here."""
 
@@ -179,8 +183,10 @@ def finish(tx: Tx, lease: Lease, record: RunRecord, messages: Sequence[Message],
         "request": None if stopped is None else dump(asking.request_of(stopped)),
         "asked_at": None if stopped is None else stopped.requested_at,
     }
-    tx.wakes = bool(tx.at_once(_FINISH, values))
-    return tx.wakes
+    if not tx.at_once(_FINISH, values):
+        return False
+    tx.ended = values["run_id"]
+    return True
 
 
 _MAY_END = f"status IN {HELD} AND (cancel IS NULL OR %(cancelled)s::boolean)"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,8 +14,13 @@ from andon.core.selection import Block
 from andon.core.store import RunRecord
 from andon.errors import say, show
 from andon.messages import Message, sendable
+from andon.store.sql.tables import Id
 
 MAX_DEPTH = 200
+LOOK, CHANGED, LOOK_AT = "", "+", "!"
+"""What others are told: that anything may have changed; that these runs have made progress, have ended, or have their
+turn; and that whoever holds these runs is to look at them. What else is said is a notice of a cancel.
+"""
 LONGEST_NOTICE = 7_000
 """In bytes. Postgres takes a little more."""
 
@@ -28,6 +33,7 @@ read_request = msgspec.json.Decoder(CancelRequest).decode
 read_block = msgspec.json.Decoder(Block).decode
 read_state = msgspec.json.Decoder(dict[str, Any]).decode
 _read_events = msgspec.json.Decoder(list[Event]).decode
+_read_names = msgspec.json.Decoder(list[str | None]).decode
 _read_notice = msgspec.json.Decoder(tuple[str, str, CancelRequest]).decode
 
 
@@ -75,6 +81,31 @@ def read_notice(said: str) -> tuple[str, str, CancelRequest] | None:
     """None if it is no notice, or not one of this version's."""
     try:
         return _read_notice(said) if said else None
+    except msgspec.DecodeError:
+        return None
+
+
+def dump_names(kind: str, run_ids: Iterable[str | None]) -> list[str]:
+    """What is said of these runs, in as few pieces as can be: `CHANGED` or `LOOK_AT`."""
+    said: list[str] = []
+    names: list[bytes] = []
+    room = LONGEST_NOTICE
+    for run_id in run_ids:
+        if run_id is None:
+            continue
+        name = _encode(Id.written(run_id))
+        if len(name) >= room:
+            said.append(f"{kind}[{b','.join(names).decode()}]")
+            names, room = [], LONGEST_NOTICE
+        names.append(name)
+        room -= len(name) + 1
+    return [*said, f"{kind}[{b','.join(names).decode()}]"] if names else said
+
+
+def read_names(said: str) -> list[str] | None:
+    """The runs that something is said of; None if it is not one of this version's words."""
+    try:
+        return [Id.read(name) for name in _read_names(said[1:]) if name is not None]
     except msgspec.DecodeError:
         return None
 

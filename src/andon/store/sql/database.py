@@ -5,8 +5,9 @@ there is a server, what only reads is a transaction for each statement, and what
 
 SQLite takes one writer at a time, so there is one thread for all changes. With Postgres, progress of runs has a thread
 of its own: what two calls write about one run must not change places. And who asks runs to stop does not wait here
-behind runs that end, each of which waits for the disk. Locks are taken in one order everywhere, sessions
-by id and then runs by number; should two transactions still meet, the one that was undone is tried again.
+behind runs that end, each of which waits for the disk. On both, what keeps runs alive, stops and ends them does not
+wait behind what begins: leases are renewed first, however much there is to do. Locks are taken in one order everywhere,
+sessions by id and then runs by number; should two transactions still meet, the one that was undone is tried again.
 
 Someone waits for most of these, so they are short: a server is asked as few times as can be. What only writes goes
 along with the commit, and statements are made once (to make one takes longer than the server needs for it). Whoever
@@ -27,7 +28,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 from sqlalchemy import (
@@ -49,10 +50,11 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from andon.core.portal import portal
 from andon.store.sql import schema
 from andon.store.sql.address import parse
+from andon.store.sql.codec import CHANGED
 from andon.store.sql.engine import make_engine
 from andon.store.sql.faults import CutOffError, is_transient, translate
 from andon.store.sql.lanes import Answer, Lane
-from andon.store.sql.push import CHANNEL, LOOK, Hub, watch_file, watch_server
+from andon.store.sql.push import CHANNEL, Hub, watch_file, watch_server
 
 T = TypeVar("T")
 Values = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
@@ -60,7 +62,12 @@ Values = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 CHUNK = 5_000
 READERS = 3
 CHANGERS = 3
+HOLDERS = 3
 ASKERS = 2
+CONNECTIONS = READERS + CHANGERS + HOLDERS + ASKERS + 2
+"""What a store needs of a server: one for each thread that asks; one more for progress, and one to listen."""
+FIRST, SOON, LATER = range(3)
+"""The ranks of what is done: leases are renewed first; then runs are asked to stop, and end; then all else."""
 RETRY_SECONDS = 10.0
 """For how long a transaction is tried again while others are in its way."""
 RETRY_PAUSE = 0.002
@@ -73,27 +80,28 @@ class How(NamedTuple):
 
     writes: bool
     """Whether it is one transaction, which changes something."""
-    wakes: bool
-    """Whether others are to look."""
     early: bool
-    """Whether they may see it before it is on the disk."""
+    """Whether others may see it before it is on the disk."""
 
 
-_BY_STATEMENT = How(writes=False, wakes=False, early=False)
+_BY_STATEMENT = How(writes=False, early=False)
 
 
 class Tx:
     """An open transaction."""
 
-    __slots__ = ("_connection", "_unsent", "early", "now", "postgres", "says", "wakes")
+    __slots__ = ("_connection", "_said", "_unsent", "began", "early", "ended", "now", "postgres")
 
     def __init__(self, connection: Connection, postgres: bool, how: How) -> None:
         self._connection, self.postgres = connection, postgres
         self._unsent: list[tuple[Executable, Values]] = []
-        self.wakes, self.early = how.wakes, how.early
+        self.early = how.early
         """See `How`. Who has changed nothing after all may say so."""
-        self.says = LOOK
-        """What they are told, by a server that can."""
+        self._said: list[str] = []
+        self.ended: str | None = None
+        """The run that has ended, on a server: who is next in its line is found, and told, after the commit."""
+        self.began = time.monotonic()
+        """When it was begun, and not when it was asked for: a lease counts from then on."""
         self.now: ColumnElement[float] = _SERVER_CLOCK if postgres else literal(time.time(), Double)
         """The clock that leases go by. The machine's is the database's, where that is a file."""
 
@@ -110,8 +118,14 @@ class Tx:
         """Do this before whatever comes next, the commit at the latest. Nobody needs an answer."""
         self._unsent.append((statement, values))
 
+    def say(self, said: Iterable[str]) -> None:
+        """Have others told of what is changed here (`codec`), once it is committed."""
+        self._said += said
+
     def commit(self) -> None:
         """Send what was not sent yet, and the commit with it."""
+        if not self.postgres and self._said:
+            self._keep_news()
         if not (self.postgres and (self._unsent or self.early)):
             self._send()
             self._connection.commit()
@@ -131,21 +145,33 @@ class Tx:
 
     def _commit_early(self, driver: Any) -> None:
         driver.execute("SET LOCAL synchronous_commit TO off")
-        if self.wakes:
-            driver.execute(_NOTIFY, (CHANNEL, self.says))
+        said, self._said = self._said, []
+        for each in said:
+            driver.execute(_NOTIFY, (CHANNEL, each))
         driver.execute("COMMIT")
         driver.execute(_WAIT_FOR_DISK)
+
+    def _keep_news(self) -> None:
+        """A file can't tell anybody: who watches it reads there what is new (`push.watch_file`)."""
+        for each in self._said:
+            number = self._connection.exec_driver_sql(_KEEP_NEWS, (each,)).lastrowid
+            if number % NEWS_KEPT == 0:
+                self._connection.exec_driver_sql(_FORGET_NEWS, (number - NEWS_KEPT,))
 
     def tell(self) -> None:
         """Wake who listens, if the commit has not. Of all who notify, one at a time may commit, so nobody does while it
         waits for the disk; this alone writes nothing there. Should it fail, they look by themselves before long.
         """
-        if self.postgres and self.wakes and not self.early:  # of a file, others know by themselves
-            driver = self._driver
-            with contextlib.suppress(self._connection.dialect.loaded_dbapi.Error):
-                driver.pgconn.exec_params(_TELL, [self.says.encode()])
-            if driver.closed:
-                self._connection.invalidate()
+        if not self.postgres or not (self._said or self.ended is not None):
+            return
+        driver = self._driver
+        with contextlib.suppress(self._connection.dialect.loaded_dbapi.Error):
+            for each in self._said:
+                driver.pgconn.exec_params(_TELL, [each.encode()])
+            if self.ended is not None:
+                driver.pgconn.exec_params(_TELL_END, [self.ended.encode()])
+        if driver.closed:
+            self._connection.invalidate()
 
     def at_once(self, statement: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """On a server: one statement of the driver's, which is a whole transaction. Returns its rows. Should the
@@ -186,6 +212,13 @@ class Tx:
 
 
 _TELL = f"SELECT pg_notify('{CHANNEL}', $1)".encode()
+_TELL_END = f"""
+SELECT pg_notify('{CHANNEL}', '{CHANGED}' || json_build_array(ended.run_id, (
+  SELECT run_id FROM andon_runs WHERE session = ended.session AND ended IS NULL ORDER BY number LIMIT 1
+))) FROM andon_runs AS ended WHERE run_id = $1
+""".encode()
+_KEEP_NEWS, _FORGET_NEWS = "INSERT INTO andon_news (said) VALUES (?)", "DELETE FROM andon_news WHERE id <= ?"
+NEWS_KEPT = 1_000
 _NOTIFY = "SELECT pg_notify(%s, %s)"
 _WAIT_FOR_DISK = "SELECT pg_logical_emit_message(true, 'andon', '')"
 """A commit waits until all that was written before it is on the disk, but only if it has written something itself: this
@@ -205,7 +238,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self.address = parse(url)
         self.postgres = self.address.path is None
-        self._engine = make_engine(self.address, READERS + CHANGERS + ASKERS + 1)
+        self._engine = make_engine(self.address, CONNECTIONS)
         # A server sees to it by itself that a question sees one state: no transaction has to be begun and ended for it.
         reading = {"isolation_level": "AUTOCOMMIT"} if self.postgres else {}
         self._reading = self._engine.execution_options(**reading)
@@ -231,8 +264,9 @@ class Database:
         self._reads, self._changes = Lane("andon-store-reads", READERS), changes
         self._progress = Lane("andon-store-progress", 1) if self.postgres else changes
         self._asks = Lane("andon-store-asks", ASKERS) if self.postgres else changes
+        self._holding = Lane("andon-store-holding", HOLDERS) if self.postgres else changes
         self._checkpoints, self._changed = Lane("andon-store-checkpoints", 1), itertools.count(1)
-        self._lanes = [self._reads, changes, self._progress, self._asks, self._checkpoints]
+        self._lanes = [self._reads, changes, self._progress, self._asks, self._holding, self._checkpoints]
         watch = watch_server if self.postgres else watch_file
         self._hub = Hub(watch, self._engine, weakref.WeakMethod(self.open))
 
@@ -241,22 +275,33 @@ class Database:
     async def read(self, work: Callable[[Tx], T]) -> T:
         return await self._run(self._reads, work, _BY_STATEMENT)
 
-    async def change(
-        self, work: Callable[[Tx], T], *, wakes: bool = True, early: bool = False, at_once: bool = False
-    ) -> T:
-        """Write, and wake whoever listens, unless it is nothing to others."""
-        return await self._run(self._changes, work, _BY_STATEMENT if at_once else How(True, wakes, early))
+    async def change(self, work: Callable[[Tx], T]) -> T:
+        """Write."""
+        return await self._run(self._changes, work, How(writes=True, early=False))
+
+    async def renew(self, work: Callable[[Tx], T]) -> T:
+        """Write what keeps runs alive."""
+        return await self._run(self._holding, work, How(writes=True, early=True), FIRST)
+
+    async def end(self, work: Callable[[Tx], T], *, at_once: bool = False) -> T:
+        """Write the end of a run."""
+        return await self._run(self._holding, work, _BY_STATEMENT if at_once else How(writes=True, early=False), SOON)
 
     async def ask(self, work: Callable[[Tx], T], *, at_once: bool = False) -> T:
         """Write what others are asked to do."""
-        return await self._run(self._asks, work, _BY_STATEMENT if at_once else How(True, True, True))
+        return await self._run(self._asks, work, _BY_STATEMENT if at_once else How(writes=True, early=True), SOON)
 
     async def progress(self, work: Callable[[Tx], T], *, at_once: bool = False) -> T:
         """Write what runs have done."""
-        return await self._run(self._progress, work, _BY_STATEMENT if at_once else How(True, True, True))
+        return await self._run(self._progress, work, _BY_STATEMENT if at_once else How(writes=True, early=True))
 
-    async def _run(self, lane: Lane, work: Callable[[Tx], T], how: How) -> T:
-        return await lane.run(lambda answer: self._attempt(work, how, answer))
+    async def _run(self, lane: Lane, work: Callable[[Tx], T], how: How, rank: int = LATER) -> T:
+        return await lane.run(lambda answer: self._attempt(work, how, answer), rank)
+
+    @property
+    def lag(self) -> float:
+        """How many seconds what begins now would wait for its turn."""
+        return self._changes.lag
 
     @property
     def hub(self) -> Hub:

@@ -15,15 +15,24 @@ from sqlalchemy import Row, Select, and_, bindparam, func, or_, select, update
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest, describe_open
 from andon.core.session import OnBusy, refusal
-from andon.core.shared import Lease, Progress, Renewal, Taken
+from andon.core.shared import Granted, Lease, Progress, Renewal, Taken
 from andon.core.states import CancelCause, RunStatus
 from andon.core.store import RunRecord
 from andon.errors import LeaseLostError, RunIdTakenError
 from andon.messages import Message
 from andon.store.sql import asking, sessions
-from andon.store.sql.codec import dump, dump_lines, read_block, read_messages, read_request
+from andon.store.sql.codec import (
+    CHANGED,
+    LOOK_AT,
+    dump,
+    dump_lines,
+    dump_names,
+    read_block,
+    read_messages,
+    read_request,
+)
 from andon.store.sql.database import Tx, chunks
-from andon.store.sql.tables import HELD, LIVE, blocks, events, records, runs
+from andon.store.sql.tables import HELD, LIVE, Id, blocks, events, records, runs
 
 
 def _expired(tx: Tx) -> Any:
@@ -33,7 +42,7 @@ def _expired(tx: Tx) -> Any:
 # -- entering ---------------------------------------------------------------------------------------------------------
 
 
-def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Lease:
+def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Granted:
     tx.pass_gate()
     head = sessions.head_of_line(tx, record.session, record.created_at)
     line = select(runs, records.c.record, _expired(tx).label("expired"))
@@ -43,17 +52,19 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy
         if other.run_id == record.run_id:
             if (other.owner, other.created) != (owner, record.created_at) or other.status not in HELD:
                 raise _taken(record)
-            return Lease(record.run_id, other.epoch)  # this was asked before, and only the answer was lost
+            # This was asked before, and only the answer was lost.
+            has_turn = other.status == RunStatus.running.value
+            return Granted.of(record.run_id, other.epoch, tx.began, has_turn=has_turn)
     _check_blocks(tx, record)
-    if on_busy != "cancel":
-        tx.wakes = False  # nobody waits for one who comes last
     if on_busy == "reject":
         _check_free(record, ahead)
     elif on_busy == "cancel":
         asking.ask(tx, ahead, CancelRequest.make(CancelCause.superseded, f"run {record.run_id} takes over"))
-    if not sessions.insert_run(tx, record, head.id, epoch=1, owner=owner, lease_until=tx.now + seconds):
+    status = RunStatus.pending if ahead else RunStatus.running
+    columns = {"status": status.value, "epoch": 1, "owner": owner, "lease_until": tx.now + seconds}
+    if not sessions.insert_run(tx, record, head.id, **columns):
         raise _taken(record)
-    return Lease(record.run_id, 1)
+    return Granted.of(record.run_id, 1, tx.began, has_turn=not ahead, is_fresh=not ahead and not head.begun)
 
 
 def _check_free(record: RunRecord, ahead: Sequence[Row[Any]]) -> None:
@@ -82,7 +93,6 @@ def take_turn(tx: Tx, lease: Lease) -> bool:
     row = sessions.lock_run(tx, lease.run_id)
     if row is None or row.epoch != lease.epoch or row.status not in HELD:
         raise lost(lease)
-    tx.wakes = False  # nobody waits for it
     if row.status == RunStatus.running.value:
         return True
     if tx.execute(_AHEAD, {"line": row.session, "place": row.number}).first() is not None:
@@ -115,7 +125,7 @@ _KEEP_HOLD = _LOOK.with_for_update(read=True, key_share=True)
 
 def renew(tx: Tx, leases: Sequence[Lease], seconds: float | None) -> Renewal:
     rows = _find(tx, (lease.run_id for lease in leases), _LOOK if seconds is None else _LOCK)
-    answer, held = Renewal([], {}), []
+    answer, held = Renewal([], {}, tx.began), []
     for lease in leases:
         row = rows.get(lease.run_id)
         if row is None or row.epoch != lease.epoch or row.ended is not None:
@@ -152,6 +162,7 @@ def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
         sessions.touch(tx, touched)
     for run_id, what in new.items():
         append(tx, rows[run_id].number, what)
+    tx.say(dump_names(CHANGED, new))
     return list(refused)
 
 
@@ -198,7 +209,16 @@ def finish(
     append(tx, row.number, what)
     if row.cancel is None and record.receipt is not None and record.status is RunStatus.cancelled:
         asking.note(tx, row, asking.request_of(record.receipt))
+    if tx.postgres:
+        tx.ended = Id.written(row.run_id)  # who is next may be entering at this very moment
+    else:
+        ahead = tx.execute(_NEXT, {"line": row.session, "which": row.number}).scalar()
+        tx.say(dump_names(CHANGED, [row.run_id, ahead]))
     return None
+
+
+_NEXT = select(runs.c.run_id).where(runs.c.session == bindparam("line"), LIVE, runs.c.number != bindparam("which"))
+_NEXT = _NEXT.order_by(runs.c.number).limit(1)
 
 
 def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[Taken]:
@@ -212,6 +232,7 @@ def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[
             .values(epoch=row.epoch + 1, owner=owner, lease_until=tx.now + seconds, status=status.value)
         )
         taken.append(_taken_over(tx, row, row.epoch + 1))
+    tx.say(dump_names(LOOK_AT, [row.run_id for row in found]))
     return taken
 
 
@@ -222,7 +243,7 @@ def _taken_over(tx: Tx, row: Row[Any], epoch: int) -> Taken:
     record = sessions.with_status(kept.record, RunStatus(row.status))
     record = msgspec.structs.replace(record, continues=row.continues)
     cancel = None if row.cancel is None else read_request(row.cancel)
-    return Taken(Lease(row.run_id, epoch), record, messages, cancel, last_seq)
+    return Taken(Lease(row.run_id, epoch), record, messages, cancel, last_seq, tx.began)
 
 
 def take_up(tx: Tx, run_id: str, owner: str, seconds: float) -> Taken | None:
@@ -245,6 +266,4 @@ def has_orphans(tx: Tx) -> bool:
 
 def take_orphans(tx: Tx, owner: str, seconds: float, limit: int) -> list[Taken]:
     found = tx.execute(_orphans(tx, limit).with_for_update(skip_locked=True)).all()
-    if not found:
-        tx.wakes = False
     return take(tx, found, owner, seconds)

@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from andon.errors import StoreError, describe
@@ -27,22 +28,68 @@ Job = tuple["Future[Any]", Work[Any]]
 log = logging.getLogger("andon")
 
 CLOSE_SECONDS = 5.0
+RANKS = 3
+
+
+class Queue:
+    """Jobs by their rank, the lowest first; of one rank in the order in which they came in. None is the end of it."""
+
+    def __init__(self) -> None:
+        self._tickets: SimpleQueue[bool] = SimpleQueue()
+        """One for each job: whoever has got one finds a job."""
+        self._jobs: list[SimpleQueue[Job]] = [SimpleQueue() for _ in range(RANKS)]
+
+    def put(self, job: Job, rank: int) -> None:
+        self._jobs[rank].put(job)
+        self._tickets.put(True)
+
+    def end(self) -> None:
+        """One who waits is to go, once all that was put before is taken."""
+        self._tickets.put(False)
+
+    def get(self) -> Job | None:
+        if not self._tickets.get():
+            return None
+        while True:
+            for jobs in self._jobs:
+                with contextlib.suppress(Empty):
+                    return jobs.get_nowait()
+
+    def __len__(self) -> int:
+        return self._tickets.qsize()
+
+
+class Pace:
+    """How long a job takes, of late."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def note(self, seconds: float) -> None:
+        self.seconds += (seconds - self.seconds) / 16
 
 
 class Lane:
-    """Up to so many threads, started when they are needed. With one of them, work is done in the order it came in."""
+    """Up to so many threads, started when they are needed. With one of them, work is done in the order it came in, but
+    for what has a lower rank: that is done before all else that waits.
+    """
 
     def __init__(self, name: str, size: int) -> None:
         self._name, self._size = name, size
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs, self._pace = Queue(), Pace()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._idle = threading.Semaphore(0)
         self._closed = False
 
-    async def run(self, work: Work[T]) -> T:
+    @property
+    def lag(self) -> float:
+        """How many seconds a job that comes now would wait: by how many wait, and how long the last ones took."""
+        return len(self._jobs) * self._pace.seconds / self._size
+
+    async def run(self, work: Work[T], rank: int = RANKS - 1) -> T:
         """Have it done. A cancel takes it back if it has not begun, and else only stops the waiting."""
-        job = self.submit(work)
+        job = self.submit(work, rank)
         loop = asyncio.get_running_loop()
         done = loop.create_future()
 
@@ -58,16 +105,18 @@ class Lane:
             raise
         return job.result()
 
-    def submit(self, work: Work[T]) -> Future[T]:
+    def submit(self, work: Work[T], rank: int = RANKS - 1) -> Future[T]:
         job: Future[T] = Future()
         with self._lock:
             if self._closed:
                 raise StoreError("the store is closed; open another one")
             if not self._idle.acquire(blocking=False) and len(self._threads) < self._size:
-                thread = threading.Thread(target=_serve, args=(self._jobs, self._idle), name=self._name, daemon=True)
+                thread = threading.Thread(
+                    target=_serve, args=(self._jobs, self._idle, self._pace), name=self._name, daemon=True
+                )
                 self._threads.append(thread)
                 thread.start()
-            self._jobs.put((job, work))
+            self._jobs.put((job, work), rank)
         return job
 
     def close(self, *, wait: bool = True) -> None:
@@ -76,16 +125,17 @@ class Lane:
             self._closed = True
             threads, self._threads = self._threads, []
             for _ in threads:
-                self._jobs.put(None)
+                self._jobs.end()
         for thread in threads if wait else ():
             if thread is not threading.current_thread():
                 thread.join(CLOSE_SECONDS)
 
 
-def _serve(jobs: SimpleQueue[Job | None], idle: threading.Semaphore) -> None:
+def _serve(jobs: Queue, idle: threading.Semaphore, pace: Pace) -> None:
     while (entry := jobs.get()) is not None:
         job, work = entry
         if job.set_running_or_notify_cancel():
+            began = time.monotonic()
             try:
                 work(job.set_result)
             except BaseException as error:  # noqa: BLE001 - handed to whoever waits
@@ -93,6 +143,7 @@ def _serve(jobs: SimpleQueue[Job | None], idle: threading.Semaphore) -> None:
                     log.debug("what came after the answer failed: %s", describe(error))
                 else:
                     job.set_exception(error)
+            pace.note(time.monotonic() - began)
         del entry, job, work  # an idle thread holds on to nothing
         idle.release()
 

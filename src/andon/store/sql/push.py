@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is woken when something may have changed: one thread per store, while somebody listens.
 
-A wake-up says "look", so one may be lost or be for nothing, and nothing is lost with it. One of Postgres' may say more:
-which run was asked to stop, whose it is, and how; it comes with the commit, so it says what the row does, and who holds
-the run need not look. All who listen to a database are told, also where its schemas keep them apart. Every time the
-thread has connected it wakes everybody, because of what may have happened meanwhile. Callbacks never break it.
+What is said names the runs that it is about (`codec`), so that it costs those nothing who have nothing to do with them.
+It may be lost, or be for nothing, and nothing is lost with it. Of a cancel it says which run was asked to stop, whose
+it is, and how; it comes with the commit, so it says what the row does, and who holds the run need not look. All who
+listen to a database are told, also where its schemas keep them apart. Every time the thread has connected it wakes
+everybody, because of what may have happened meanwhile. Callbacks never break it.
 """
 
 from __future__ import annotations
@@ -20,21 +21,17 @@ from typing import Any
 
 from sqlalchemy import Engine, select
 
-from andon.core.shared import Asked, Wake
+from andon.core.shared import Asked, Changed, Look
 from andon.errors import AndonError, describe
-from andon.store.sql.codec import read_notice
+from andon.store.sql.codec import CHANGED, LOOK, LOOK_AT, read_names, read_notice
 
 log = logging.getLogger("andon")
 
 CHANNEL = "andon"
-LOOK, PROGRESS = "", "progress"
-"""What is said on the channel: that something has changed; that runs have made progress, and nothing else. What else is
-said is a notice of a cancel.
-"""
 POLL_SECONDS = 0.02
 """SQLite has no way to tell another process: its counter of changes is looked at this often."""
 PING_SECONDS = 3.0
-"""So often a silent server is asked whether it is there; and then everybody looks, as a safety net."""
+"""So often a silent server is asked whether it is there."""
 RECONNECT_SECONDS = (0.05, 1.0)
 CLOSE_SECONDS = 6.0
 
@@ -72,19 +69,27 @@ class Stop:
 class Listener:
     """What `listen` gives: close it to be woken no more, except by a call that is on its way."""
 
-    def __init__(self, hub: Hub, wake: Wake, progress: Wake | None, asked: Asked | None) -> None:
-        self._hub, self._wake, self._progress, self._asked = hub, wake, progress or wake, asked
+    def __init__(self, hub: Hub, look: Look, changed: Changed | None, asked: Asked | None) -> None:
+        self._hub, self._look, self._changed, self._asked = hub, look, changed or look, asked
 
     def tell(self, said: Iterable[str]) -> None:
-        looks = False
+        changed: dict[str, None] = {}
         for each in said:
-            if each == PROGRESS:
-                continue
-            if self._asked is None or (notice := read_notice(each)) is None:
-                looks = True
+            kind = each[:1]
+            if kind in (CHANGED, LOOK_AT) and (names := read_names(each)) is not None:
+                if kind == CHANGED:
+                    changed.update(dict.fromkeys(names))
+                elif names:
+                    self._look(names)
+            elif (notice := read_notice(each)) is None:
+                self._look(())
+            elif self._asked is None:
+                self._look([notice[0]])
             else:
                 self._asked(*notice)
-        (self._wake if looks else self._progress)()
+                changed[notice[0]] = None
+        if changed:
+            self._changed(list(changed))
 
     def close(self) -> None:
         self._hub.remove(self)
@@ -93,15 +98,15 @@ class Listener:
 class Hub:
     """Those who listen, and the thread that wakes them."""
 
-    def __init__(self, watch: Watch, engine: Engine, open_database: weakref.WeakMethod[Wake]) -> None:
+    def __init__(self, watch: Watch, engine: Engine, open_database: weakref.WeakMethod[Callable[[], None]]) -> None:
         self._watch, self._engine, self._open = watch, engine, open_database
         self._lock = threading.Lock()
         self._listeners: dict[Listener, None] = {}
         self._stop: Stop | None = None
         self._thread: threading.Thread | None = None
 
-    def listen(self, wake: Wake, progress: Wake | None = None, asked: Asked | None = None) -> Listener:
-        listener = Listener(self, wake, progress, asked)
+    def listen(self, look: Look, changed: Changed | None = None, asked: Asked | None = None) -> Listener:
+        listener = Listener(self, look, changed, asked)
         with self._lock:
             self._listeners[listener] = None
             if self._stop is None:
@@ -172,16 +177,24 @@ class Hub:
 
 
 def watch_file(driver: Any, stop: Stop, tell: Tell) -> None:
-    """SQLite: any commit of another connection, in this process or another one, changes `data_version`. What it was,
-    nobody knows.
+    """SQLite: any commit of another connection, in this process or another one, changes `data_version`. What is to be
+    said of it is in a table, of which only the last rows are kept.
     """
-    seen = None
+    seen, last = None, None
     while not stop():
         now = driver.execute("PRAGMA data_version").fetchone()
         if now != seen:
             seen = now
-            tell([LOOK])
+            news = driver.execute(_NEWS, (-1 if last is None else last,)).fetchall()
+            if last is None or (news and news[0][0] != last + 1):  # it has just begun, or came too late for some
+                tell([LOOK])
+            elif news:
+                tell([said for _, said in news])
+            last = news[-1][0] if news else last or 0
         stop.wait(POLL_SECONDS)
+
+
+_NEWS = "SELECT id, said FROM andon_news WHERE id > ? ORDER BY id"
 
 
 def watch_server(driver: Any, stop: Stop, tell: Tell) -> None:
@@ -195,7 +208,6 @@ def watch_server(driver: Any, stop: Stop, tell: Tell) -> None:
         while not stop():
             if not selector.select(PING_SECONDS):
                 driver.execute("SELECT 1")
-                tell([LOOK])
                 continue
             driver.pgconn.consume_input()
             came: dict[str, None] = {}  # each once, in the order in which it was said

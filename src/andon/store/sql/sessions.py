@@ -19,7 +19,7 @@ from andon.core.states import RunStatus
 from andon.core.store import RunRecord, SessionKey, SessionRecord
 from andon.errors import NotContinuableError, RunIdTakenError, UnknownRunError
 from andon.messages import Message
-from andon.store.sql.codec import dump, read_messages, read_record, read_state
+from andon.store.sql.codec import CHANGED, dump, dump_names, read_messages, read_record, read_state
 from andon.store.sql.database import Tx
 from andon.store.sql.tables import LIVE, Id, records, runs, sessions
 
@@ -222,6 +222,7 @@ def save(tx: Tx, record: RunRecord, messages: Sequence[Message]) -> None:
         tx.write(CHANGE, {"which": row.number, **state})
     keep(tx, row.number, record, messages if row.session == head.id else None)
     touch(tx, {head.id})
+    tx.say(dump_names(CHANGED, [record.run_id]))
 
 
 def insert_run(tx: Tx, record: RunRecord, session: int, **columns: Any) -> bool:

@@ -18,7 +18,7 @@ from andon.core.events import Event
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Block, CancelEntry, Outcomes, Selection
 from andon.core.session import OnBusy
-from andon.core.shared import Asked, Lease, Listening, Progress, Renewal, Taken, Wake
+from andon.core.shared import Asked, Changed, Glance, Granted, Lease, Listening, Look, Progress, Renewal, Taken
 from andon.core.store import RunRecord, SessionKey, SessionRecord
 from andon.messages import Message
 from andon.store.sql import asking, at_once, holding, service, sessions
@@ -36,6 +36,10 @@ class SQLStore:
 
     def __repr__(self) -> str:
         return f"<SQLStore {self._db.address.shown}>"
+
+    @property
+    def lag(self) -> float:
+        return self._db.lag
 
     # -- conversations ------------------------------------------------------------------------------------------------
 
@@ -74,7 +78,7 @@ class SQLStore:
 
     # -- a run, by whoever holds it -----------------------------------------------------------------------------------
 
-    async def enter(self, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Lease:
+    async def enter(self, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Granted:
         return await self._db.change(lambda tx: holding.enter(tx, record, owner, seconds, on_busy))
 
     async def take_turn(self, lease: Lease) -> bool:
@@ -83,7 +87,7 @@ class SQLStore:
     async def renew(self, leases: Sequence[Lease], seconds: float | None) -> Renewal:
         if seconds is None:
             return await self._db.read(lambda tx: holding.renew(tx, leases, None))
-        return await self._db.change(lambda tx: holding.renew(tx, leases, seconds), wakes=False, early=True)
+        return await self._db.renew(lambda tx: holding.renew(tx, leases, seconds))
 
     async def write(self, batch: Sequence[Progress]) -> list[str]:
         if self._db.postgres:
@@ -93,11 +97,11 @@ class SQLStore:
     async def finish(
         self, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]
     ) -> RunRecord | CancelRequest | None:
-        if self._db.postgres and await self._db.change(
+        if self._db.postgres and await self._db.end(
             lambda tx: at_once.finish(tx, lease, record, messages, events), at_once=True
         ):
             return None
-        return await self._db.change(lambda tx: holding.finish(tx, lease, record, messages, events))
+        return await self._db.end(lambda tx: holding.finish(tx, lease, record, messages, events))
 
     # -- a run, by others ---------------------------------------------------------------------------------------------
 
@@ -122,8 +126,11 @@ class SQLStore:
     async def list_runs(self, which: Selection, limit: int) -> list[RunRecord]:
         return await self._db.read(lambda tx: asking.list_runs(tx, which, limit))
 
-    def listen(self, wake: Wake, progress: Wake | None = None, asked: Asked | None = None) -> Listening:
-        return self._db.hub.listen(wake, progress, asked)
+    async def glance(self, run_ids: Sequence[str]) -> dict[str, Glance]:
+        return await self._db.read(lambda tx: asking.glance(tx, run_ids))
+
+    def listen(self, look: Look, changed: Changed | None = None, asked: Asked | None = None) -> Listening:
+        return self._db.hub.listen(look, changed, asked)
 
     # -- the service --------------------------------------------------------------------------------------------------
 
@@ -145,7 +152,7 @@ class SQLStore:
         counts = Counter({"sessions": 0, "runs": 0, "events": 0})
         steps = (service.forget_sessions, service.forget_strays, service.forget_events, service.forget_cancels)
         for step in steps:
-            while done := await self._db.change(partial(step, before=before), wakes=False):
+            while done := await self._db.change(partial(step, before=before)):
                 counts.update(done)
         return {name: counts[name] for name in ("sessions", "runs", "events")}
 

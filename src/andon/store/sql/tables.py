@@ -66,9 +66,11 @@ class Id(TypeDecorator[str]):
             )
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is None or not value.startswith(self._ESCAPED):
-            return value
-        return unquote(value[1:], errors="surrogatepass")
+        return None if value is None else self.read(value)
+
+    @classmethod
+    def read(cls, value: str) -> str:
+        return unquote(value[1:], errors="surrogatepass") if value.startswith(cls._ESCAPED) else value
 
 
 _Number = BigInteger().with_variant(Integer, "sqlite")  # only an INTEGER counts up by itself there
@@ -152,6 +154,14 @@ cancels = Table(
     Index("andon_cancels_age", "at"),
     sqlite_autoincrement=True,
 )
+
+news = Table(
+    "andon_news",
+    metadata,
+    Column("id", _Number, Identity(), primary_key=True),
+    Column("said", Text, nullable=False),
+)
+"""What others are told of, in a file; the last of it. A server tells them itself."""
 
 blocks = Table(
     "andon_blocks",

@@ -17,7 +17,7 @@ import socket
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -88,6 +88,11 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     async def start(self) -> None:
         await self._launch()
         async with asyncio.timeout(START_SECONDS):
@@ -148,10 +153,15 @@ def _free_port() -> int:
 
 @contextlib.asynccontextmanager
 async def serving(
-    agent: str, database: Database, count: int, lease: float, environment: Mapping[str, str] | None = None
+    agent: str,
+    database: Database,
+    count: int,
+    lease: float,
+    environment: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
 ) -> AsyncIterator[list[Server]]:
     """So many servers of an agent on one database."""
-    command = [sys.executable, "-m", "andon", "serve", agent, "--db", database.url, "--lease", str(lease)]
+    command = [sys.executable, "-m", "andon", "serve", agent, "--db", database.url, "--lease", str(lease), *options]
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE_")}
     logs = [database.folder / f"server-{number}.log" for number in range(count)]
     servers = [Server([*command, "--drain", "0"], {**inherited, **(environment or {})}, log) for log in logs]

@@ -15,6 +15,7 @@
     telemetry    what it costs where nobody listens
     http         many streams over HTTP, all cancelled at once
     across       a cancel that is sent to another server process than the run's
+    store        what a database costs: short runs, silent runs, tokens that are stored, and watchers
 
 A figure is not a test: a goal that was missed is shown, and the exit code is 0. On Linux each says how much of the
 processor time that was wanted meanwhile, by it and all else here, other virtual machines had instead: where that is

@@ -8,7 +8,7 @@ import json
 import platform
 from collections.abc import Callable
 
-from bench import across, growth, http, idle, latency, readers, startup, streaming, telemetry, throughput
+from bench import across, growth, http, idle, latency, readers, startup, store, streaming, telemetry, throughput
 from bench.report import Figure, Progress
 from bench.stolen import Stolen
 
@@ -23,6 +23,7 @@ FIGURES: dict[str, Callable[[bool, Progress], Figure]] = {
     "telemetry": telemetry.measure,
     "http": http.measure,
     "across": across.measure,
+    "store": store.measure,
 }
 
 

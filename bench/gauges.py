@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server costs: its processor time, and what it writes to its database."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from bench.chaos.servers import Database
+
+
+class Cpu:
+    """The processor time of a process, all its threads together, from here on."""
+
+    def __init__(self, pid: int) -> None:
+        # The clock that clock_getcpuclockid(3) names on Linux. /proc tells the same, but only in steps of 10 ms.
+        self._clock = ~pid << 3 | 2
+        self._before, self._began = time.clock_gettime(self._clock), time.perf_counter()
+
+    @property
+    def ms(self) -> float:
+        return (time.clock_gettime(self._clock) - self._before) * 1000
+
+    @property
+    def percent(self) -> float:
+        """Of one core."""
+        return self.ms / (time.perf_counter() - self._began) / 10
+
+
+@dataclass
+class Written:
+    """Bytes, known when the block of `written` has ended."""
+
+    table: int = 0
+    """By how much all tables have grown, indexes included."""
+    log: int = 0
+    """What was written to the write-ahead log."""
+
+
+@contextlib.contextmanager
+def written(place: Database) -> Iterator[Written]:
+    """What a database writes while the block runs. Nothing may be half done before and after it."""
+    answer = Written()
+    with (_in_file if place.url.startswith("sqlite") else _in_server)(place.url, answer):
+        yield answer
+
+
+@contextlib.contextmanager
+def _in_file(url: str, answer: Written) -> Iterator[None]:
+    path = Path(url.removeprefix("sqlite:///"))
+    before = _size_of_file(path)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        # While one connection still reads the old state, SQLite can't reuse the log from its start: it only grows.
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM andon_meta").fetchall()
+        yield
+        answer.log = path.with_name(f"{path.name}-wal").stat().st_size
+    answer.table = _size_of_file(path) - before
+
+
+def _size_of_file(path: Path) -> int:
+    """Of the pages in use. Before that all of the log is brought to the file, and the log is emptied."""
+    with contextlib.closing(sqlite3.connect(path, timeout=10)) as connection:
+
+        def ask(pragma: str) -> int:
+            return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+        if ask("wal_checkpoint(TRUNCATE)"):
+            raise RuntimeError("the database is busy: its log could not be emptied")
+        return (ask("page_count") - ask("freelist_count")) * ask("page_size")
+
+
+_SIZES = """
+SELECT sum(pg_relation_size(oid))::bigint, (pg_current_wal_insert_lsn() - '0/0')::bigint
+FROM pg_class WHERE oid >= 16384 AND relkind IN ('r', 'i', 't')
+"""
+"""All tables and indexes that are not Postgres' own, with the tables where it puts long values. Its maps of free space
+are not counted: vacuuming makes them, at any moment.
+"""
+
+
+@contextlib.contextmanager
+def _in_server(url: str, answer: Written) -> Iterator[None]:
+    with psycopg.connect(url, autocommit=True) as connection:
+
+        def sizes() -> tuple[int, int]:
+            table, log = connection.execute(_SIZES).fetchone() or (0, 0)
+            return table, log
+
+        table, log = sizes()
+        yield
+        table_now, log_now = sizes()
+        answer.table, answer.log = table_now - table, log_now - log

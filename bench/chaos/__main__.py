@@ -16,11 +16,13 @@ from bench.chaos.trial import Outcome, hold
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.chaos", description="Runs on several servers, which are killed and stopped at random."
+        prog="python -m bench.chaos",
+        description="Runs on several servers, which are killed, stopped and cut off from their database at random.",
     )
     parser.add_argument("--db", choices=(*DATABASES, "both"), default="both", help="which database (%(default)s)")
     parser.add_argument("--servers", type=int, choices=(2, 3), default=3, help="how many of them (%(default)s)")
     parser.add_argument("--runs", type=int, default=1000, help="how many runs in a round (%(default)s)")
+    parser.add_argument("--cuts", type=int, default=4, help="how often one loses its database at first (%(default)s)")
     parser.add_argument("--seconds", type=float, default=0, help="begin new rounds for so long; otherwise one is held")
     parser.add_argument("--seed", default="", help="what chance goes by, of the clients and troubles at least")
     options = parser.parse_args()
@@ -31,7 +33,7 @@ def main() -> int:
     while number == 0 or time.monotonic() - began < options.seconds:
         number += 1
         for kind, total in totals.items():
-            outcome = asyncio.run(hold(kind, options.servers, options.runs, f"{seed}-{number}"))
+            outcome = asyncio.run(hold(kind, options.servers, options.runs, f"{seed}-{number}", cuts=options.cuts))
             total.add(outcome)
             print(f"{kind}, {options.servers} servers, seed {seed}, round {number}, all in all:", flush=True)
             print(total.show(), end="\n\n", flush=True)

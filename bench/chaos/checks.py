@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,9 +17,11 @@ from andon.core.store import RunRecord, SessionKey
 from andon.store.sql import SQLStore
 from andon.testing import next_prompt_accepted, validate
 from andon.testing.providers import FakeChat
-from bench.chaos.agent import AGENT
+from bench.chaos.agent import AGENT, Note, read_notes
 from bench.chaos.clients import Clients, Ledger
+from bench.chaos.cutoff import STOP_SECONDS, HeldCancel
 from bench.chaos.provider import NEXT
+from bench.chaos.servers import Server
 
 T = TypeVar("T")
 
@@ -28,10 +29,14 @@ ALL = 1_000_000
 GOING = (RunStatus.pending, RunStatus.running, RunStatus.cancelling)
 QUIET_SECONDS = ANSWER_SECONDS = 30.0
 """How long the last runs have to end; how long one answer may take then, when nothing is in trouble any more."""
+ACKNOWLEDGE_SECONDS = 5.0
+"""How long a server may take to acknowledge the cancel of a run that it holds, with the database away."""
 AT_ONCE = 8
 
-LOST, TWO_ENDS, DISAGREE, REJECTED, ENDLESS, VANISHED, TWICE, ODD = (
+LOST, WORKED, UNHEARD, TWO_ENDS, DISAGREE, REJECTED, ENDLESS, VANISHED, TWICE, ODD = (
     "acknowledged cancels lost",
+    "work that went on after its cancel was answered",
+    "cancels that the server which holds the run did not acknowledge",
     "runs with two ends, or gaps in their events",
     "runs whose end was told in two ways",
     "sessions rejected",
@@ -40,14 +45,16 @@ LOST, TWO_ENDS, DISAGREE, REJECTED, ENDLESS, VANISHED, TWICE, ODD = (
     "tool calls started twice, or although they were said not to be",
     "answers that no server should give",
 )
-FAULTS = (LOST, TWO_ENDS, DISAGREE, REJECTED, ENDLESS, VANISHED, TWICE, ODD)
+FAULTS = (LOST, WORKED, UNHEARD, TWO_ENDS, DISAGREE, REJECTED, ENDLESS, VANISHED, TWICE, ODD)
 
 
 class Checks:
     """Finds faults, and says of each what was seen."""
 
-    def __init__(self, store: SQLStore, clients: Clients, provider: FakeChat) -> None:
+    def __init__(self, store: SQLStore, clients: Clients, provider: FakeChat, lease: float) -> None:
         self._store, self._clients, self._provider = store, clients, provider
+        self._heard_seconds = 2 * lease + 2
+        """After so long, the server that holds a run has heard of its cancel, even if it was stopped for two leases."""
         self.faults: dict[str, list[str]] = {kind: [] for kind in FAULTS}
         self.ends: Counter[str] = Counter()
 
@@ -55,7 +62,7 @@ class Checks:
     def _ledger(self) -> Ledger:
         return self._clients.ledger
 
-    async def make(self, url: str, started: Path) -> None:
+    async def make(self, url: str, notes: Path, held: Sequence[HeldCancel] = ()) -> None:
         """With one server left, at this address."""
         self.faults[ODD] += self._ledger.odd
         await self._quiet()
@@ -67,12 +74,17 @@ class Checks:
             self.faults[VANISHED].append(f"{run_id} was admitted")
         for record in records:
             await self._check_run(record)
-        self._check_tools(records, started)
+        self._check_tools(records, read_notes(notes))
+        self._check_held(held, read_notes(notes))
         await self._each(records, lambda record: self._check_http(url, record))
         await self._each(sorted(self._ledger.sessions), lambda session: self._check_session(url, session))
         for request in self._provider.served:
             if "rejected" in request.reached:
                 self.faults[REJECTED].append(f"by the provider: {request.error}")
+
+    def note_defects(self, fleet: Sequence[Server]) -> None:
+        """What servers have logged that they never should."""
+        self.faults[ODD] += [defect for server in fleet for defect in server.defects]
 
     async def _each(self, items: Iterable[T], check: Callable[[T], Awaitable[None]]) -> None:
         gate = asyncio.Semaphore(AT_ONCE)
@@ -121,18 +133,30 @@ class Checks:
         if (status, found.get("status")) != (200, record.status.value):
             self.faults[DISAGREE].append(f"{record.run_id} is {record.status.name}; HTTP says {status} {found}")
 
-    def _check_tools(self, records: list[RunRecord], started: Path) -> None:
-        lines: list[str] = []
-        with contextlib.suppress(FileNotFoundError):  # no tool was called
-            lines = started.read_text().splitlines()
-        calls = Counter(lines)
+    def _check_tools(self, records: list[RunRecord], notes: list[Note]) -> None:
+        calls = Counter(note.call_id for note in notes if note.starts)
         self.faults[TWICE] += [f"{call_id} started {times} times" for call_id, times in calls.items() if times > 1]
+        for note in notes:
+            answered = self._ledger.acknowledged.get(note.run_id)
+            if note.starts and answered is not None and (late := note.at - answered) > self._heard_seconds:
+                self.faults[WORKED].append(f"{note.call_id} of {note.run_id} started {late:.1f} s later")
         gone_on_with = {record.continues for record in records}  # whoever goes on starts what had not started
         for record in records:
             for each in record.receipt.tools if record.receipt and record.run_id not in gone_on_with else ():
                 if each.outcome is ToolOutcome.not_started and calls[each.call_id]:
                     told = f"{each.call_id} of {record.run_id} is said not to have started: {record.receipt}"
                     self.faults[TWICE].append(told)
+
+    def _check_held(self, held: Sequence[HeldCancel], notes: list[Note]) -> None:
+        """Their work is stopped where they were cancelled, so that neither the store nor another server matters."""
+        for each in held:
+            ends = [note.at - each.asked for note in notes if note.run_id == each.run_id and not note.starts]
+            if not ends or max(ends) > STOP_SECONDS:
+                when = f"{max(ends):.1f} s" if ends else "not at all"
+                self.faults[WORKED].append(f"{each.run_id}, {each.how}: its tool ended after {when}")
+            if each.status not in (200, 202) or each.seconds > ACKNOWLEDGE_SECONDS:
+                told = f"{each.status or 'nothing'} after {each.seconds:.1f} s"
+                self.faults[UNHEARD].append(f"{each.run_id}, {each.how}: it was answered {told}")
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 

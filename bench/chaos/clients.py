@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from random import Random
@@ -27,8 +28,10 @@ PATIENCE = 3.0
 """A server that says nothing for so long may be stopped: another one is asked."""
 RUN_SECONDS = 8.0
 WATCH_SECONDS = 30.0
-ACTIONS = ("yes", "yes", "yes", "no", "both", "cancel", "leave")
-"""What is done about a question, by chance: `both` is two people at once, on two servers."""
+ACTIONS = ("yes", "yes", "yes", "no", "both", "cancel", "quarrel", "quarrel", "leave")
+"""What is done about a question, by chance: `both` is two people at once, on two servers; `quarrel` is one who cancels
+the run, again and again, where it was paused, and then another one who says yes elsewhere.
+"""
 
 
 class Ledger:
@@ -36,8 +39,12 @@ class Ledger:
 
     def __init__(self) -> None:
         self.admitted: set[str] = set()
-        self.acknowledged: set[str] = set()
-        """Runs whose cancel was acknowledged."""
+        self.acknowledged: dict[str, float] = {}
+        """Runs whose cancel was acknowledged, and when that was first. So it is where the server that holds the run has
+        stopped it and the store does not know of it yet (`stored` is false).
+        """
+        self.homes: dict[str, str] = {}
+        """The server that a run was started at, or answered at last."""
         self.ends: dict[str, set[str]] = defaultdict(set)
         """How a run has ended, as anybody was told."""
         self.sessions: set[str] = set()
@@ -49,8 +56,9 @@ class Ledger:
 class Clients:
     """All of them."""
 
-    def __init__(self, servers: Sequence[Server], sessions: int, name: str, chance: Random) -> None:
-        self._servers, self._sessions, self._name, self._chance = servers, sessions, name, chance
+    def __init__(self, sessions: int, name: str, chance: Random) -> None:
+        self._sessions, self._name, self._chance = sessions, name, chance
+        self.servers: Sequence[Server] = ()
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(PATIENCE), limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
         )
@@ -62,7 +70,11 @@ class Clients:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def _somewhere(self) -> str:
-        return self._chance.choice(self._servers).url
+        return self._chance.choice(self.servers).url
+
+    def _perhaps_home(self, run_id: str) -> str:
+        home = self.ledger.homes.get(run_id)
+        return home if home and self._chance.random() < 0.5 else self._somewhere()
 
     async def ask(self, method: str, path: str, *, at: str | None = None, **options: Any) -> tuple[int, Json]:
         """The status and the answer; 0 if there was none."""
@@ -76,7 +88,7 @@ class Clients:
             self.ledger.odd.append(f"{method} {path}: {answer.status_code} {said}")
         return answer.status_code, said
 
-    def _path(self, run_id: str, what: str = "") -> str:
+    def path(self, run_id: str, what: str = "") -> str:
         return f"/agents/{AGENT}/runs/{run_id}{what}"
 
     # -- one run ------------------------------------------------------------------------------------------------------
@@ -92,7 +104,7 @@ class Clients:
             if chance.random() < 0.5:
                 tasks.create_task(self._cancel_later(run_id, session))
         if chance.random() < 0.1:  # from where it was cut; a run that was not is refused
-            await self.ask("POST", self._path(run_id, "/continue"), json={"stream": False, "background": True})
+            await self.ask("POST", self.path(run_id, "/continue"), json={"stream": False, "background": True})
 
     async def _begin(self, run_id: str) -> str | None:
         """Ask until the run is there; its session."""
@@ -107,25 +119,27 @@ class Clients:
                 "on_busy": self._chance.choice(("reject", "queue", "cancel")),
                 "timeout": RUN_SECONDS,
             }
+            at = self._somewhere()
             if self._chance.random() < 0.3:
-                began = await self._begin_streaming(body, leaves=self._chance.random() < 0.3)
+                began = await self._begin_streaming(body, at, leaves=self._chance.random() < 0.3)
             else:
-                status, _ = await self.ask("POST", f"/agents/{AGENT}/runs", json={**body, "stream": False})
+                status, _ = await self.ask("POST", f"/agents/{AGENT}/runs", at=at, json={**body, "stream": False})
                 began = status == 202
             if began:
                 self.ledger.admitted.add(run_id)
+                self.ledger.homes[run_id] = at
                 return session
-            status, found = await self.ask("GET", self._path(run_id))
+            status, found = await self.ask("GET", self.path(run_id))
             if status == 200:  # it was started after all
                 return str(found["session_id"])
         self.ledger.counts["runs that found no server"] += 1
         return None
 
-    async def _begin_streaming(self, body: Json, *, leaves: bool) -> bool:
+    async def _begin_streaming(self, body: Json, at: str, *, leaves: bool) -> bool:
         """Start it and read on from there, where it runs; to leave early is to cancel it."""
         body = {**body, "stream": True, "events": "all", "on_disconnect": "cancel" if leaves else "continue"}
         reading = Reading(body["run_id"], self.ledger)
-        path = f"{self._somewhere()}/agents/{AGENT}/runs"
+        path = f"{at}/agents/{AGENT}/runs"
         await reading.follow(self._http.stream("POST", path, json=body), self._chance.randrange(2, 30) if leaves else 0)
         return reading.seq > 0
 
@@ -137,7 +151,7 @@ class Clients:
         try:
             async with asyncio.timeout(WATCH_SECONDS):
                 while not reading.ended:
-                    seen, path = reading.seq, f"{self._somewhere()}{self._path(run_id, '/events')}"
+                    seen, path = reading.seq, f"{self._somewhere()}{self.path(run_id, '/events')}"
                     headers = {"last-event-id": str(seen)}
                     status = await reading.follow(self._http.stream("GET", path, headers=headers))
                     if status == 404:  # whoever wanted to start it died before that was answered; or it is missed later
@@ -153,7 +167,7 @@ class Clients:
         """There is nothing to read: because it asks, or because of what a killed server had shown the last moment was
         not stored. False if there is no need to read on.
         """
-        _, found = await self.ask("GET", self._path(run_id))
+        _, found = await self.ask("GET", self.path(run_id))
         if found.get("status") == "PAUSED":
             return await self._answer(run_id, found["interrupts"])
         return found.get("status") not in ("COMPLETED", "CANCELLED", "ERROR")
@@ -164,16 +178,26 @@ class Clients:
         if action == "leave":
             return False
         if action == "cancel":
-            await self.cancel(run_id)
+            await self.cancel(run_id, self._perhaps_home(run_id))
             return True
-        body = {"answers": {each["id"]: action != "no" for each in questions}, "stream": False, "background": True}
-        asked = [
-            self.ask("POST", self._path(run_id, "/continue"), at=server.url, json=body)
-            for server in self._chance.sample(self._servers, 2 if action == "both" else 1)
-        ]
-        accepted = [status for status, _ in await asyncio.gather(*asked) if status == 202]
-        self.ledger.counts["answers"] += bool(accepted)
+        home = self.ledger.homes.get(run_id, self._somewhere())
+        servers = [server.url for server in self.servers]
+        if action == "quarrel":
+            for _ in range(self._chance.randrange(2, 4)):
+                await self.cancel(run_id, home)
+            servers = [url for url in servers if url != home]
+        chosen = self._chance.sample(servers, 2 if action == "both" else 1)
+        await asyncio.gather(*(self.answer(run_id, questions, url, yes=action != "no") for url in chosen))
         return True
+
+    async def answer(self, run_id: str, questions: list[Json], at: str, *, yes: bool) -> bool:
+        """Say the same to all of them; whether that was accepted."""
+        body = {"answers": {each["id"]: yes for each in questions}, "stream": False, "background": True}
+        status, _ = await self.ask("POST", self.path(run_id, "/continue"), at=at, json=body)
+        if status == 202:
+            self.ledger.homes[run_id] = at
+            self.ledger.counts["answers"] += 1
+        return status == 202
 
     # -- cancelling ---------------------------------------------------------------------------------------------------
 
@@ -184,16 +208,23 @@ class Clients:
             for each in said.get("cancelled", ()):
                 self._note(each["run_id"], 200, each)
         for _ in range(self._chance.randrange(1, 4)):  # impatient ones ask again, elsewhere
-            await self.cancel(run_id)
+            await self.cancel(run_id, self._perhaps_home(run_id))
 
-    async def cancel(self, run_id: str, at: str | None = None) -> None:
+    async def cancel(self, run_id: str, at: str) -> None:
         how: Json = self._chance.choice(({}, {}, {}, {"wait": 1}, {"mode": "after_tools", "grace": 0.3}))
-        status, said = await self.ask("POST", self._path(run_id, "/cancel"), at=at, json={**how, "by": "chaos"})
+        await self.cancel_as(run_id, at, how)
+
+    async def cancel_as(self, run_id: str, at: str, how: Json, **options: Any) -> int:
+        body = {**how, "by": "chaos"}
+        status, said = await self.ask("POST", self.path(run_id, "/cancel"), at=at, json=body, **options)
         self._note(run_id, status, said)
+        return status
 
     def _note(self, run_id: str, status: int, said: Json) -> None:
-        if status == 200 and said["outcome"] in ACKNOWLEDGED:
-            self.ledger.acknowledged.add(run_id)
+        if status in (200, 202) and said.get("outcome") in ACKNOWLEDGED:
+            self.ledger.acknowledged.setdefault(run_id, time.monotonic())
+            if not said.get("stored", True):
+                self.ledger.counts["cancels acknowledged that were not stored yet"] += 1
         elif status == 200:
             self.ledger.ends[run_id].add("CANCELLED")
         elif status == 409:

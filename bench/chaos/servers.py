@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real servers and real databases, each of which can be killed and started again, and what is done to them.
+"""Real servers and real databases, each of which can be killed and started again.
 
 What must stay true: whatever a round ends with, no process of it is left.
 """
@@ -10,17 +10,14 @@ import asyncio
 import contextlib
 import os
 import re
-import secrets
 import shutil
 import signal
-import socket
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from random import Random
 
+from bench.chaos.ports import free_port
 from tests.store.server import HASTY
 from tests.store.server import Server as Postgres
 
@@ -79,9 +76,10 @@ def _is_ours(frame: str) -> bool:
 class Server:
     """`andon serve` in a process of its own, on a port that it keeps."""
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
-        self.port = _free_port()
-        self._command, self._environment, self._log = [*command, "--port", str(self.port)], environment, log
+    def __init__(self, command: list[str], environment: Mapping[str, str], folder: Path) -> None:
+        self.port = free_port()
+        self._command, self._environment = [*command, "--port", str(self.port)], environment
+        self._log = folder / f"server-{self.port}.log"
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -142,15 +140,6 @@ class Server:
             await self._process.wait()
 
 
-def _free_port() -> int:
-    """Below those that the system gives to clients: one of them could take it while its server is down."""
-    while True:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            port = secrets.randbelow(12_000) + 20_000
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
 @contextlib.asynccontextmanager
 async def serving(
     agent: str,
@@ -159,12 +148,14 @@ async def serving(
     lease: float,
     environment: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
+    urls: Sequence[str] = (),
 ) -> AsyncIterator[list[Server]]:
-    """So many servers of an agent on one database."""
-    command = [sys.executable, "-m", "andon", "serve", agent, "--db", database.url, "--lease", str(lease), *options]
+    """So many servers of an agent on one database; with `urls`, each has an address of its own for it."""
+    command = [sys.executable, "-m", "andon", "serve", agent, "--drain", "0", "--lease", str(lease), *options]
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE_")}
-    logs = [database.folder / f"server-{number}.log" for number in range(count)]
-    servers = [Server([*command, "--drain", "0"], {**inherited, **(environment or {})}, log) for log in logs]
+    settings = {**inherited, **(environment or {})}
+    addresses = urls or [database.url] * count
+    servers = [Server([*command, "--db", url], settings, database.folder) for url in addresses]
     try:
         await servers[0].start()  # alone: it makes the tables
         await asyncio.gather(*(server.start() for server in servers[1:]))
@@ -172,56 +163,3 @@ async def serving(
     finally:
         for server in servers:
             await server.kill()
-
-
-class Trouble:
-    """Kills and stops at random, and counts it. Servers and database have their troubles at the same time."""
-
-    def __init__(self, servers: list[Server], database: Database, lease: float, chance: Random) -> None:
-        self._servers, self._database, self._lease, self._chance = servers, database, lease, chance
-        self.counts: Counter[str] = Counter()
-
-    @property
-    def was_had(self) -> bool:
-        """Has each kind of it come at least once?"""
-        return len(self.counts) == (3 if self._database.can_die else 2)
-
-    async def make(self, over: asyncio.Event) -> None:
-        """Until it is over; then all that was killed or stopped is there again."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._with_servers(over))
-            tasks.create_task(self._with_database(over))
-
-    async def _with_servers(self, over: asyncio.Event) -> None:
-        kinds = [self._kill, self._stop]  # both, however short it is: the trial waits for them
-        while not await self._pause(over, 0.3, 2.5):
-            kind = kinds.pop() if kinds else self._chance.choice((self._kill, self._stop))
-            await kind(self._chance.choice(self._servers), over)
-
-    async def _kill(self, server: Server, over: asyncio.Event) -> None:
-        await server.kill()
-        self.counts["kills of a server"] += 1
-        await self._pause(over, 0, 1.5 * self._lease)
-        await server.start_again()
-
-    async def _stop(self, server: Server, over: asyncio.Event) -> None:
-        """Past its lease."""
-        server.signal(signal.SIGSTOP)
-        self.counts["stops of a server"] += 1
-        try:
-            await self._pause(over, 1.1 * self._lease, 2 * self._lease)
-        finally:
-            server.signal(signal.SIGCONT)
-
-    async def _with_database(self, over: asyncio.Event) -> None:
-        while self._database.can_die and not await self._pause(over, 2.0, 10.0):
-            await self._database.kill()
-            self.counts["kills of the database"] += 1
-            await self._pause(over, 0, self._lease)
-            await self._database.start()
-
-    async def _pause(self, over: asyncio.Event, least: float, most: float) -> bool:
-        """Wait for so long, or until it is over: then True."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(over.wait(), self._chance.uniform(least, most))
-        return over.is_set()

@@ -9,18 +9,26 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from andon.store.sql import SQLStore
-from bench.chaos.agent import PROVIDER, STARTED
-from bench.chaos.checks import FAULTS, ODD, Checks
+from bench.chaos import cutoff
+from bench.chaos.agent import NOTES, PATIENCE, PROVIDER
+from bench.chaos.checks import FAULTS, Checks
 from bench.chaos.clients import Clients
+from bench.chaos.cutoff import CutOff
 from bench.chaos.provider import make_provider
-from bench.chaos.servers import Trouble, database, serving
+from bench.chaos.servers import database, serving
+from bench.chaos.trouble import Trouble
+from bench.chaos.ways import ways
 
+SERVED = "bench.chaos.agent:agent"
 IN_FLIGHT = 25
 RUNS_PER_SESSION = 6
 TELL_SECONDS = 5.0
+LOCK_PATIENCE = 0.5
+"""How long a server waits for a file that another process has locked. By default that is 10 s: too long for a trial."""
 
 
 @dataclass
@@ -46,25 +54,35 @@ class Outcome:
         return "\n".join([*lines, *details])
 
 
-async def hold(kind: str, servers: int, runs: int, seed: str, lease: float = 1.5) -> Outcome:
-    """So many runs on so many servers of one database."""
+async def hold(kind: str, servers: int, runs: int, seed: str, lease: float = 1.5, cuts: int = 4) -> Outcome:
+    """So many runs on so many servers of one database; before that, one of these is cut off from it so many times."""
     chance = Random(seed)
     with make_provider(seed) as provider, database(kind) as place:
-        started = place.folder / "started"
-        environment = {PROVIDER: provider.base_url, STARTED: str(started)}
-        async with serving("bench.chaos.agent:agent", place, servers, lease, environment) as fleet:
-            clients = Clients(fleet, max(IN_FLIGHT, runs // RUNS_PER_SESSION), seed, chance)
-            trouble = Trouble(fleet, place, lease, chance)
+        notes = place.folder / "notes"
+        environment = {PROVIDER: provider.base_url, NOTES: str(notes)}
+        if not place.can_die:
+            environment[PATIENCE] = str(LOCK_PATIENCE)
+        async with ways(place, servers) as routes:
+            urls = [way.url for way in routes]
+            serve = partial(serving, SERVED, place, servers, environment=environment, urls=urls)
+            clients = Clients(max(IN_FLIGHT, runs // RUNS_PER_SESSION), seed, chance)
             store = SQLStore(place.url)
+            checks = Checks(store, clients, provider, lease)
             try:
-                await _play(kind, runs, clients, trouble)
-                survivor = chance.choice(fleet)
-                for server in fleet:
-                    if server is not survivor:
-                        await server.kill()
-                checks = Checks(store, clients, provider)
-                await checks.make(survivor.url, started)
-                checks.faults[ODD] += [defect for server in fleet for defect in server.defects]
+                async with serve(lease=cutoff.LEASE) as fleet:
+                    cut_off = CutOff(fleet, routes, clients, notes, chance)
+                    await cut_off.hold(cuts, seed)
+                checks.note_defects(fleet)
+                async with serve(lease=lease) as fleet:
+                    clients.servers = fleet
+                    trouble = Trouble(fleet, routes, place, lease, chance)
+                    await _play(kind, runs, clients, trouble)
+                    survivor = chance.choice(fleet)
+                    for server in fleet:
+                        if server is not survivor:
+                            await server.kill()
+                    await checks.make(survivor.url, notes, cut_off.held)
+                checks.note_defects(fleet)
             finally:
                 await store.close()
                 await clients.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short form of the trial in `bench.chaos`: two servers on one database, killed and stopped at random."""
+"""The short form of the trial in `bench.chaos`: two servers on one database, killed, stopped and cut off at random."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ pytestmark = pytest.mark.no_cover  # what its servers do is covered by others, a
 @pytest.mark.timeout(600)  # on a machine that does much else
 @pytest.mark.parametrize("kind", DATABASES)
 def test_whatever_dies_no_cancel_is_lost_and_every_run_has_one_end(kind: str) -> None:
-    outcome = asyncio.run(hold(kind, servers=2, runs=40, seed="short", lease=3.0))
+    cuts = 1 if kind == "sqlite" else 2  # refused, and silent
+    outcome = asyncio.run(hold(kind, servers=2, runs=40, seed="short", lease=3.0, cuts=cuts))
     assert outcome.sound, outcome.show()
     # And it was a trial.
     assert outcome.counts["runs"] >= 30
     assert outcome.counts["cancels acknowledged"]
     assert outcome.counts["kills of a server"]
     assert outcome.counts["stops of a server"]
+    assert outcome.counts["cuts between a server and its database"]
     assert outcome.counts["kills of the database"] or kind == "sqlite"

@@ -2,6 +2,7 @@
 """Several servers on one database, which are killed, stopped and cut off from it at random: what goes wrong is counted.
 
     python -m bench.chaos --db both --servers 3 --runs 1000
+    python -m bench.chaos --load
 
 - `agent`: what is served; a real model client, which talks to a strict fake of its provider (`provider`).
 - `servers`: the processes and the databases. `ways`: how a server reaches its database, and loses it; `proxy` is the
@@ -10,4 +11,5 @@
 - `cutoff`: one server loses its database, and is asked to cancel. `trouble`: what chance does to all of them.
 - `checks`: compares what clients were told with what the database says, once all is quiet.
 - `trial`: one round of it all.
+- `load`: no troubles, but more work than one server can take at once.
 """

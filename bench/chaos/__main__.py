@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 
+from bench.chaos.load import hold_load
 from bench.chaos.servers import DATABASES
 from bench.chaos.trial import Outcome, hold
 
@@ -25,9 +26,13 @@ def main() -> int:
     parser.add_argument("--cuts", type=int, default=4, help="how often one loses its database at first (%(default)s)")
     parser.add_argument("--seconds", type=float, default=0, help="begin new rounds for so long; otherwise one is held")
     parser.add_argument("--seed", default="", help="what chance goes by, of the clients and troubles at least")
+    parser.add_argument("--load", action="store_true", help="no troubles, but more work than a server can take at once")
+    parser.add_argument("--case", default="", help="with --load: those cases alone that have this in their name")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # not without taking the servers along
     kinds = DATABASES if options.db == "both" else (options.db,)
+    if options.load:
+        return 0 if hold_load(kinds, options.case) else 1
     seed, began, number, sound = options.seed or secrets.token_hex(3), time.monotonic(), 0, True
     totals = {kind: Outcome() for kind in kinds}
     while number == 0 or time.monotonic() - began < options.seconds:

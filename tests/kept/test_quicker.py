@@ -247,7 +247,7 @@ def test_a_cancel_of_a_paused_run_is_not_acknowledged_while_the_store_is_away(ur
             assert till.did == ["all"]
             store.away = False
             await run.ended()
-            assert run.status is RunStatus.completed
+            assert (await run.result()).status is RunStatus.completed
             await check_stored(there, run.run_id, RunStatus.completed)
         finally:
             await here.close()

@@ -51,8 +51,9 @@ def said(prompt: str) -> list[Message]:
     return [user(prompt), assistant(Text(f"{prompt}, indeed"))]
 
 
-def events(run_id: str, numbers: Iterable[int]) -> list[Event]:
-    return [Event(RunEvent.run_content, run_id, "s1", "helper", seq, 2.5, f"word {seq}") for seq in numbers]
+def events(run_id: str, numbers: Iterable[int], session: SessionKey = KEY) -> list[Event]:
+    whose = run_id, session.session_id, session.agent_id
+    return [Event(RunEvent.run_content, *whose, seq, 2.5, f"word {seq}") for seq in numbers]
 
 
 def asking(**facts: Any) -> CancelRequest:

@@ -81,13 +81,15 @@ def test_an_end_has_the_last_word_on_what_was_said(postgres_url: str) -> None:
     async def main() -> None:
         async with begun(postgres_url) as (store, lease):
             end = store.finish(lease, record("r1", RunStatus.cancelled), said("All"), events("r1", (2, 3)))
-            writing = ("SELECT 1 FROM andon_runs FOR KEY SHARE", "UPDATE andon_records SET messages = '[]'",
-                       "INSERT INTO andon_events SELECT number, 2, 'is there' FROM andon_runs")  # fmt: skip
+            writing = (
+                "SELECT 1 FROM andon_runs FOR KEY SHARE",
+                "UPDATE andon_records SET messages = '[]'",
+                "INSERT INTO andon_events SELECT number, 2, '[[2.5,[\"is there\"],[]]]' FROM andon_runs",
+            )
             assert await overtaken(postgres_url, end, *writing) is None
             assert await store.load(KEY) == said("All")
-            with psycopg.connect(postgres_url) as admin:
-                rows = admin.execute("SELECT seq, data = 'is there' FROM andon_events ORDER BY seq").fetchall()
-            assert rows == [(2, True), (3, False)]
+            found = await store.read_events("r1", 0, 9)
+            assert [(event.seq, event.content) for event in found] == [(2, "is there"), (3, "word 3")]
 
     play(main)
 
@@ -143,12 +145,13 @@ def test_events_wait_for_nobody_who_is_ending_the_run(postgres_url: str) -> None
 
     async def main() -> None:
         async with begun(postgres_url) as (store, lease):
-            other = await store.enter(record("r2", session=KEY._replace(session_id="s2")), "me", LONG, "queue")
-            news = [Progress(lease, None, events("r1", (1,))), Progress(other, None, events("r2", (1, 2)))]
+            key = KEY._replace(session_id="s2")
+            other = await store.enter(record("r2", session=key), "me", LONG, "queue")
+            news = [Progress(lease, None, events("r1", (1,))), Progress(other, None, events("r2", (1, 2), key))]
             with psycopg.connect(postgres_url) as ending:
                 ending.execute("SELECT 1 FROM andon_runs WHERE run_id = 'r1' FOR UPDATE")
                 assert await store.write(news) == ["r1"]
-            assert await store.read_events("r2", 0, 9) == events("r2", (1, 2))
+            assert await store.read_events("r2", 0, 9) == events("r2", (1, 2), key)
             assert await store.write(news) == []
             assert await store.read_events("r1", 0, 9) == events("r1", (1,))
 
@@ -185,7 +188,7 @@ def test_of_a_batch_the_good_ones_are_written(url: str) -> None:
                 Progress(one, said("One"), events("one", (3,))),
             ]
             assert sorted(await store.write(batch)) == ["four", "two"]
-            assert await store.read_events("one", 0, 9) == events("one", (1, 2, 3))
+            assert await store.read_events("one", 0, 9) == events("one", (1, 2, 3), KEY._replace(session_id="one"))
             assert await store.read_events("two", 0, 9) == []
             assert [await store.added(name) for name in ("one", "two", "three")] == [said("One"), None, said("Three")]
             assert await store.write([]) == []

@@ -105,7 +105,7 @@ def test_a_batch_is_for_many_runs_and_names_those_that_were_lost(url: str) -> No
             assert await store.load(keys[0]) == said("r1")
             assert await store.load(keys[1]) == said("End")
             assert await store.load(keys[2]) == []
-            assert await store.read_events("r5", 0, 9) == events("r5", (1,))
+            assert await store.read_events("r5", 0, 9) == events("r5", (1,), keys[4])
             assert await store.read_events("r2", 0, 9) == []
 
     play(main)

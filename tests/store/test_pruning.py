@@ -82,7 +82,7 @@ def test_a_session_with_a_live_or_paused_run_is_kept_but_old_events_go(
             assert await store.load(other) == [*said("r3"), *said("r9")]
             assert await store.read_events("r0", 0, 10) == []
             assert await store.read_events("r8", 0, 10) == events("r8", (1,))
-            assert await store.read_events("r9", 0, 10) == events("r9", (1,))
+            assert await store.read_events("r9", 0, 10) == events("r9", (1,), other)
 
     play(main)
 

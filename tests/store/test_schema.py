@@ -20,6 +20,8 @@ from andon.store.sql import SQLStore, schema
 from tests.store.making import KEY, LONG, opened, record
 from tests.support import play
 
+OLD = schema.VERSION - 1
+
 
 def make(url: str) -> None:
     async def main() -> None:
@@ -63,7 +65,7 @@ def test_a_newer_database_is_refused(url: str) -> None:
     make(url)
     execute(url, "UPDATE andon_meta SET version = 7")
     said = refused(url)
-    assert "newer version of Andon (its tables are of version 7, this one knows 1)" in said
+    assert f"newer version of Andon (its tables are of version 7, this one knows {schema.VERSION})" in said
     assert "left as it is" in said
     assert execute(url, "SELECT version FROM andon_meta") == [(7,)]
 
@@ -75,7 +77,7 @@ def test_a_newer_database_is_refused(url: str) -> None:
         ("DELETE FROM andon_meta", "does not say which version"),
         ("DROP TABLE andon_records", "no table andon_records"),
         ("ALTER TABLE andon_runs RENAME COLUMN epoch TO age", "andon_runs has no epoch"),
-        ("UPDATE andon_meta SET version = -1", "there is no way to 1"),
+        ("UPDATE andon_meta SET version = -1", f"there is no way to {schema.VERSION}"),
     ],
 )
 def test_a_broken_database_is_refused(url: str, damage: str, says: str) -> None:
@@ -143,16 +145,16 @@ def test_several_processes_may_open_a_fresh_database_together(url: str) -> None:
     for program in programs:
         program.communicate()
     assert [program.returncode for program in programs] == [0] * 4
-    assert execute(url, "SELECT version FROM andon_meta") == [(1,)]
+    assert execute(url, "SELECT version FROM andon_meta") == [(schema.VERSION,)]
 
 
 # -- migrating --------------------------------------------------------------------------------------------------------
 
 
 def make_old(url: str) -> None:
-    """A database of a version that never was: its runs had no `continues`."""
+    """A database as that version never was: its runs had no `continues`."""
     make(url)
-    execute(url, "ALTER TABLE andon_runs DROP COLUMN continues", "UPDATE andon_meta SET version = 0")
+    execute(url, "ALTER TABLE andon_runs DROP COLUMN continues", f"UPDATE andon_meta SET version = {OLD}")
 
 
 def add_continues(connection: Connection) -> None:
@@ -163,7 +165,7 @@ def test_an_older_database_is_migrated_after_a_copy(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_old(url)
-    monkeypatch.setattr(schema, "MIGRATIONS", {0: add_continues})
+    monkeypatch.setattr(schema, "MIGRATIONS", {OLD: add_continues})
 
     async def main() -> None:
         async with opened(url) as store:
@@ -171,14 +173,15 @@ def test_an_older_database_is_migrated_after_a_copy(
 
     with caplog.at_level(logging.WARNING, "andon"):
         play(main)
-    assert "from version 0 to 1; a copy is in" in caplog.text
-    assert execute(url, "SELECT version FROM andon_meta") == [(1,)]
+    assert f"from version {OLD} to {schema.VERSION}; a copy is in" in caplog.text
+    assert execute(url, "SELECT version FROM andon_meta") == [(schema.VERSION,)]
     if url.startswith("sqlite"):
-        assert execute(f"{url}.v0.bak", "SELECT version, run_id FROM andon_meta, andon_runs") == [(0, "r1")]
+        assert execute(f"{url}.v{OLD}.bak", "SELECT version, run_id FROM andon_meta, andon_runs") == [(OLD, "r1")]
         with pytest.raises(sqlite3.OperationalError):
-            execute(f"{url}.v0.bak", "SELECT continues FROM andon_runs")
+            execute(f"{url}.v{OLD}.bak", "SELECT continues FROM andon_runs")
     else:
-        assert execute(url, "SELECT version, run_id FROM andon_v0.andon_meta, andon_v0.andon_runs") == [(0, "r1")]
+        kept = f"andon_v{OLD}"
+        assert execute(url, f"SELECT version, run_id FROM {kept}.andon_meta, {kept}.andon_runs") == [(OLD, "r1")]
 
 
 def test_a_migration_that_fails_changes_nothing_and_can_be_tried_again(
@@ -190,16 +193,16 @@ def test_a_migration_that_fails_changes_nothing_and_can_be_tried_again(
         add_continues(connection)
         connection.execute(text("SELECT * FROM no_such_table"))
 
-    monkeypatch.setattr(schema, "MIGRATIONS", {0: fail})
+    monkeypatch.setattr(schema, "MIGRATIONS", {OLD: fail})
 
     async def main() -> None:
         async with opened(url) as store:
             with pytest.raises(StoreError, match="no_such_table"):
                 await store.ping()
-            monkeypatch.setattr(schema, "MIGRATIONS", {0: lambda connection: None})
+            monkeypatch.setattr(schema, "MIGRATIONS", {OLD: lambda connection: None})
             with pytest.raises(SchemaError, match="andon_runs has no continues"):
                 await store.ping()
-            monkeypatch.setattr(schema, "MIGRATIONS", {0: add_continues})
+            monkeypatch.setattr(schema, "MIGRATIONS", {OLD: add_continues})
             await store.ping()
 
     play(main)
@@ -207,9 +210,9 @@ def test_a_migration_that_fails_changes_nothing_and_can_be_tried_again(
     if url.startswith("sqlite"):  # every attempt has left its copy, none has replaced another
         folder = Path(url.removeprefix("sqlite:///")).parent
         copies = sorted(path.name for path in folder.iterdir() if path.name != "andon.db")
-        assert copies == ["andon.db.v0.2.bak", "andon.db.v0.3.bak", "andon.db.v0.bak"]
+        assert copies == [f"andon.db.v{OLD}.2.bak", f"andon.db.v{OLD}.3.bak", f"andon.db.v{OLD}.bak"]
     else:
-        assert execute(url, "SELECT run_id FROM andon_v0.andon_runs") == [("r1",)]
+        assert execute(url, f"SELECT run_id FROM andon_v{OLD}.andon_runs") == [("r1",)]
 
 
 def test_what_the_tables_are_is_what_the_store_uses(url: str) -> None:

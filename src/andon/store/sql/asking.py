@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Select, and_, bindparam, exists, insert, or_, select, update
+from sqlalchemy import Row, Select, and_, bindparam, exists, func, insert, or_, select, update
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest, Receipt
@@ -22,7 +22,8 @@ from andon.core.shared import Glance
 from andon.core.states import CancelMode, CancelOutcome, RunStatus
 from andon.core.store import RunRecord, SessionKey
 from andon.store.sql import sessions
-from andon.store.sql.codec import LOOK_AT, dump, dump_names, dump_notice, read_events, read_request
+from andon.store.sql.batches import read_row
+from andon.store.sql.codec import LOOK_AT, dump, dump_names, dump_notice, read_request
 from andon.store.sql.database import Tx, chunks
 from andon.store.sql.tables import HELD, LIVE, cancels, events, records, runs
 
@@ -174,6 +175,21 @@ _GLANCE = _GLANCE.where(runs.c.run_id.in_(bindparam("run_ids", expanding=True)))
 
 
 def list_events(tx: Tx, run_id: str, after: int, limit: int) -> list[Event]:
-    number = select(runs.c.number).where(runs.c.run_id == run_id).scalar_subquery()
-    wanted = select(events.c.data).where(events.c.number == number, events.c.seq > after)
-    return read_events(tx.execute(wanted.order_by(events.c.seq).limit(limit)).scalars().all())
+    found: list[Event] = []
+    rows: Sequence[Any] = tx.execute(_EVENTS, {"run": run_id, "after": after, "until": after + limit}).all()
+    for seq, batch, session_id, agent_id in rows:
+        told = read_row(seq, batch, run_id, session_id, agent_id)
+        # The first row may begin before what is wanted, and any with what the one before it has told.
+        last = found[-1].seq if found else after
+        found += told if told[0].seq > last else [event for event in told if event.seq > last]
+    return found[:limit]
+
+
+_NUMBER = select(runs.c.number).where(runs.c.run_id == bindparam("run")).correlate(None).scalar_subquery()
+_ROWS = select(events.c.seq, events.c.batch, runs.c.session_id, runs.c.agent_id)
+_ROWS = _ROWS.join(runs, runs.c.number == events.c.number).where(events.c.number == _NUMBER)
+# Up to the row that has the last event that is wanted, or the end: what lies beyond is not read.
+_END = select(func.min(events.c.seq)).where(events.c.number == _NUMBER, events.c.seq >= bindparam("until"))
+_EVENTS = _ROWS.where(events.c.seq > bindparam("after"))
+_EVENTS = _EVENTS.where(events.c.seq <= func.coalesce(_END.correlate(None).scalar_subquery(), bindparam("until")))
+_EVENTS = _EVENTS.order_by(events.c.seq)

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from andon.core.events import Event
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Block
 from andon.core.store import RunRecord
@@ -25,14 +24,12 @@ LONGEST_NOTICE = 7_000
 """In bytes. Postgres takes a little more."""
 
 
-_encoder = msgspec.json.Encoder(enc_hook=show)
-_encode = _encoder.encode
+_encode = msgspec.json.Encoder(enc_hook=show).encode
 read_record = msgspec.json.Decoder(RunRecord).decode
 read_messages = msgspec.json.Decoder(list[Message]).decode
 read_request = msgspec.json.Decoder(CancelRequest).decode
 read_block = msgspec.json.Decoder(Block).decode
 read_state = msgspec.json.Decoder(dict[str, Any]).decode
-_read_events = msgspec.json.Decoder(list[Event]).decode
 _read_names = msgspec.json.Decoder(list[str | None]).decode
 _read_notice = msgspec.json.Decoder(tuple[str, str, CancelRequest]).decode
 
@@ -41,19 +38,7 @@ def dump(value: object) -> str:
     try:
         return _encode(value).decode()
     except (UnicodeError, RecursionError):  # half a character, or something without end
-        return _encode(_clean(value, 0)).decode()
-
-
-def dump_lines(values: Sequence[object]) -> str:
-    """One line for each; there is no end of a line in JSON."""
-    try:
-        return _encoder.encode_lines(values)[:-1].decode()
-    except (UnicodeError, RecursionError):
-        return "\n".join(map(dump, values))
-
-
-def read_events(rows: Sequence[str]) -> list[Event]:
-    return _read_events(f"[{','.join(rows)}]")
+        return _encode(clean(value)).decode()
 
 
 def dump_notice(run_id: str, owner: str | None, request: CancelRequest) -> str:
@@ -110,16 +95,17 @@ def read_names(said: str) -> list[str] | None:
         return None
 
 
-def _clean(value: Any, depth: int) -> Any:
+def clean(value: Any, depth: int = 0) -> Any:
+    """The same without what can't be written: half a character, or something without end."""
     if isinstance(value, str):
         return sendable(value)
     if depth > MAX_DEPTH:
         return "…"
     if isinstance(value, msgspec.Struct):
-        fields = {name: _clean(getattr(value, name), depth + 1) for name in value.__struct_fields__}
+        fields = {name: clean(getattr(value, name), depth + 1) for name in value.__struct_fields__}
         return msgspec.structs.replace(value, **fields)
     if isinstance(value, dict):
-        return {say(key): _clean(item, depth + 1) for key, item in value.items()}
+        return {say(key): clean(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_clean(item, depth + 1) for item in value]
+        return [clean(item, depth + 1) for item in value]
     return value

@@ -21,16 +21,8 @@ from andon.core.store import RunRecord
 from andon.errors import LeaseLostError, RunIdTakenError
 from andon.messages import Message
 from andon.store.sql import asking, sessions
-from andon.store.sql.codec import (
-    CHANGED,
-    LOOK_AT,
-    dump,
-    dump_lines,
-    dump_names,
-    read_block,
-    read_messages,
-    read_request,
-)
+from andon.store.sql.batches import write_rows
+from andon.store.sql.codec import CHANGED, LOOK_AT, dump, dump_names, read_block, read_messages, read_request
 from andon.store.sql.database import Tx, chunks
 from andon.store.sql.tables import HELD, LIVE, Id, blocks, events, records, runs
 
@@ -145,7 +137,7 @@ def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
     there = sessions.lock_all(tx, [each.lease.run_id for each in batch if each.messages is not None])
     rows = _find(tx, (each.lease.run_id for each in batch), _KEEP_HOLD)
     refused: dict[str, None] = {}
-    new: dict[str, list[Event]] = {}
+    new: list[dict[str, Any]] = []
     touched: set[int] = set()
     for lease, messages, what, continues in batch:
         row = rows.get(lease.run_id)
@@ -157,20 +149,23 @@ def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
             if continues != row.continues:
                 tx.write(sessions.CHANGE, {"which": row.number, "continues": continues})
             touched.add(row.session)
-        new.setdefault(row.run_id, []).extend(what)
+        new += _rows(row, what)
     if touched:
         sessions.touch(tx, touched)
-    for run_id, what in new.items():
-        append(tx, rows[run_id].number, what)
-    tx.say(dump_names(CHANGED, new))
+    _append(tx, new)
+    tx.say(dump_names(CHANGED, (each.lease.run_id for each in batch if each.lease.run_id not in refused)))
     return list(refused)
 
 
-def append(tx: Tx, number: int, what: Sequence[Event]) -> None:
-    """Add events. Some may be there already, if the answer to an earlier call was lost."""
-    if what:
-        lines = dump_lines(what).split("\n")
-        rows = [{"number": number, "seq": each.seq, "data": data} for each, data in zip(what, lines, strict=True)]
+def _rows(row: Row[Any], what: Sequence[Event]) -> list[dict[str, Any]]:
+    return [{"number": row.number, "seq": seq, "batch": batch} for seq, batch in write_rows(row.run_id, what)]
+
+
+def _append(tx: Tx, rows: list[dict[str, Any]]) -> None:
+    """Add events. Some may be there already, if the answer to an earlier call was lost. Then this row has the same last
+    event, or more events: readers skip what the rows before it have told.
+    """
+    if rows:
         tx.write(tx.insert(events).on_conflict_do_nothing(), rows)
 
 
@@ -206,7 +201,7 @@ def finish(
     sessions.keep(tx, row.number, record, None if row.there is None else messages)
     if row.there is not None:
         sessions.touch(tx, {row.there})
-    append(tx, row.number, what)
+    _append(tx, _rows(row, what))
     if row.cancel is None and record.receipt is not None and record.status is RunStatus.cancelled:
         asking.note(tx, row, asking.request_of(record.receipt))
     if tx.postgres:

@@ -21,15 +21,13 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.pool import NullPool
 
 from andon.errors import SchemaError
-from andon.store.sql import migrations
 from andon.store.sql.address import Address
+from andon.store.sql.migrations import MIGRATIONS
 from andon.store.sql.tables import meta, metadata
 
 log = logging.getLogger("andon")
 
 VERSION = 2
-MIGRATIONS: dict[int, Callable[[Connection], None]] = {1: migrations.from_1}
-"""By the version that each begins with; it leaves the next one."""
 
 SMALLEST = 512
 """The bytes of the smallest page that a database can have."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables. A change of anything here is a new version, and needs a migration in `schema`.
+"""The tables. A change of anything here is a new version, and needs one of the `migrations`.
 
 `andon_runs` is small on purpose: it is written whenever a lease is renewed, and SQLite writes a row as a whole. What is
 large is in `andon_records`. A run's `number` is its place in its session's line and in the conversation. A run whose
@@ -135,9 +135,8 @@ events = Table(
     "andon_events",
     metadata,
     Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("seq", Integer, primary_key=True, autoincrement=False),
-    Column("data", Text, nullable=False),
-    sqlite_with_rowid=False,
+    Column("seq", Integer, primary_key=True, autoincrement=False),  # of the last event in it: see `batches`
+    Column("batch", Text, nullable=False),  # in SQLite, such long rows have no place in an index: so it has rowids
 )
 
 cancels = Table(

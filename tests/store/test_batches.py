@@ -114,6 +114,7 @@ def test_every_kind_of_event_comes_back_as_it_was(url: str) -> None:
             assert await store.read_events("r1", 0, 100) == all_of_it
             for after in range(len(all_of_it)):
                 assert await store.read_events("r1", after, 1) == all_of_it[after : after + 1]
+            assert await store.last_event("r1") == all_of_it[-1]
 
     play(main)
 
@@ -188,6 +189,7 @@ def test_a_runs_own_names_may_be_any(url: str) -> None:
             batch = events(run_id, (1, 2), key)
             await store.write([Progress(lease, None, batch)])
             assert await store.read_events(run_id, 0, 9) == batch
+            assert await store.last_event(run_id) == batch[-1]
 
     play(main)
 
@@ -224,6 +226,7 @@ def test_only_those_rows_are_read_that_have_what_is_wanted(url: str) -> None:
             for start in range(0, 12, 3):
                 await store.write([Progress(lease, None, whole[start : start + 3])])
             spoil(3)
+            assert await store.last_event("r1") == whole[-1]
             assert await store.read_events("r1", 3, 9) == whole[3:]
             spoil(12)
             assert await store.read_events("r1", 3, 6) == whole[3:9]
@@ -250,6 +253,7 @@ def test_an_event_that_is_written_already_stays_as_it_is(url: str) -> None:
             for after in range(7):
                 for limit in range(1, 8):
                     assert await store.read_events("r1", after, limit) == whole[after : after + limit]
+            assert await store.last_event("r1") == whole[-1]
             assert (await store.prune(LATER, dry_run=True))["events"] == 6
             assert (await store.prune(LATER))["events"] == 6
 
@@ -272,6 +276,15 @@ def test_a_paused_run_is_taken_up_after_its_last_event(url: str) -> None:
             assert await store.finish(taken.lease, DONE, said("One"), []) is None
             assert await store.read_events("r1", 0, 9) == end
             assert (await store.prune(LATER))["events"] == 5
+
+    play(main)
+
+
+def test_the_last_event_of_what_is_not_there_is_none(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            await begun(store)
+            assert [await store.last_event(run_id) for run_id in ("r1", "r0")] == [None, None]
 
     play(main)
 

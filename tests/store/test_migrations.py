@@ -58,6 +58,7 @@ async def check(store: SQLStore, kept: dict[str, list[Event]]) -> None:
         assert timeless(found) == timeless(before)
         for one, other in zip(found, before, strict=True):
             assert other.created_at - 0.001 < one.created_at <= other.created_at
+        assert await store.last_event(run_id) == found[-1]
 
 
 @pytest.mark.parametrize("at_once", [3, 5_000])

@@ -8,7 +8,6 @@ then its end has a number that was seen before, and is told all the same.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from andon.core.events import Event, RunEvent
@@ -99,10 +98,8 @@ class StoredReader:
 
 async def last_event(keeper: Keeper, run_id: str) -> list[Event]:
     """The last one of a run, if any are kept."""
-    last, seq = [], 0
-    while batch := await keeper.ask(partial(keeper.store.read_events, run_id, seq, EVENTS_AT_ONCE)):
-        last, seq = batch[-1:], batch[-1].seq
-    return last
+    last = await keeper.ask(lambda: keeper.store.last_event(run_id))
+    return [] if last is None else [last]
 
 
 async def follow(keeper: Keeper, run_id: str) -> RunRecord | None:

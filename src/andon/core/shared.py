@@ -181,6 +181,10 @@ class SharedStore(SessionStore, Protocol):
         """A run's events from a number on, as far as they are written."""
         ...
 
+    async def last_event(self, run_id: str) -> Event | None:
+        """The last one of a run's events that are written. None if none are, or they are forgotten."""
+        ...
+
     async def list_runs(self, which: Selection, limit: int) -> list[RunRecord]:
         """Newest first."""
         ...

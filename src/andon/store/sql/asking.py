@@ -185,9 +185,15 @@ def list_events(tx: Tx, run_id: str, after: int, limit: int) -> list[Event]:
     return found[:limit]
 
 
+def last_event(tx: Tx, run_id: str) -> Event | None:
+    row = tx.execute(_LAST_EVENT, {"run": run_id}).first()
+    return None if row is None else read_row(row.seq, row.batch, run_id, row.session_id, row.agent_id)[-1]
+
+
 _NUMBER = select(runs.c.number).where(runs.c.run_id == bindparam("run")).correlate(None).scalar_subquery()
 _ROWS = select(events.c.seq, events.c.batch, runs.c.session_id, runs.c.agent_id)
 _ROWS = _ROWS.join(runs, runs.c.number == events.c.number).where(events.c.number == _NUMBER)
+_LAST_EVENT = _ROWS.order_by(events.c.seq.desc()).limit(1)
 # Up to the row that has the last event that is wanted, or the end: what lies beyond is not read.
 _END = select(func.min(events.c.seq)).where(events.c.number == _NUMBER, events.c.seq >= bindparam("until"))
 _EVENTS = _ROWS.where(events.c.seq > bindparam("after"))

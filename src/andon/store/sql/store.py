@@ -123,6 +123,9 @@ class SQLStore:
     async def read_events(self, run_id: str, after: int, limit: int) -> list[Event]:
         return await self._db.read(lambda tx: asking.list_events(tx, run_id, after, limit))
 
+    async def last_event(self, run_id: str) -> Event | None:
+        return await self._db.read(lambda tx: asking.last_event(tx, run_id))
+
     async def list_runs(self, which: Selection, limit: int) -> list[RunRecord]:
         return await self._db.read(lambda tx: asking.list_runs(tx, which, limit))
 

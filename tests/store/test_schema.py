@@ -15,12 +15,14 @@ import psycopg
 import pytest
 from sqlalchemy import Connection, text
 
+from andon import RunRecord, RunStatus
 from andon.errors import SchemaError, StoreError
 from andon.store.sql import SQLStore, schema
-from tests.store.making import KEY, LONG, opened, record
+from tests.store import first_version
+from tests.store.making import KEY, LONG, PAST, opened, record
 from tests.support import play
 
-OLD = schema.VERSION - 1
+VERSION, OLD = schema.VERSION, schema.VERSION - 1
 
 
 def make(url: str) -> None:
@@ -65,7 +67,7 @@ def test_a_newer_database_is_refused(url: str) -> None:
     make(url)
     execute(url, "UPDATE andon_meta SET version = 7")
     said = refused(url)
-    assert f"newer version of Andon (its tables are of version 7, this one knows {schema.VERSION})" in said
+    assert f"newer version of Andon (its tables are of version 7, this one knows {VERSION})" in said
     assert "left as it is" in said
     assert execute(url, "SELECT version FROM andon_meta") == [(7,)]
 
@@ -77,7 +79,7 @@ def test_a_newer_database_is_refused(url: str) -> None:
         ("DELETE FROM andon_meta", "does not say which version"),
         ("DROP TABLE andon_records", "no table andon_records"),
         ("ALTER TABLE andon_runs RENAME COLUMN epoch TO age", "andon_runs has no epoch"),
-        ("UPDATE andon_meta SET version = -1", f"there is no way to {schema.VERSION}"),
+        ("UPDATE andon_meta SET version = -1", f"there is no way to {VERSION}"),
     ],
 )
 def test_a_broken_database_is_refused(url: str, damage: str, says: str) -> None:
@@ -145,7 +147,7 @@ def test_several_processes_may_open_a_fresh_database_together(url: str) -> None:
     for program in programs:
         program.communicate()
     assert [program.returncode for program in programs] == [0] * 4
-    assert execute(url, "SELECT version FROM andon_meta") == [(schema.VERSION,)]
+    assert execute(url, "SELECT version FROM andon_meta") == [(VERSION,)]
 
 
 # -- migrating --------------------------------------------------------------------------------------------------------
@@ -173,15 +175,15 @@ def test_an_older_database_is_migrated_after_a_copy(
 
     with caplog.at_level(logging.WARNING, "andon"):
         play(main)
-    assert f"from version {OLD} to {schema.VERSION}; a copy is in" in caplog.text
-    assert execute(url, "SELECT version FROM andon_meta") == [(schema.VERSION,)]
+    assert f"from version {OLD} to {VERSION}; a copy is in" in caplog.text
+    assert execute(url, "SELECT version FROM andon_meta") == [(VERSION,)]
     if url.startswith("sqlite"):
         assert execute(f"{url}.v{OLD}.bak", "SELECT version, run_id FROM andon_meta, andon_runs") == [(OLD, "r1")]
         with pytest.raises(sqlite3.OperationalError):
             execute(f"{url}.v{OLD}.bak", "SELECT continues FROM andon_runs")
     else:
-        kept = f"andon_v{OLD}"
-        assert execute(url, f"SELECT version, run_id FROM {kept}.andon_meta, {kept}.andon_runs") == [(OLD, "r1")]
+        copied = f"SELECT version, run_id FROM andon_v{OLD}.andon_meta, andon_v{OLD}.andon_runs"
+        assert execute(url, copied) == [(OLD, "r1")]
 
 
 def test_a_migration_that_fails_changes_nothing_and_can_be_tried_again(
@@ -210,9 +212,35 @@ def test_a_migration_that_fails_changes_nothing_and_can_be_tried_again(
     if url.startswith("sqlite"):  # every attempt has left its copy, none has replaced another
         folder = Path(url.removeprefix("sqlite:///")).parent
         copies = sorted(path.name for path in folder.iterdir() if path.name != "andon.db")
-        assert copies == [f"andon.db.v{OLD}.2.bak", f"andon.db.v{OLD}.3.bak", f"andon.db.v{OLD}.bak"]
+        assert copies == [f"andon.db.v{OLD}{number}.bak" for number in (".2", ".3", "")]
     else:
         assert execute(url, f"SELECT run_id FROM andon_v{OLD}.andon_runs") == [("r1",)]
+
+
+def test_leases_of_version_1_are_known_to_be_good_or_over(url: str) -> None:
+    """Postgres' clock is the same as before. With SQLite they went by a clock that can be set, and so mean nothing."""
+
+    def run(name: str, status: RunStatus = RunStatus.running) -> RunRecord:
+        return record(name, status, KEY._replace(session_id=name))
+
+    held, left, paused = (run("held"), LONG), (run("left"), PAST), (run("paused", RunStatus.paused), None)
+    execute(url, *first_version.statements(url, held, left, paused, (run("done", RunStatus.completed), None)))
+
+    async def main() -> None:
+        async with opened(url) as store:
+            taken = await store.take_orphans("you", LONG, 10)
+            on_file = url.startswith("sqlite")
+            assert [each.record.run_id for each in taken] == (["held", "left"] if on_file else ["left"])
+            assert (await store.renew([taken[0].lease], LONG)).lost == []
+            assert await store.take_orphans("him", LONG, 10) == []
+            assert await store.take_up("paused", "you", LONG) is not None
+            found = await store.find("done")
+            assert found is not None
+            assert found.status is RunStatus.completed
+            # The age of what ended long ago is as it was.
+            assert await store.prune(3600, dry_run=True) == {"sessions": 1, "runs": 1, "events": 0}
+
+    play(main)
 
 
 def test_what_the_tables_are_is_what_the_store_uses(url: str) -> None:

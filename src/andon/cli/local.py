@@ -127,8 +127,8 @@ class Local:
     def unblock(self, kind: Literal["user", "agent"], id: str) -> bool:
         return self._run(self.store.unblock(kind, id))
 
-    def prune(self, before: float, *, dry_run: bool) -> dict[str, int]:
-        return self._run(self.store.prune(before, dry_run=dry_run))
+    def prune(self, older_than: float, *, dry_run: bool) -> dict[str, int]:
+        return self._run(self.store.prune(older_than, dry_run=dry_run))
 
     def close(self) -> None:
         self._run(self._runtime.close())

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -38,11 +37,10 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     if not options.db and not Path(DEFAULT_FILE).exists():
         raise Mistake(f"there is no {DEFAULT_FILE} here: name a database with --db", Exit.unreachable)
-    before = time.time() - options.keep_days * DAY
     with closing(open_database(options.db or f"sqlite:///{DEFAULT_FILE}")) as place:
-        counts = place.prune(before, dry_run=options.dry_run)
+        counts = place.prune(options.keep_days * DAY, dry_run=options.dry_run)
     if options.json:
-        print(to_json({**counts, "before": before, "dry_run": options.dry_run}))
+        print(to_json({**counts, "keep_days": options.keep_days, "dry_run": options.dry_run}))
     else:
         told = ", ".join(f"{count} {what}" for what, count in counts.items())
         print(f"{'would forget' if options.dry_run else 'forgot'} {told}")

@@ -14,11 +14,11 @@ import atexit
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from andon.core.clock import ClockWatch
 from andon.core.following import StoredReader
 from andon.core.fork import start_over_after_fork
 from andon.core.leasing import Leases
@@ -44,6 +44,7 @@ log = logging.getLogger("andon")
 ORPHANS_AT_ONCE = 20
 
 PRUNE_SECONDS, DAY = 3600.0, 86400.0
+"""How often it is, and for how long the store's clock must have kept pace before that."""
 
 FIRST_DELAY, LONGEST_DELAY = 0.05, 1.0
 """Between two tries to reach the store, in seconds."""
@@ -59,7 +60,7 @@ class Keeper:
         self, store: SharedStore, seconds: float, end_orphan: EndOrphan, keep_days: float | None = None
     ) -> None:
         self.store, self.seconds, self._keep_days = store, seconds, keep_days
-        self._end_orphan = end_orphan
+        self._end_orphan, self._clock = end_orphan, ClockWatch(store.clock)
         self.closed = self._complained = False
         self._portal = Portal("andon-keeper")
         self.start_over()
@@ -212,7 +213,9 @@ class Keeper:
             await asyncio.sleep(self.seconds / 3)
 
     async def end_orphans(self) -> None:
-        """End runs that nobody else will end."""
+        """End runs that nobody else will end. After a jump of the clock, their holders may renew them first."""
+        if await self._clock.jumped_within(self.seconds):
+            return
         while taken := await self.store.take_orphans(self.owner, self.seconds, ORPHANS_AT_ONCE):
             for each in taken:
                 try:
@@ -229,13 +232,13 @@ class Keeper:
 
     async def _forget_old(self) -> None:
         while True:
-            if self._keep_days is not None:
-                try:
-                    counts = await self.store.prune(time.time() - self._keep_days * DAY)
+            try:
+                if self._keep_days is not None and await self._clock.kept_pace_for(PRUNE_SECONDS):
+                    counts = await self.store.prune(self._keep_days * DAY)
                     if any(counts.values()):
                         log.info("forgot %s", ", ".join(f"{count} {what}" for what, count in counts.items()))
-                except StoreError as error:
-                    self.complain("what is old can't be forgotten", error)
+            except StoreError as error:
+                self.complain("what is old can't be forgotten", error)
             await asyncio.sleep(PRUNE_SECONDS)
 
 

@@ -215,9 +215,15 @@ class SharedStore(SessionStore, Protocol):
         """Who cancelled what, when and why; newest first."""
         ...
 
-    async def prune(self, before: float, *, dry_run: bool = False) -> dict[str, int]:
-        """Forget what has ended, and was not touched, since before then. Says how many sessions, runs and events; with
-        `dry_run`, how many that would be.
+    async def prune(self, older_than: float, *, dry_run: bool = False) -> dict[str, int]:
+        """Forget what has ended, and was not touched, for more than so many seconds, by the store's clock. Says how
+        many sessions, runs and events; with `dry_run`, how many that would be.
+        """
+        ...
+
+    async def clock(self) -> float:
+        """What time it is by the store's clock, in seconds since 1970: the one that ages go by, and, where processes of
+        several machines share the store, leases too. It may be wrong, and may be set.
         """
         ...
 

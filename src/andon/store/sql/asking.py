@@ -8,7 +8,6 @@ more: a stronger mode, or a bound. Whatever changes something is on record, with
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,11 +20,11 @@ from andon.core.selection import CancelEntry, Outcomes, Selection
 from andon.core.shared import Glance
 from andon.core.states import CancelMode, CancelOutcome, RunStatus
 from andon.core.store import RunRecord, SessionKey
-from andon.store.sql import sessions
+from andon.store.sql import clocks, sessions
 from andon.store.sql.batches import read_row
 from andon.store.sql.codec import LOOK_AT, dump, dump_names, dump_notice, read_request
 from andon.store.sql.database import Tx, chunks
-from andon.store.sql.tables import HELD, LIVE, cancels, events, records, runs
+from andon.store.sql.tables import LIVE, cancels, events, records, runs
 
 NAMES = ("run_id", "session_id", "user_id", "agent_id")
 
@@ -50,29 +49,24 @@ def _has_status(which: Selection) -> list[Any]:
 
 def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes:
     if which.run_id is None:
-        wanted = select(runs).where(*_fits(which, runs), *_has_status(which), LIVE).order_by(runs.c.number)
+        wanted = _wanted(tx.postgres).where(*_fits(which, runs), *_has_status(which), LIVE).order_by(runs.c.number)
         return ask(tx, tx.execute(wanted.with_for_update(key_share=True)).all(), request)
     if which.statuses:
-        wanted = select(runs).where(*_fits(which, runs), *_has_status(which))
+        wanted = _wanted(tx.postgres).where(*_fits(which, runs), *_has_status(which))
         row = tx.execute(wanted.with_for_update(key_share=True)).first()
     else:
         given = _given(which)
-        row = tx.execute(_that(*given), given).first()
+        row = tx.execute(_that(tx.postgres, *given), given).first()
     if row is not None and row.ended is None:
         return ask(tx, [row], request)
     tx.early = False
     return Outcomes({which.run_id: CancelOutcome.unknown if row is None else CancelOutcome.already_finished})
 
 
-def is_nobodys(status: str, lease_until: float | None) -> bool:
-    """By this machine's clock, which may be wrong: what is overlooked, the keepers find by the right one."""
-    return status not in HELD or (lease_until is not None and lease_until < time.time())
-
-
 def ask(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> Outcomes:
-    """Ask these runs, which are locked and have not ended."""
+    """Ask these runs, which are locked and have not ended; `nobodys` says of each whether nobody else will end it."""
     outcomes, fresh, said, more_asked = Outcomes(), [], dump(request), []
-    outcomes.nobodys = any(is_nobodys(row.status, row.lease_until) for row in rows)
+    outcomes.nobodys = any(row.nobodys for row in rows)
     log = [_entry(row, request) for row in rows if row.cancel is None]
     for row in rows:
         if row.cancel is None:
@@ -92,7 +86,7 @@ def ask(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> Outcomes:
     for these in chunks(fresh):
         tx.write(_ASK, {"numbers": these, "cancel": said})
     if log:
-        tx.write(_NOTE, log if len(log) > 1 else log[0])
+        tx.write(_NOTE.values(at=tx.wall), log)
     # Of many, or of what has changed once more, who holds them looks.
     changed = [*more_asked, *(row.run_id for row in rows if row.cancel is None)]
     notice = dump_notice(rows[0].run_id, rows[0].owner, request) if len(fresh) == len(rows) == 1 else ""
@@ -100,10 +94,15 @@ def ask(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> Outcomes:
     return outcomes
 
 
+def _wanted(postgres: bool) -> Select[Any]:
+    return select(runs, clocks.nobodys(postgres).label("nobodys"))
+
+
 @functools.cache
-def _that(*names: str) -> Select[Any]:
+def _that(postgres: bool, *names: str) -> Select[Any]:
     """One run, by its names. By `key_share`, nobody waits here for a batch of events to be written."""
-    return select(runs).where(*(runs.c[name] == bindparam(name) for name in names)).with_for_update(key_share=True)
+    wanted = _wanted(postgres).where(*(runs.c[name] == bindparam(name) for name in names))
+    return wanted.with_for_update(key_share=True)
 
 
 _ASK = update(runs).where(runs.c.number.in_(bindparam("numbers", expanding=True)))
@@ -127,14 +126,13 @@ def _entry(row: Row[Any], request: CancelRequest) -> dict[str, Any]:
         "agent_id": row.agent_id,
         "user_id": row.user_id,
         "session_id": row.session_id,
-        "at": request.requested_at,
         "request": dump(request),
     }
 
 
 def note(tx: Tx, row: Row[Any], request: CancelRequest) -> None:
     """Put on record a cancel that the worker knew of before the store did."""
-    tx.write(_NOTE, _entry(row, request))
+    tx.write(_NOTE.values(at=tx.wall), _entry(row, request))
 
 
 def request_of(receipt: Receipt) -> CancelRequest:

@@ -9,7 +9,6 @@ wait for nobody who has locked one of those.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from andon.core.store import RunRecord
 from andon.messages import Message
 from andon.store.sql import asking
 from andon.store.sql.batches import write_rows
+from andon.store.sql.clocks import SERVER_CLOCK, SERVER_NOBODYS
 from andon.store.sql.codec import CHANGED, LOOK_AT, dump, dump_names, notice_around
 from andon.store.sql.database import Tx
 from andon.store.sql.push import CHANNEL
@@ -44,12 +44,12 @@ def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes
     assert which.run_id is not None
     before, after = notice_around(which.run_id, request)
     values: dict[str, Any] = {name: _written(getattr(which, name)) for name in asking.NAMES}
-    values |= {"said": dump(request), "asked_at": request.requested_at, "before": before, "after": after}
+    values |= {"said": dump(request), "before": before, "after": after}
     values["look"] = dump_names(LOOK_AT, [which.run_id])[0]
-    for status, lease_until, *_ in tx.at_once(_ASK, values):
+    for nobodys, *_ in tx.at_once(_ASK, values):
         tx.wait_for_disk()
         outcomes = Outcomes({which.run_id: CancelOutcome.requested})
-        outcomes.nobodys = asking.is_nobodys(status, lease_until)
+        outcomes.nobodys = nobodys
         return outcomes
     return None
 
@@ -62,9 +62,9 @@ WITH asked AS (
   RETURNING *
 ), noted AS (
   INSERT INTO andon_cancels (run_id, agent_id, user_id, session_id, at, request)
-  SELECT run_id, agent_id, user_id, session_id, %(asked_at)s::double precision, cancel FROM asked
+  SELECT run_id, agent_id, user_id, session_id, {SERVER_CLOCK}, cancel FROM asked
 )
-SELECT status, lease_until, {_EARLY},
+SELECT {SERVER_NOBODYS}, {_EARLY},
   pg_notify('{CHANNEL}', coalesce(%(before)s::text || owner || %(after)s::text, %(look)s::text))
 FROM asked
 """
@@ -79,7 +79,7 @@ WITH head AS (
   SELECT *, (SELECT id FROM head) AS there FROM andon_runs
   WHERE run_id = %(run_id)s AND epoch = %(epoch)s::integer AND {fits} FOR {lock}
 ), touched AS (
-  UPDATE andon_sessions SET begun = TRUE, updated = %(now)s::double precision FROM run WHERE id = run.there
+  UPDATE andon_sessions SET begun = TRUE, updated = {clock} FROM run WHERE id = run.there
 ), added AS (
   INSERT INTO andon_events (number, seq, batch) SELECT run.number, line.seq, line.batch
   FROM run, unnest(string_to_array(%(lines)s::text, E'\\n'), %(seqs)s::integer[]) AS line (batch, seq)
@@ -90,12 +90,11 @@ worked out before that row is locked. Events go there as one text, with a line f
 """
 
 
-def _values(lease: Lease, what: Sequence[Event], messages: Sequence[Message], now: float) -> dict[str, Any]:
+def _values(lease: Lease, what: Sequence[Event], messages: Sequence[Message]) -> dict[str, Any]:
     rows = write_rows(lease.run_id, what)
     return {
         "run_id": Id.written(lease.run_id),
         "epoch": lease.epoch,
-        "now": now,
         "messages": dump(messages),
         "lines": _lines(batch for _, batch in rows),
         "seqs": _numbers(seq for seq, _ in rows),
@@ -113,10 +112,10 @@ def _lines(texts: Iterable[str]) -> str | None:
 
 def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
     """Those that have said something one by one; of all the others, what has happened to them, together."""
-    refused, now = [], time.time()
+    refused = []
     for lease, messages, what, continues in batch:
         if messages is not None:
-            values = _values(lease, what, messages, now) | {"continues": _written(continues)}
+            values = _values(lease, what, messages) | {"continues": _written(continues)}
             values["news"] = dump_names(CHANGED, [lease.run_id])[0]
             if not tx.at_once(_WRITE, values):
                 refused.append(lease.run_id)
@@ -161,7 +160,7 @@ SELECT place, CASE WHEN row_number() OVER () <= cardinality(%(news)s::text[])
 """
 """Who is ending a run, and has locked it, brings its events along: nobody waits for that here."""
 
-_WRITE = _BOTH.format(fits=f"status IN {HELD}", lock="KEY SHARE")
+_WRITE = _BOTH.format(fits=f"status IN {HELD}", lock="KEY SHARE", clock=SERVER_CLOCK)
 _WRITE += """kept AS (
   UPDATE andon_records SET messages = %(messages)s FROM run
   WHERE andon_records.number = run.number AND run.there IS NOT NULL
@@ -177,17 +176,15 @@ def finish(tx: Tx, lease: Lease, record: RunRecord, messages: Sequence[Message],
     """False if it could not be ended so: nothing is written then."""
     if not what:
         return False
-    now = time.time()
     stopped = record.receipt if record.status is RunStatus.cancelled else None
-    values = _values(lease, what, messages, now) | {
+    values = _values(lease, what, messages) | {
         "cancelled": record.status is RunStatus.cancelled,
         "status": record.status.value,
         "continues": _written(record.continues),
         "last_seq": what[-1].seq,
-        "ended": now if record.status.final else None,
+        "final": record.status.final,
         "record": dump(record),
         "request": None if stopped is None else dump(asking.request_of(stopped)),
-        "asked_at": None if stopped is None else stopped.requested_at,
     }
     if not tx.at_once(_FINISH, values):
         return False
@@ -196,17 +193,18 @@ def finish(tx: Tx, lease: Lease, record: RunRecord, messages: Sequence[Message],
 
 
 _MAY_END = f"status IN {HELD} AND (cancel IS NULL OR %(cancelled)s::boolean)"
-_FINISH = _BOTH.format(fits=_MAY_END, lock="UPDATE")
-_FINISH += """changed AS (
-  UPDATE andon_runs SET status = %(status)s, owner = NULL, lease_until = NULL, continues = %(continues)s,
-    last_seq = %(last_seq)s::integer, ended = %(ended)s::double precision
+_FINISH = _BOTH.format(fits=_MAY_END, lock="UPDATE", clock=SERVER_CLOCK)
+_FINISH += f"""changed AS (
+  UPDATE andon_runs SET status = %(status)s, owner = NULL, lease_until = NULL, lease_seconds = NULL,
+    continues = %(continues)s, last_seq = %(last_seq)s::integer,
+    ended = CASE WHEN %(final)s::boolean THEN {SERVER_CLOCK} END
   FROM run WHERE andon_runs.number = run.number
 ), kept AS (
   UPDATE andon_records SET record = %(record)s, messages = CASE WHEN run.there IS NULL THEN NULL ELSE %(messages)s END
   FROM run WHERE andon_records.number = run.number
 ), noted AS (
   INSERT INTO andon_cancels (run_id, agent_id, user_id, session_id, at, request)
-  SELECT run_id, agent_id, user_id, session_id, %(asked_at)s::double precision, %(request)s::text FROM run
+  SELECT run_id, agent_id, user_id, session_id, {SERVER_CLOCK}, %(request)s::text FROM run
   WHERE cancel IS NULL AND %(request)s::text IS NOT NULL
 )
 SELECT number FROM run

@@ -31,24 +31,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    CursorResult,
-    Double,
-    Engine,
-    Executable,
-    Table,
-    func,
-    literal,
-    select,
-)
-from sqlalchemy import cast as sql_cast
+from sqlalchemy import Connection, CursorResult, Engine, Executable, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from andon.core.portal import portal
-from andon.store.sql import schema
+from andon.store.sql import clocks, schema
 from andon.store.sql.address import parse
 from andon.store.sql.codec import CHANGED
 from andon.store.sql.engine import make_engine
@@ -90,7 +78,7 @@ _BY_STATEMENT = How(writes=False, early=False)
 class Tx:
     """An open transaction."""
 
-    __slots__ = ("_connection", "_said", "_unsent", "began", "early", "ended", "now", "postgres")
+    __slots__ = ("_connection", "_said", "_unsent", "began", "early", "ended", "now", "postgres", "wall")
 
     def __init__(self, connection: Connection, postgres: bool, how: How) -> None:
         self._connection, self.postgres = connection, postgres
@@ -102,8 +90,8 @@ class Tx:
         """The run that has ended, on a server: who is next in its line is found, and told, after the commit."""
         self.began = time.monotonic()
         """When it was begun, and not when it was asked for: a lease counts from then on."""
-        self.now: ColumnElement[float] = _SERVER_CLOCK if postgres else literal(time.time(), Double)
-        """The clock that leases go by. The machine's is the database's, where that is a file."""
+        self.now, self.wall = clocks.now(postgres), clocks.wall(postgres)
+        """The clocks that leases go by, and ages."""
 
     @property
     def _driver(self) -> Any:
@@ -224,7 +212,6 @@ _WAIT_FOR_DISK = "SELECT pg_logical_emit_message(true, 'andon', '')"
 """A commit waits until all that was written before it is on the disk, but only if it has written something itself: this
 is read by nobody, and any role may write it.
 """
-_SERVER_CLOCK = sql_cast(func.extract("epoch", func.clock_timestamp()), Double)
 
 
 def chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -5,7 +5,6 @@ fence, and a run that is paused or has ended is nobody's.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,16 +19,11 @@ from andon.core.states import CancelCause, RunStatus
 from andon.core.store import RunRecord
 from andon.errors import LeaseLostError, RunIdTakenError
 from andon.messages import Message
-from andon.store.sql import asking, sessions
+from andon.store.sql import asking, clocks, sessions
 from andon.store.sql.batches import write_rows
 from andon.store.sql.codec import CHANGED, LOOK_AT, dump, dump_names, read_block, read_messages, read_request
 from andon.store.sql.database import Tx, chunks
 from andon.store.sql.tables import HELD, LIVE, Id, blocks, events, records, runs
-
-
-def _expired(tx: Tx) -> Any:
-    return and_(runs.c.status.in_(HELD), runs.c.lease_until < tx.now)
-
 
 # -- entering ---------------------------------------------------------------------------------------------------------
 
@@ -37,7 +31,7 @@ def _expired(tx: Tx) -> Any:
 def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Granted:
     tx.pass_gate()
     head = sessions.head_of_line(tx, record.session, record.created_at)
-    line = select(runs, records.c.record, _expired(tx).label("expired"))
+    line = select(runs, records.c.record, clocks.nobodys(tx.postgres).label("nobodys"))
     line = line.join(records, records.c.number == runs.c.number).where(runs.c.session == head.id, LIVE)
     ahead = tx.execute(line.order_by(runs.c.number).with_for_update(of=runs, key_share=True)).all()
     for other in ahead:
@@ -53,7 +47,7 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy
     elif on_busy == "cancel":
         asking.ask(tx, ahead, CancelRequest.make(CancelCause.superseded, f"run {record.run_id} takes over"))
     status = RunStatus.pending if ahead else RunStatus.running
-    columns = {"status": status.value, "epoch": 1, "owner": owner, "lease_until": tx.now + seconds}
+    columns = {"status": status.value, "epoch": 1, "owner": owner, **clocks.lease(tx.postgres, seconds)}
     if not sessions.insert_run(tx, record, head.id, **columns):
         raise _taken(record)
     return Granted.of(record.run_id, 1, tx.began, has_turn=not ahead, is_fresh=not ahead and not head.begun)
@@ -62,7 +56,7 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy
 def _check_free(record: RunRecord, ahead: Sequence[Row[Any]]) -> None:
     """Whoever is being cancelled, or has lost its worker, will be gone soon."""
     for other in ahead:
-        if other.cancel is None and not other.expired:
+        if other.cancel is None and not (other.nobodys and other.status in HELD):
             kept = sessions.record_of(other)
             raise refusal(record.session, kept.run_id, kept.status, lambda: describe_open(kept.interrupts))  # noqa: B023
 
@@ -129,7 +123,7 @@ def renew(tx: Tx, leases: Sequence[Lease], seconds: float | None) -> Renewal:
             held.append(row.number)
     if seconds is not None:
         for these in chunks(held):
-            tx.write(update(runs).where(runs.c.number.in_(these)).values(lease_until=tx.now + seconds))
+            tx.write(update(runs).where(runs.c.number.in_(these)).values(clocks.lease(tx.postgres, seconds)))
     return answer
 
 
@@ -193,11 +187,11 @@ def finish(
         "status": record.status.value,
         "owner": None,
         "lease_until": None,
+        "lease_seconds": None,
         "continues": record.continues,
         "last_seq": what[-1].seq if what else tx.execute(_LAST, {"of": row.number}).scalar_one(),
-        "ended": time.time() if record.status.final else None,
     }
-    tx.write(sessions.CHANGE, {"which": row.number, **end})
+    sessions.change_run(tx, row.number, record.status, end)
     sessions.keep(tx, row.number, record, None if row.there is None else messages)
     if row.there is not None:
         sessions.touch(tx, {row.there})
@@ -224,7 +218,7 @@ def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[
         tx.write(
             update(runs)
             .where(runs.c.number == row.number)
-            .values(epoch=row.epoch + 1, owner=owner, lease_until=tx.now + seconds, status=status.value)
+            .values(epoch=row.epoch + 1, owner=owner, status=status.value, **clocks.lease(tx.postgres, seconds))
         )
         taken.append(_taken_over(tx, row, row.epoch + 1))
     tx.say(dump_names(LOOK_AT, [row.run_id for row in found]))
@@ -252,7 +246,7 @@ def take_up(tx: Tx, run_id: str, owner: str, seconds: float) -> Taken | None:
 
 def _orphans(tx: Tx, limit: int) -> Select[Any]:
     stopped = and_(runs.c.status == RunStatus.paused.value, runs.c.cancel.is_not(None))
-    return select(runs).where(LIVE, or_(_expired(tx), stopped)).order_by(runs.c.number).limit(limit)
+    return select(runs).where(LIVE, or_(clocks.expired(tx.postgres), stopped)).order_by(runs.c.number).limit(limit)
 
 
 def has_orphans(tx: Tx) -> bool:

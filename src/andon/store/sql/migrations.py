@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How tables of an older version become those of the next one, in the transaction of whoever opens them.
 
-A migration says in SQL of its own what it finds and what it leaves: `tables` has only the newest version.
+A migration says in SQL of its own what it finds and what it leaves: `tables` has only the newest version. A server of
+the older version may still be running, and finds out some seconds later (see `version`). Until then it must not be able
+to write what the new version takes for something else: so a column whose meaning changes gets another name.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ _read_event = msgspec.json.Decoder(Event).decode
 def _from_1(connection: Connection) -> None:
     _batch_events(connection)
     _add_news(connection)
+    _measure_leases(connection)
 
 
 def _add_news(connection: Connection) -> None:
@@ -58,6 +61,18 @@ def _batch_events(connection: Connection) -> None:
             connection.execute(new, [{"number": number, "seq": last, "batch": batch} for last, batch in batches])
         seq = rows[-1].seq
     connection.execute(text("DROP TABLE andon_events_1"))
+
+
+def _measure_leases(connection: Connection) -> None:
+    """A lease says for how long it was given; and with SQLite it goes by a clock that nobody can set. There, the leases
+    of version 1 mean nothing any more: they are over, and the runs are ended as lost.
+    """
+    on_server = connection.dialect.name == "postgresql"
+    kind = "DOUBLE PRECISION" if on_server else "DOUBLE"
+    connection.execute(text(f"ALTER TABLE andon_runs ADD COLUMN lease_seconds {kind}"))
+    left = "greatest(0, lease_until - extract(epoch FROM clock_timestamp()))"
+    change = f"lease_seconds = {left}" if on_server else "lease_until = 0, lease_seconds = 0"
+    connection.execute(text(f"UPDATE andon_runs SET {change} WHERE lease_until IS NOT NULL"))
 
 
 MIGRATIONS: dict[int, Callable[[Connection], None]] = {1: _from_1}

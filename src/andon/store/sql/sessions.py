@@ -7,7 +7,6 @@ is behind that one in the line has not had its turn, even if it was cancelled th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
@@ -73,7 +72,7 @@ def head_of_line(tx: Tx, key: SessionKey, created: float) -> Row[Any]:
     """The session's row, made if it is not there, and locked: whoever has it decides what comes next in the line."""
     Id.check(*key)
     names = {"agent_id": key.agent_id, "user_id": key.user_id or "", "session_id": key.session_id}
-    fresh = {**names, "state": "{}", "begun": False, "created": created, "updated": created}
+    fresh = {**names, "state": "{}", "begun": False, "created": created, "updated": tx.wall}
     while (row := tx.execute(_HEAD, names).first()) is None:  # again, if it was deleted in between
         tx.write(tx.insert(sessions).values(fresh).on_conflict_do_nothing())
     return row
@@ -90,7 +89,7 @@ def lock_all(tx: Tx, run_ids: Sequence[str]) -> set[int]:
 
 def touch(tx: Tx, ids: Set[int]) -> None:
     """A run has left something there."""
-    tx.write(_TOUCH, {"ids": list(ids), "begun": True, "updated": time.time()})
+    tx.write(_TOUCH.values(begun=True, updated=tx.wall), {"ids": list(ids)})
 
 
 _their_sessions = select(runs.c.session).where(runs.c.run_id.in_(bindparam("run_ids", expanding=True)))
@@ -103,13 +102,18 @@ def _session(row: Row[Any]) -> SessionRecord:
 
 
 def create(tx: Tx, key: SessionKey, state: dict[str, Any]) -> SessionRecord | None:
-    now = time.time()
+    now = read_clock(tx)
     row = head_of_line(tx, key, now)
     if row.begun:
         return None
     kept = dump(state)
     tx.execute(update(sessions).where(_is(key)).values(state=kept, begun=True, created=now, updated=now))
     return SessionRecord(key, read_state(kept), now, now)
+
+
+def read_clock(tx: Tx) -> float:
+    """The time that ages go by."""
+    return float(tx.execute(select(tx.wall)).scalar_one())
 
 
 def find(tx: Tx, key: SessionKey) -> SessionRecord | None:
@@ -127,7 +131,7 @@ def change(tx: Tx, key: SessionKey, delta: dict[str, Any]) -> SessionRecord | No
     row = tx.execute(select(sessions).where(_is(key), sessions.c.begun).with_for_update()).first()
     if row is None:
         return None
-    kept, now = dump({**read_state(row.state), **delta}), time.time()
+    kept, now = dump({**read_state(row.state), **delta}), read_clock(tx)
     tx.execute(update(sessions).where(sessions.c.id == row.id).values(state=kept, updated=now))
     return SessionRecord(key, read_state(kept), row.created, now)
 
@@ -213,13 +217,10 @@ def save(tx: Tx, record: RunRecord, messages: Sequence[Message]) -> None:
     row = lock_run(tx, record.run_id)
     if row is not None and row.created != record.created_at:
         raise RunIdTakenError(f"run id {record.run_id!r} belongs to another run")
-    ended = time.time() if record.status.final else None
-    state = {"status": record.status.value, "ended": ended, "continues": record.continues}
     if row is None:
-        insert_run(tx, record, head.id, epoch=0, **state)
+        insert_run(tx, record, head.id, epoch=0)
         row = tx.execute(select(runs).where(runs.c.run_id == record.run_id)).one()
-    else:
-        tx.write(CHANGE, {"which": row.number, **state})
+    change_run(tx, row.number, record.status, {"status": record.status.value, "continues": record.continues})
     keep(tx, row.number, record, messages if row.session == head.id else None)
     touch(tx, {head.id})
     tx.say(dump_names(CHANGED, [record.run_id]))
@@ -257,6 +258,11 @@ def keep(tx: Tx, number: int, record: RunRecord, messages: Sequence[Message] | N
 KEEP = update(records).where(records.c.number == bindparam("which"))
 CHANGE = update(runs).where(runs.c.number == bindparam("which"))
 """One run; what is changed is said with it."""
+
+
+def change_run(tx: Tx, number: int, status: RunStatus, state: dict[str, Any]) -> None:
+    """Write this of a run that has that status now, and, if that is its end, when that was."""
+    tx.write(CHANGE.values(ended=tx.wall if status.final else None), {"which": number, **state})
 
 
 def take_back(tx: Tx, run_id: str) -> None:

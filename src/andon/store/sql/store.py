@@ -4,11 +4,12 @@
 Each method is one transaction, or, where something is pruned, or done in the way of `at_once`, several that each leave
 everything sound. What was answered is committed. On SQLite a commit survives the death of any process; should the
 machine itself lose its power, the last moments may be lost, and nothing else, unless the URL says `?synchronous=full`.
-Leases go by Postgres' clock, or with SQLite by the machine's.
+Leases go by Postgres' clock, or with SQLite by one of the machine's that nobody can set (see `clocks`).
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from functools import partial
@@ -149,7 +150,8 @@ class SQLStore:
     async def cancel_log(self, which: Selection, limit: int) -> list[CancelEntry]:
         return await self._db.read(lambda tx: asking.cancel_log(tx, which, limit))
 
-    async def prune(self, before: float, *, dry_run: bool = False) -> dict[str, int]:
+    async def prune(self, older_than: float, *, dry_run: bool = False) -> dict[str, int]:
+        before = await self.clock() - older_than
         if dry_run:
             return await self._db.read(lambda tx: service.count_old(tx, before))
         counts = Counter({"sessions": 0, "runs": 0, "events": 0})
@@ -158,6 +160,9 @@ class SQLStore:
             while done := await self._db.change(partial(step, before=before)):
                 counts.update(done)
         return {name: counts[name] for name in ("sessions", "runs", "events")}
+
+    async def clock(self) -> float:
+        return await self._db.read(sessions.read_clock) if self._db.postgres else time.time()
 
     async def ping(self) -> None:
         await self._db.read(service.ping)

@@ -86,7 +86,7 @@ sessions = Table(
     Column("session_id", Id, nullable=False),
     Column("state", Text, nullable=False),
     Column("begun", Boolean, nullable=False),  # until then it is only the head of a line
-    Column("created", Double, nullable=False),
+    Column("created", Double, nullable=False),  # that of the run that made it, if one did
     Column("updated", Double, nullable=False),
     UniqueConstraint("agent_id", "user_id", "session_id", name="andon_sessions_key"),
     Index("andon_sessions_age", "updated"),
@@ -105,11 +105,12 @@ runs = Table(
     Column("status", Text, nullable=False),
     Column("owner", Text),
     Column("epoch", Integer, nullable=False),
-    Column("lease_until", Double),  # by the database's clock, if it has one
+    Column("lease_until", Double),  # see `clocks`
+    Column("lease_seconds", Double),  # how long it was given for
     Column("cancel", Text),
     Column("continues", Id),
     Column("last_seq", Integer, nullable=False),  # of its events, once it has ended; 0 when they are forgotten
-    Column("created", Double, nullable=False),
+    Column("created", Double, nullable=False),  # as its record says: by its process's clock
     Column("ended", Double),
     Index("andon_runs_line", "session", "number"),
     Index("andon_runs_ended", "ended"),

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What time it is, as expressions that are worked out when their statement runs.
+
+On Postgres every time is the server's: the clocks of the machines that use it don't matter. SQLite has no clock of its
+own. There, leases go by `time.monotonic`, which all processes of a machine share and nobody can set; it stands still
+while the machine sleeps, as do the processes that hold leases. Ages go by the machine's wall clock, because they must
+outlive a restart.
+"""
+
+from __future__ import annotations
+
+import time
+from time import monotonic
+from typing import Any
+
+from sqlalchemy import ColumnElement, Double, and_, bindparam, cast, func, or_
+
+from andon.store.sql.tables import HELD, runs
+
+SLACK = 5.0
+"""In seconds. A clock that is set back by less than this ends no lease."""
+
+SERVER_CLOCK = "extract(epoch FROM clock_timestamp())::double precision"
+_SERVER: ColumnElement[float] = cast(func.extract("epoch", func.clock_timestamp()), Double)
+_MONOTONIC: ColumnElement[float] = bindparam("andon_now", callable_=lambda: monotonic(), type_=Double)
+_WALL: ColumnElement[float] = bindparam("andon_wall", callable_=lambda: time.time(), type_=Double)
+
+
+def now(postgres: bool) -> ColumnElement[float]:
+    """The clock that leases go by."""
+    return _SERVER if postgres else _MONOTONIC
+
+
+def wall(postgres: bool) -> ColumnElement[float]:
+    """The clock that ages go by."""
+    return _SERVER if postgres else _WALL
+
+
+def lease(postgres: bool, seconds: float) -> dict[str, Any]:
+    """The columns of a run that is held for so many seconds from now."""
+    return {"lease_until": now(postgres) + seconds, "lease_seconds": seconds}
+
+
+def expired(postgres: bool) -> ColumnElement[bool]:
+    """A held run whose lease is over.
+
+    A lease that is further ahead than its own length was written before the clock was set back, or, with SQLite, before
+    the machine was restarted: whoever lives has renewed it since.
+    """
+    until, clock = runs.c.lease_until, now(postgres)
+    return and_(runs.c.status.in_(HELD), or_(until < clock, until - runs.c.lease_seconds > clock + SLACK))
+
+
+def nobodys(postgres: bool) -> ColumnElement[bool]:
+    """A run that nobody will end unless somebody takes it."""
+    return or_(runs.c.status.not_in(HELD), expired(postgres))
+
+
+SERVER_NOBODYS = (
+    f"(status NOT IN {HELD} OR lease_until < {SERVER_CLOCK} OR lease_until - lease_seconds > {SERVER_CLOCK} + {SLACK})"
+)
+"""The same, for a statement that is written as Postgres reads it."""

@@ -8,7 +8,6 @@ import contextlib
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from andon import RunStatus
 from andon.cli.local import Local
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
-from andon.store.sql import SQLStore, asking
+from andon.store.sql import SQLStore
 from tests.cli.terminal import CTRL_C, Andon, alone, at_terminal, interrupted
 from tests.store.making import PAST, record
 
@@ -124,7 +123,7 @@ def test_a_run_that_nobody_holds_is_cancelled_also_if_this_machine_s_clock_is_sl
 
     url = f"sqlite:///{tmp_path / 'left.db'}"
     asyncio.run(leave(SQLStore(url)))
-    monkeypatch.setattr(asking, "time", SimpleNamespace(time=lambda: 0.0))
+    monkeypatch.setattr("time.time", lambda: 0.0)
     with contextlib.closing(Local(url)) as place:
         (cancelled,) = place.cancel(Selection("r1"), CancelRequest.make())
     assert cancelled.status is RunStatus.cancelled

@@ -16,9 +16,10 @@ from andon import CancelCause, CancelOutcome, RunEvent, RunStatus, Runtime, Tool
 from andon.core.shared import Taken
 from andon.errors import StoreError
 from andon.models.scripted import Call, Pause, Say, Stall
-from andon.store.sql import SQLStore
+from andon.store.sql import SQLStore, schema
 from tests.kept.keeping import LONG, Shaky, changed_to, check_same, check_stored, ended, on, runtimes, stored_events
 from tests.store.server import Server
+from tests.store.test_schema import execute
 from tests.support import Do, Flag, Hold, Reach, paused, play
 from tests.support.till import DELETE, Till
 
@@ -327,3 +328,28 @@ def test_postgres_is_killed_and_comes_back(own_server: Server, tmp_path: Path) -
             await check_stored(here, "three", RunStatus.completed)
 
     play(main)
+
+
+def test_a_server_whose_tables_were_migrated_says_so_once_and_tells_no_end(
+    sqlite_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        runtime = Runtime(SQLStore(sqlite_url), lease_seconds=1.0)
+        reached, go_on = Flag(), Flag()
+        async with on(runtime, [Reach(reached), Hold(go_on), "Yes."]).start("go", run_id="r") as run:
+            await reached.arrived()
+            execute(sqlite_url, f"UPDATE andon_meta SET version = {schema.VERSION + 1}")
+            go_on.set()
+            reader, kinds = run.events(), list[RunEvent]()
+            while RunEvent.store_waiting not in kinds:  # what ends it now is not what the store will say
+                kinds.append((await anext(reader)).event)
+            assert not run.status.final
+            with pytest.raises(StoreError, match="Restart it with the new version"):
+                await on(runtime, "No.", name="Other").invoke_async("go")
+            await runtime.close()
+        assert execute(sqlite_url, "SELECT status FROM andon_runs") == [("RUNNING",)]
+
+    play(main)
+    assert [each.getMessage().partition("were")[0] for each in caplog.records if each.levelname == "CRITICAL"] == [
+        f"the tables of {sqlite_url} "
+    ]

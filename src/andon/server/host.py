@@ -21,10 +21,12 @@ from msgspec import Struct
 from andon.agent.agent import Agent, RunOptions
 from andon.core.run import Run
 from andon.core.runtime import Runtime
+from andon.core.shared import SharedStore
 from andon.core.states import CancelCause
 from andon.core.store import RunRecord
 from andon.errors import AndonError, ConfigurationError
 from andon.server.problems import Problem, problem_of
+from andon.server.readiness import Readiness
 
 SETTLE_SECONDS = 5.0
 """What runs get to end in after a shutdown has cancelled them."""
@@ -72,6 +74,7 @@ class Host:
         for each in self.runtimes:
             each.keep_ended()
             each.max_events = each.max_events or settings.max_events
+        self.readiness = Readiness(self._stores)
         self.started = 0
         self._keys: OrderedDict[tuple[str, str | None, str], tuple[bytes, str]] = OrderedDict()
 
@@ -87,6 +90,9 @@ class Host:
         if runtime is not None and agent.runtime is not runtime:
             agent.move_to(runtime)
         self.agents[agent.id] = agent
+
+    def _stores(self) -> list[SharedStore]:
+        return [runtime.keeper.store for runtime in self.runtimes if runtime.keeper is not None]
 
     # -- finding ------------------------------------------------------------------------------------------------------
 

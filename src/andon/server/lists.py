@@ -17,7 +17,7 @@ from andon.core.run import Run
 from andon.core.selection import Selection
 from andon.core.states import RunStatus
 from andon.core.store import RunRecord
-from andon.errors import StoreError
+from andon.errors import SchemaError, StoreError
 from andon.server.body import read_query
 from andon.server.problems import Problem
 from andon.server.visit import host_of
@@ -83,7 +83,7 @@ async def ready(request: Request) -> Response:
         raise Problem(503, "the server is shutting down")
     try:
         await host_of(request).ping()
-    except StoreError as error:  # which names the database: strangers may ask here
+    except (StoreError, SchemaError) as error:  # which names the database: strangers may ask here
         log.warning("not ready: %s", error)
         raise Problem(503, "the database can't be asked just now; the server's log says why") from None
     return answer({"status": "ready"})

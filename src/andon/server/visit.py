@@ -119,10 +119,8 @@ class Visit:
         return [each for each in found if self.principal.sees(each.session.user_id)]
 
     async def ping(self) -> None:
-        """Raise `StoreError` if a shared store can't be asked."""
-        for runtime in self._host.runtimes:
-            if runtime.keeper is not None:
-                await runtime.keeper.store.ping()
+        """Raise `StoreError`, or `SchemaError`, if a shared store can't be asked, or takes no changes."""
+        await self._host.readiness.check()
 
     def _about(self, run: Run) -> Run:
         self._connection.scope["state"][RUN] = run.names

@@ -12,9 +12,10 @@ from typing import Any, Literal
 from sqlalchemy import delete, exists, func, select, update
 
 from andon.core.selection import Block
+from andon.errors import StoreError
 from andon.store.sql.codec import dump, read_block
 from andon.store.sql.database import Tx
-from andon.store.sql.tables import LIVE, Id, blocks, cancels, events, records, runs, sessions
+from andon.store.sql.tables import LIVE, Id, blocks, cancels, events, meta, records, runs, sessions
 
 SESSIONS_AT_ONCE = 50
 RUNS_AT_ONCE = 200
@@ -113,5 +114,23 @@ def count_old(tx: Tx, before: float) -> dict[str, int]:
     return {name: tx.execute(count).scalar_one() for name, count in counts.items()}
 
 
-def ping(tx: Tx) -> None:
-    tx.execute(select(func.count()).select_from(blocks))
+def ping(tx: Tx) -> int | None:
+    """Write something tiny, as a run would: a disk may be full, and a database read-only. Returns the version."""
+    if tx.postgres:
+        for version, read_only, _ in tx.at_once(_PING):
+            if read_only == "on":
+                raise StoreError(_READ_ONLY)
+            return int(version)
+        return None
+    for _ in range(2):  # there and back: what stays the same, SQLite does not write
+        tx.execute(update(meta).values(version=-meta.c.version))
+    return tx.execute(select(meta.c.version)).scalar()
+
+
+# As good as a row that is changed, but leaves none behind, and nobody has to wait for another one's.
+_PING = """
+SELECT version, current_setting('transaction_read_only'), pg_logical_emit_message(true, 'andon', '') FROM andon_meta
+"""
+_READ_ONLY = (
+    "the database takes no changes: it is a standby, or default_transaction_read_only is on. Name the one that does."
+)

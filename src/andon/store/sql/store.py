@@ -153,11 +153,11 @@ class SQLStore:
     async def prune(self, older_than: float, *, dry_run: bool = False) -> dict[str, int]:
         before = await self.clock() - older_than
         if dry_run:
-            return await self._db.read(lambda tx: service.count_old(tx, before))
+            return await self._db.sweep(lambda tx: service.count_old(tx, before), writes=False)
         counts = Counter({"sessions": 0, "runs": 0, "events": 0})
         steps = (service.forget_sessions, service.forget_strays, service.forget_events, service.forget_cancels)
         for step in steps:
-            while done := await self._db.change(partial(step, before=before)):
+            while done := await self._db.sweep(partial(step, before=before), writes=True):
                 counts.update(done)
         return {name: counts[name] for name in ("sessions", "runs", "events")}
 
@@ -165,7 +165,8 @@ class SQLStore:
         return await self._db.read(sessions.read_clock) if self._db.postgres else time.time()
 
     async def ping(self) -> None:
-        await self._db.read(service.ping)
+        at_once = self._db.postgres
+        self._db.version.compare(await self._db.change(service.ping, wakes=False, at_once=at_once))
 
     async def close(self) -> None:
         await self._db.close()

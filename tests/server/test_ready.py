@@ -25,13 +25,13 @@ from tests.support import Flag, play
 __all__ = ["own_server", "server", "sqlite_url"]
 
 
-def test_a_server_that_has_stopped_is_not_waited_for(own_server: Server) -> None:
+def test_a_server_that_has_stopped_is_not_waited_for(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "FRESH_SECONDS", -1.0)
     runtime = Runtime(SQLStore(own_server.url("postgres")))
     agent = Agent("Helper", ScriptedModel("Yes."), runtime=runtime)
     postmaster = psutil.Process(own_server._server.get_pid())
     with serving(agent) as live:
         assert live.client.get("/ready").status_code == 200
-        time.sleep(readiness.FRESH_SECONDS)  # an answer counts for so long
         processes = [postmaster, *postmaster.children(recursive=True)]
         for process in processes:
             process.send_signal(signal.SIGSTOP)

@@ -66,6 +66,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     try:
         from andon.server import create_app
+        from andon.server.logs import configure
         from andon.server.serving import serve
     except MissingExtraError as error:
         raise Mistake(str(error)) from error
@@ -77,6 +78,7 @@ def run(options: argparse.Namespace) -> int:
     if not names:
         raise Mistake("there is no agent to serve: name one, as in main:agent, or try --demo")
     agents = [agent for name in names for agent in find_agents(name)]
+    configure(options.log_format)  # before the store is opened, which may say what is wrong with it
     try:
         # On one runtime, so that a run's id means one run, whichever agent it is of.
         brought = [agent.runtime for agent in agents if agent.brought_runtime]

@@ -84,8 +84,8 @@ class JsonFormatter(logging.Formatter):
 class TextFormatter(logging.Formatter):
     """The same for people: who it is about comes last."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+    def __init__(self, form: str = "%(asctime)s %(levelname)s %(name)s %(message)s") -> None:
+        super().__init__(form)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
         facts = facts_of(record)
@@ -94,9 +94,16 @@ class TextFormatter(logging.Formatter):
         return f"{line} [{about}]" if about else line
 
 
-def configure(style: LogFormat) -> None:
-    """Write this process's log to stderr in that form: ours, and of others only warnings, because some tell secrets."""
+def configure(style: LogFormat | None) -> None:
+    """Write this process's log to stderr in that form: ours, and of others only warnings, because some tell secrets.
+
+    Without a form, only warnings are written, ours too, and only if the program that is served has set up no log.
+    """
     handler = logging.StreamHandler()
+    if style is None:
+        handler.setFormatter(TextFormatter("%(name)s: %(message)s"))
+        logging.basicConfig(level=logging.WARNING, handlers=[handler])
+        return
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("andon").setLevel(logging.INFO)

@@ -22,7 +22,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from andon.server.host import Host
-from andon.server.logs import LogFormat, configure
+from andon.server.logs import LogFormat
 
 CLOSE_SECONDS = 3
 """What readers get to take in the end, once every run has ended; one that has stalled is cut off then."""
@@ -42,8 +42,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def serve(app: FastAPI, listener: socket.socket, root_path: str = "", log_format: LogFormat | None = None) -> None:
     """Serve until a signal; returns when every run has ended."""
-    if log_format is not None:
-        configure(log_format)
     config = uvicorn.Config(
         app,
         root_path=root_path,

@@ -16,9 +16,11 @@ HASTY = "fsync = off\nfull_page_writes = off\n"
 
 
 class Server:
-    """Its data is in `folder`; `shared` is a folder that all who start one at the same time have in common."""
+    """Its data is in `folder`; `shared` is a folder that all who start one at the same time have in common. With a
+    `port`, it can be reached by TCP, on this machine.
+    """
 
-    def __init__(self, folder: Path, shared: Path, settings: str = HASTY) -> None:
+    def __init__(self, folder: Path, shared: Path, settings: str = HASTY, port: int | None = None) -> None:
         folder.chmod(0o755)
         fasteners, pgserver, self._pgexec = _packages(folder)
         with fasteners.InterProcessLock(shared / "postgres.lock"):  # as root, the first one makes an OS user
@@ -27,12 +29,21 @@ class Server:
         self._server.ensure_pgdata_inited()
         with (folder / "data" / "postgresql.conf").open("a") as file:
             file.write(f"{settings}max_connections = 200\n")
+        self.port = port
         self.start()
 
+    @property
+    def data(self) -> Path:
+        return Path(self._server.pgdata)
+
     def start(self) -> None:
+        if self.port is not None:  # left to itself, it would listen on a Unix socket alone
+            self._control("-o", f"-h 127.0.0.1 -p {self.port} -k {self.data}", "-l", str(self._server.log), "start")
         self._server.ensure_postgres_running()
 
     def url(self, database: str) -> str:
+        if self.port is not None:
+            return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
         return str(self._server.get_uri(database=database))
 
     def kill(self) -> None:
@@ -46,7 +57,10 @@ class Server:
 
     def stop(self) -> None:
         """At once, as nobody needs the data any more, and without leftovers in shared memory."""
-        how = ("-m", "immediate", "-w", "-D", str(self._server.pgdata), "stop")
+        self._control("-m", "immediate", "stop")
+
+    def _control(self, *how: str) -> None:
+        how = ("-w", "-D", str(self.data), *how)
         self._pgexec("pg_ctl", how, bin_path=self._server.bin_path, user=self._server.system_user)
 
 

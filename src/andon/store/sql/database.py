@@ -56,8 +56,10 @@ READERS = 3
 CHANGERS = 3
 HOLDERS = 3
 ASKERS = 2
-CONNECTIONS = READERS + CHANGERS + HOLDERS + ASKERS + 2
-"""What a store needs of a server: one for each thread that asks; one more for progress, and one to listen."""
+CONNECTIONS = READERS + CHANGERS + HOLDERS + ASKERS + 1 + 1
+"""All that a process ever has at once: one for each thread of the lanes below (progress has one thread), and one that
+listens. docs/storage.md says the number.
+"""
 FIRST, SOON, LATER = range(3)
 """The ranks of what is done: leases are renewed first; then runs are asked to stop, and end; then all else."""
 RETRY_SECONDS = 10.0
@@ -390,7 +392,7 @@ class Database:
             except (SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error) as error:
                 self.version.suspect()
                 if not is_transient(error) or time.monotonic() > deadline:
-                    raise translate(error, self.address) from None
+                    raise translate(error, self.address, CONNECTIONS) from None
             time.sleep(RETRY_PAUSE)
 
     def forget(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from typing import Any
 
@@ -11,12 +12,18 @@ from sqlalchemy.pool import QueuePool
 
 from andon.store.sql.address import Address
 
-# A worker that was stopped (SIGSTOP) in the middle of a transaction must not hold its locks for long, and nobody may
-# wait for ever for a lock.
+# What each session is told first. A worker that was stopped (SIGSTOP) in the middle of a transaction must not hold its
+# locks for long, and nobody may wait for ever for a lock. And a server would keep the session of a client that is gone
+# without a word for two hours, while that client has long made another one.
 SERVER_SETTINGS = {
-    "idle_in_transaction_session_timeout": 5_000,  # milliseconds
-    "statement_timeout": 30_000,
-    "default_transaction_isolation": "'read committed'",
+    "idle_in_transaction_session_timeout": "5s",
+    "statement_timeout": "30s",
+    "default_transaction_isolation": "read committed",
+    "tcp_keepalives_idle": "5s",
+    "tcp_keepalives_interval": "2s",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "10s",
+    "client_connection_check_interval": "3s",  # also while a statement runs, or waits for a lock
 }
 # libpq would wait for ever for a server that is gone without a word.
 LINK_SETTINGS = {
@@ -27,6 +34,21 @@ LINK_SETTINGS = {
     "tcp_user_timeout": 10_000,
     "application_name": "andon",
 }
+POOL_SECONDS = 10.0
+"""There is a connection for every thread of ours, so no thread ever waits for one. Should one wait all the same, it is
+told so after this long.
+"""
+
+_SETTINGS = """
+WITH setting (name, value) AS (
+  SELECT * FROM unnest(%s::text[], %s::text[])
+  UNION ALL SELECT 'synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on')
+)
+SELECT set_config(name, value, FALSE) FROM setting WHERE current_setting(name, TRUE) IS NOT NULL
+"""
+"""All that this server knows, in one round trip. `synchronous_commit` is never off, or what was answered could get lost
+with the server; else it stays what it was when the session began, also if the server's configuration is read anew.
+"""
 
 LONGEST_LOG = 10_000
 """In pages. SQLite's log is brought to its place in the file beside all changes; should that never be possible in time,
@@ -35,7 +57,8 @@ the change that makes it longer than this has to do it.
 
 
 def make_engine(address: Address, connections: int) -> Engine:
-    size: dict[str, Any] = {"poolclass": QueuePool, "pool_size": connections, "max_overflow": 4}
+    size: dict[str, Any] = {"poolclass": QueuePool, "pool_size": connections, "max_overflow": 0}
+    size["pool_timeout"] = POOL_SECONDS
     size["pool_use_lifo"] = True  # the one used last knows our statements best
     if address.path is not None:
         # SQLite's own waiting gets slow and unfair: its steps are 1, 2, 5, 10 and more milliseconds, where another one
@@ -67,8 +90,17 @@ def make_engine(address: Address, connections: int) -> Engine:
 
     @event.listens_for(engine, "connect")
     def on_server_connect(connection: Any, _: object) -> None:
-        for name, value in SERVER_SETTINGS.items():
-            connection.execute(f"SET {name} = {value}")
-        connection.commit()
+        _introduce(connection, engine.dialect.loaded_dbapi.DataError)
 
     return engine
+
+
+def _introduce(connection: Any, refusal: type[Exception]) -> None:
+    connection.autocommit = True
+    try:
+        connection.execute(_SETTINGS, (list(SERVER_SETTINGS), list(SERVER_SETTINGS.values())))
+    except refusal:  # there are platforms on which a server knows one of them, but can't do it: do without that one
+        for name, value in SERVER_SETTINGS.items():
+            with contextlib.suppress(refusal):
+                connection.execute(_SETTINGS, ([name], [value]))
+    connection.autocommit = False

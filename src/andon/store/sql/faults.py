@@ -7,6 +7,7 @@ import sqlite3
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from andon.errors import StoreError, say
 from andon.store.sql.address import Address
@@ -14,7 +15,13 @@ from andon.store.sql.address import Address
 _BUSY = ("database is locked", "database table is locked", "database schema is locked")
 _TRANSIENT_STATES = ("40001", "40P01")  # two transactions in each other's way: the database has undone one of them
 
+_FULL = "Postgres has no connection left. Raise its max_connections, or free some; each process of Andon uses up to {}."
 _ADVICE = {
+    "too many clients": _FULL,
+    "too many connections": _FULL,  # for this role, or for this database
+    "connection slots are reserved": _FULL,
+    "read-only transaction": "It is a standby, or set to read-only: see to it that the URL leads to the primary.",
+    "pooling mode": "This is a pooler, which breaks LISTEN: use it in session mode, or name Postgres itself.",
     "locked": "Another process has been writing to it for too long; trying again may help.",
     "readonly": "Make the file and its folder writable.",
     "disk is full": "Make room on the disk; trying again helps then.",
@@ -42,17 +49,24 @@ def is_transient(error: BaseException) -> bool:
     return getattr(cause, "sqlstate", None) in _TRANSIENT_STATES
 
 
-def translate(error: BaseException, address: Address) -> StoreError:
+def translate(error: BaseException, address: Address, connections: int) -> StoreError:
     if isinstance(error, CutOffError):
         error = error.__cause__ or error
-    cause = _cause(error)
-    # Postgres' details may name what is in a row.
-    words = getattr(getattr(cause, "diag", None), "message_primary", None) or say(cause)
-    said = address.scrub(" ".join(words.split())) or type(cause).__name__
+    if isinstance(error, PoolTimeoutError):
+        said = f"all {connections} connections of this process have been busy for too long"
+    else:
+        said = _said(_cause(error), address)
     advice = next((text for words, text in _ADVICE.items() if words in said), "Trying again may help.")
     if advice not in _ADVICE.values() and address.path is None and isinstance(error, OperationalError):
         advice = f"Is it running, and is the URL right? {advice}"
+    advice = advice.format(connections)
     return StoreError(f"the database {address.shown} could not be asked: {said.rstrip('.')}. {advice}")
+
+
+def _said(cause: Any, address: Address) -> str:
+    # Postgres' details may name what is in a row.
+    words = getattr(getattr(cause, "diag", None), "message_primary", None) or say(cause)
+    return address.scrub(" ".join(words.split())) or type(cause).__name__
 
 
 def _cause(error: BaseException) -> Any:

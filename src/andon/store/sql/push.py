@@ -168,12 +168,10 @@ class Hub:
         with self._engine.connect() as connection:
             connection.execute(select(1))  # fails if the server was restarted, and then all that are idle are renewed
         borrowed = self._engine.raw_connection()
-        driver: Any = borrowed.driver_connection
-        borrowed.detach()  # it never goes back among those that transactions use
         try:
-            self._watch(driver, stop, self.tell)
+            self._watch(borrowed.driver_connection, stop, self.tell)
         finally:
-            driver.close()
+            borrowed.invalidate()  # closed, so that transactions never get a session that listens
 
 
 def watch_file(driver: Any, stop: Stop, tell: Tell) -> None:

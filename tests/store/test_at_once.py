@@ -336,6 +336,7 @@ def test_an_end_is_answered_before_the_others_are_told_and_also_if_they_cannot_b
 
     async def main() -> None:
         async with begun(postgres_url) as (store, lease):
+            caplog.clear()  # of what was said of the tests' hasty server
             tell, answered, lost = database.Tx.tell, Flag(), list[int]()
 
             def lose(tx: database.Tx) -> None:

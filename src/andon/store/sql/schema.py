@@ -21,6 +21,7 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.pool import NullPool
 
 from andon.errors import SchemaError
+from andon.store.sql import configuration
 from andon.store.sql.address import Address
 from andon.store.sql.migrations import MIGRATIONS
 from andon.store.sql.tables import meta, metadata
@@ -36,8 +37,11 @@ LOCK = 0x616E646F  # "ando": the first half of our advisory locks
 
 
 def open(engine: Engine, address: Address) -> None:
-    """Leave the database with the tables of this version, or raise `SchemaError` and leave it as it was."""
+    """Leave the database with the tables of this version, or raise and leave it as it was: a `SchemaError`, or, of a
+    server that can't be used, a `ConfigurationError`.
+    """
     if address.path is None:
+        configuration.check(engine, address)
         _open_server(engine, address)
     else:
         _open_file(engine, address, address.path)

@@ -9,12 +9,21 @@ from typing import Any
 import pytest
 
 from andon import Agent, Phase, RunStatus, Runtime, tool
-from andon.errors import AnswersError, ModelError, NotContinuableError, SessionBusyError, UnknownRunError
+from andon.errors import (
+    AnswersError,
+    ConfigurationError,
+    ModelError,
+    NotContinuableError,
+    RunIdTakenError,
+    SessionBusyError,
+    UnknownRunError,
+)
 from andon.messages import Message, Text
 from andon.models.scripted import Call, Fail
 from andon.store.memory import MemoryStore
 from andon.testing import validate
-from tests.support import Flag, Silence, asked, cut, forever, make, play, record_of, until
+from tests.support import Flag, Silence, asked, cut, forever, make, paused, play, record_of, until
+from tests.support.till import DELETE, Till
 
 
 class Three:
@@ -199,6 +208,68 @@ def test_what_can_not_be_continued() -> None:
         other = Agent("Other", agent.model, runtime=agent.runtime)
         with pytest.raises(UnknownRunError):
             await other.continue_run(done.run_id)
+
+    play(main)
+
+
+# -- the new run's id -------------------------------------------------------------------------------------------------
+
+
+def test_the_new_run_has_the_id_that_was_given_and_a_second_call_makes_no_other_run() -> None:
+    async def main() -> None:
+        first, second = Silence(), Silence()
+        agent = make(["One. ", first], ["Two. ", second], "Three.")
+        cut_id = (await cut(agent, first.reached)).result.run_id
+        run = await agent.resume_run(cut_id, new_run_id="n")
+        assert run.run_id == "n"
+        await second.reached.arrived()
+        with pytest.raises(RunIdTakenError):  # while it goes on
+            await agent.continue_run(cut_id, new_run_id="n")
+        assert agent.runtime.runs == [run]
+        await run.cancel_and_wait()
+        for _ in range(2):  # and when it has ended
+            with pytest.raises(RunIdTakenError, match="'n'"):
+                await agent.continue_run(cut_id, new_run_id="n")
+        assert (await record_of(agent, "n")).continues == cut_id
+        with pytest.raises(NotContinuableError):  # another id is no retry
+            await agent.continue_run(cut_id, new_run_id="m")
+        with pytest.raises(NotContinuableError):
+            await agent.continue_run(cut_id)
+        assert (await agent.continue_run("n", new_run_id="m")).run_id == "m"
+
+    play(main)
+
+
+def test_an_id_that_is_taken() -> None:
+    async def main() -> None:
+        silence = Silence()
+        agent = make("Hello.", ["One. ", silence], "Two.")
+        await agent.invoke_async("Hi", run_id="other", session_id="elsewhere")
+        ended = await cut(agent, silence.reached)
+        for taken in ("other", ended.result.run_id):
+            with pytest.raises(RunIdTakenError, match=repr(taken)):
+                await agent.continue_run(ended.result.run_id, new_run_id=taken)
+        for odd in ("", 5):
+            with pytest.raises(ConfigurationError, match="new_run_id"):
+                await agent.continue_run(ended.result.run_id, new_run_id=odd)  # type: ignore[arg-type]
+        assert (await agent.continue_run(ended.result.run_id, new_run_id="n")).status is RunStatus.completed
+
+    play(main)
+
+
+def test_a_paused_run_keeps_its_id() -> None:
+    async def main() -> None:
+        till = Till()
+        agent = make(DELETE, "Done.", tools=till.tools)
+        run, result = await paused(agent)
+        answers = {result.interrupts[0].id: True}
+        with pytest.raises(ConfigurationError, match="goes on under its own id, not as 'n'"):
+            await agent.continue_run(run.run_id, answers, new_run_id="n")
+        assert (run.is_paused, till.did) == (True, [])
+        done = await agent.continue_run(run.run_id, answers, new_run_id=run.run_id)
+        assert (done.run_id, done.status) == (run.run_id, RunStatus.completed)
+        with pytest.raises(NotContinuableError):
+            await agent.continue_run(run.run_id, answers, new_run_id=run.run_id)
 
     play(main)
 

@@ -136,11 +136,15 @@ def test_a_run_that_was_cut_goes_on(here: Path, andon: Andon, begin: Andon) -> N
     with at_terminal(here, "continue", line["run_id"], "program:hello", *DB) as wrong:
         assert wrong.end() == 1
         assert "has no run" in wrong.screen
-    with at_terminal(here, "continue", line["run_id"], "program:stall", *DB) as other:
+    how = ("continue", line["run_id"], "program:stall", "--run-id", "again", *DB)
+    with at_terminal(here, *how) as other:
         other.until("One ")
         other.type(CTRL_C)
         assert other.end() == 3
-    assert [each["session_id"] for each in listed(andon, "--all")] == ["s1", "s1"]
+    code, _, err = andon(*how)
+    assert (code, "'again' is taken" in err) == (1, True)
+    runs = {each["run_id"]: each["session_id"] for each in listed(andon, "--all")}
+    assert runs == {line["run_id"]: "s1", "again": "s1"}
 
 
 def test_the_conversation_is_kept(begin: Andon) -> None:

@@ -332,6 +332,22 @@ def test_questions_are_answered_with_options(andon: Andon) -> None:
         assert "r-one" in err
 
 
+@pytest.mark.parametrize("detach", [(), ("--detach",)])
+def test_the_run_that_goes_on_has_the_id_that_was_given(andon: Andon, detach: tuple[str, ...]) -> None:
+    agent = Agent("Talker", ScriptedModel(["One ", Stall()], then="two."))
+    with serving(agent) as live:
+        start(live, agent)
+        live.post(f"/agents/{agent.id}/runs/r-one/cancel?wait=30")
+        how = ("continue", "r-one", "--run-id", "r-two", *detach, "--url", live.url)
+        code, out, _ = andon(*how)
+        assert (code, out) == (0, "r-two\n" if detach else "two.\n")
+        assert live.run_of(agent, "r-two").attend_blocking(HANG)
+        code, _, err = andon(*how)
+        assert code == 1
+        assert "it made run 'r-two': watch that one" in err
+        assert {run.run_id for run in agent.runtime.ended} == {"r-one", "r-two"}
+
+
 @pytest.mark.parametrize("command", ["watch", "continue"])
 def test_whoever_reads_the_output_leaves_while_the_run_is_silent(tmp_path: Path, command: str) -> None:
     agent = talker()

@@ -13,8 +13,10 @@ from andon import CancelCause, CancelOutcome, Run, RunEvent, RunStatus, Runtime,
 from andon.agent.retry import Retry
 from andon.core import tenure
 from andon.core.following import StoredReader
+from andon.core.selection import Selection
 from andon.core.shared import Progress
 from andon.errors import (
+    ConfigurationError,
     ModelError,
     NotContinuableError,
     RunIdTakenError,
@@ -43,7 +45,7 @@ Here = Callable[[Runtime, Flag], Coroutine[Any, Any, Run]]
 
 
 async def begun(agent: Any, reached: Flag, **options: Any) -> Run:
-    run: Run = agent.start("go", session_id="s", **options)
+    run: Run = agent.start("go", **{"session_id": "s"} | options)
     await run.open()
     await reached.arrived()
     return run
@@ -443,6 +445,49 @@ def test_a_cut_run_goes_on_elsewhere(url: str) -> None:
             # The earlier one is part of it now; taking it back gives what was before.
             await on(here).rollback_run(result.run_id)
             assert len(await store_of(there).load(record.session)) == 2
+
+    play(main)
+
+
+def test_of_many_that_go_on_in_several_places_with_one_new_id_one_makes_a_run(url: str) -> None:
+    async def main() -> None:
+        async with runtimes(url, 3) as places:
+            for number in range(4):
+                reached, old, new = Flag(), f"old{number}", f"new{number}"
+                agent = on(places[0], ["Once upon", Reach(reached), Stall()])
+                run = await begun(agent, reached, session_id=f"s{number}", run_id=old)
+                run.cancel()
+                await run.ended()
+                agents = [on(place, " a time.", " a time.") for place in places]
+
+                async def go_on(agent: Any, old: str = old, new: str = new) -> Any:
+                    return await agent.continue_run(old, new_run_id=new)
+
+                ends = await asyncio.gather(*map(go_on, [*agents, *agents]), return_exceptions=True)
+                assert [end.run_id for end in ends if not isinstance(end, BaseException)] == [new], ends
+                assert sum(isinstance(end, RunIdTakenError) for end in ends) == 5, ends
+                assert (await check_stored(places[1], new, RunStatus.completed)).continues == old
+                for agent in agents:  # nor later, anywhere
+                    with pytest.raises(RunIdTakenError, match=new):
+                        await go_on(agent)
+            listed = await store_of(places[2]).list_runs(Selection(), 100)
+            assert sorted(record.run_id for record in listed) == sorted(
+                f"{o}{n}" for o in ("old", "new") for n in range(4)
+            )
+
+    play(main)
+
+
+def test_a_paused_run_keeps_its_id_elsewhere(url: str) -> None:
+    async def main() -> None:
+        async with runtimes(url) as (here, there):
+            till = Till()
+            run, result = await paused(on(here, DELETE, tools=till.tools))
+            answers, other = {result.interrupts[0].id: True}, on(there, "Done.", tools=till.tools)
+            with pytest.raises(ConfigurationError, match="goes on under its own id"):
+                await other.continue_run(run.run_id, answers, new_run_id="n")
+            assert (await found(there, run.run_id)).status is RunStatus.paused
+            assert (await other.continue_run(run.run_id, answers, new_run_id=run.run_id)).status is RunStatus.completed
 
     play(main)
 

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from andon import Agent, ModelError, RunStatus, ToolContext, tool
+from andon import Agent, ModelError, RunStatus, Runtime, ToolContext, tool
 from andon.models.scripted import Call, Fail, ScriptedModel
-from tests.server.live import Live, serving
-from tests.support import Flag, Silence, forever
+from andon.store.sql import SQLStore
+from tests.server.live import Live, frames, serving
+from tests.support import Flag, Silence, Worker, eventually, forever
 
 RUNS = "/agents/helper/runs"
 
@@ -209,6 +212,143 @@ def test_going_on_after_a_cut() -> None:
         assert live.client.post(f"{RUNS}/r/cancel?wait=30").status_code == 200
         done = live.post(f"{RUNS}/r/continue", stream="false").json()
         assert (done["status"], done["content"], done["continues"]) == ("COMPLETED", "a time.", "r")
+
+
+# -- a retry that names its run ---------------------------------------------------------------------------------------
+
+
+def cut_short(live: Live, silence: Silence, run_id: str = "r", **fields: Any) -> None:
+    """Start a run, and cancel it when it has come so far."""
+    wanted = {"message": "Go", "run_id": run_id, "session_id": "s", "background": True, "stream": False, **fields}
+    assert live.client.post(RUNS, json=wanted).status_code == 202
+    silence.reached.wait()
+    assert live.client.post(f"{RUNS}/{run_id}/cancel?wait=30").status_code == 200
+
+
+def test_the_run_that_goes_on_after_a_cut_has_the_id_that_was_asked_for() -> None:
+    first, second = Silence(), Silence()
+    with serving(helper(["Once upon ", first], ["a time.", second])) as live:
+        cut_short(live, first)
+        wanted = {"run_id": "n", "background": True, "stream": False}
+        done = live.client.post(f"{RUNS}/r/continue", json=wanted)
+        assert (done.status_code, done.json()["run_id"]) == (202, "n")
+        second.reached.wait()
+        for status in ("RUNNING", "CANCELLED"):  # sent again: it says which run that has made, whatever became of it
+            again = live.client.post(f"{RUNS}/r/continue", json=wanted)
+            assert again.status_code == 409
+            assert (again.json()["run_id"], again.json()["status"]) == ("n", status)
+            assert "If this request was sent before, it made run 'n'" in again.json()["detail"]
+            assert live.client.post(f"{RUNS}/n/cancel?wait=30").status_code == 200
+        assert live.client.get(f"{RUNS}/n").json()["continues"] == "r"
+        assert {run["run_id"] for run in live.client.get("/runs").json()} == {"r", "n"}
+        done = live.post(f"{RUNS}/n/continue", stream="false", run_id="m")  # a form does as well
+        assert (done.json()["run_id"], done.json()["continues"], done.json()["content"]) == ("m", "n", "OK.")
+
+
+def test_an_id_that_is_taken_by_another_session_s_run_is_not_said_to_be_this_one_s() -> None:
+    silence = Silence()
+    with serving(helper("Hello.", ["Once upon ", silence])) as live:
+        assert live.post(RUNS, message="Hi", run_id="other", session_id="t", stream="false").status_code == 200
+        cut_short(live, silence)
+        refused = live.client.post(f"{RUNS}/r/continue", json={"run_id": "other"})
+        assert refused.status_code == 409
+        assert "run id 'other' is taken" in refused.json()["detail"]
+        assert "run_id" not in refused.json()
+        own = live.client.post(f"{RUNS}/r/continue", json={"run_id": "r"})
+        assert (own.status_code, "give that one an id of its own" in own.json()["detail"]) == (409, True)
+        for odd in ("a b", "a/b", "é", "n" * 257):
+            assert live.client.post(f"{RUNS}/r/continue", json={"run_id": odd}).status_code == 422
+        assert live.post(f"{RUNS}/r/continue", stream="false", run_id="n" * 256).json()["content"] == "OK."
+
+
+def test_a_paused_run_goes_on_under_its_own_id() -> None:
+    with serving(helper(BOTH[0])) as live:
+        (asked,) = pause(live)
+        wanted = {"answers": {asked["id"]: True}, "stream": False}
+        refused = live.client.post(f"{RUNS}/r/continue", json={**wanted, "run_id": "n"})
+        assert refused.status_code == 422
+        assert "goes on under its own id, not as 'n'" in refused.json()["detail"]
+        assert live.client.get(f"{RUNS}/r").json()["status"] == "PAUSED"
+        assert live.client.get(f"{RUNS}/n").status_code == 404
+        done = live.client.post(f"{RUNS}/r/continue", json={**wanted, "run_id": "r"})
+        assert (done.json()["run_id"], done.json()["status"]) == ("r", "COMPLETED")
+
+
+def test_the_same_key_goes_on_once() -> None:
+    first, second = Silence(), Silence()
+    agent = helper(["Once upon ", first], ["a time.", second])
+    with serving(agent) as live:
+        cut_short(live, first)
+        headers = {"idempotency-key": "k"}
+
+        def go_on(**fields: Any) -> Any:
+            return live.client.post(f"{RUNS}/r/continue", json={"stream": False, **fields}, headers=headers)
+
+        made = go_on(background=True).json()["run_id"]
+        second.reached.wait()
+        again = go_on(background=True)
+        assert (again.status_code, again.json()["run_id"]) == (202, made)
+        for other in ({"run_id": "n"}, {"answers": {"x": True}}):
+            assert go_on(**other).status_code == 422
+        start = live.client.post(RUNS, json={"message": "Hi", "session_id": "s"}, headers=headers)
+        assert (start.status_code, "was used for another request" in start.json()["detail"]) == (422, True)
+        with live.client.stream("POST", f"{RUNS}/r/continue", headers=headers) as response:  # only watches
+            assert next(frames(response.iter_lines())).data["run_id"] == made
+        assert live.run_of(agent, made).status is RunStatus.running
+        live.client.post(f"{RUNS}/{made}/cancel?wait=30")
+        assert (go_on().json()["run_id"], go_on().json()["status"]) == (made, "CANCELLED")
+
+
+def test_the_same_key_answers_a_paused_run_once() -> None:
+    with serving(helper(BOTH[0], BOTH[1])) as live:
+        (asked,) = pause(live)
+        headers, body = {"idempotency-key": "k"}, {"tools": [{"tool_call_id": "c1", "confirmed": True}]}
+
+        def go_on() -> list[tuple[int, str]]:
+            with live.client.stream("POST", f"{RUNS}/r/continue", json=body, headers=headers) as response:
+                assert response.status_code == 200, response.read()
+                return [(frame.id, frame.event) for frame in frames(response.iter_lines())]
+
+        wrong = live.client.post(f"{RUNS}/r/continue", json={"answers": {}}, headers=headers)
+        assert wrong.status_code == 400  # and what was refused is not known by its key
+        first = go_on()
+        assert [first[0][1], first[-1][1]] == ["RunContinued", "RunPaused"]
+        assert go_on() == first  # though it asks something else by now
+        (other,) = live.client.get(f"{RUNS}/r").json()["interrupts"]
+        assert other["id"] != asked["id"]
+
+
+def test_of_several_requests_with_the_same_key_at_once_one_goes_on(tmp_path: Path) -> None:
+    """Also where going on has to wait, for a database."""
+    silence, entered, free = Silence(), Flag(), Flag()
+    runtime = Runtime(SQLStore(f"sqlite:///{tmp_path}/andon.db"))
+    agent = helper(["Once upon ", silence], runtime=runtime)
+    with serving(agent) as live:
+        cut_short(live, silence)
+        added = runtime.store.added  # type: ignore[union-attr]
+
+        async def slowly(run_id: str) -> Any:
+            entered.set()
+            await free.arrived()
+            return await added(run_id)
+
+        runtime.store.added = slowly  # type: ignore[method-assign, union-attr]
+
+        def go_on() -> None:
+            with live.another_client() as client:
+                answer = client.post(f"{RUNS}/r/continue", json={"stream": False}, headers={"idempotency-key": "k"})
+                answers.append((answer.status_code, answer.json().get("run_id")))
+
+        answers: list[tuple[int, str]] = []
+        workers = [Worker(go_on) for _ in range(4)]
+        entered.wait()
+        eventually(lambda: live.connections >= 4)
+        free.set()
+        for worker in workers:
+            worker.done()
+        assert [code for code, _ in answers] == [200] * 4, answers
+        assert len({run_id for _, run_id in answers}) == 1
+    asyncio.run(runtime.close())
 
 
 def test_leaving_a_run_that_one_has_continued_cancels_it() -> None:

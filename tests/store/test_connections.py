@@ -109,7 +109,7 @@ def test_a_process_has_a_connection_for_each_of_its_threads_and_no_more(postgres
     async def main() -> None:
         async with opened(postgres_url) as store:
             db, listening, lock, inside, go_on = store._db, Flag(), threading.Lock(), list[object](), Flag()
-            store.listen(listening.set)
+            store.listen(lambda *_: listening.set())
             await listening.arrived()
 
             def work(tx: database.Tx) -> None:
@@ -119,7 +119,7 @@ def test_a_process_has_a_connection_for_each_of_its_threads_and_no_more(postgres
                 go_on.wait()
 
             sizes = {lane: lane._size for lane in db._lanes if lane is not db._checkpoints}
-            how = database.How(writes=True, wakes=False, early=False)
+            how = database.How(writes=True, early=False)
             jobs = [
                 asyncio.create_task(db._run(lane, work, how)) for lane, size in sizes.items() for _ in range(2 * size)
             ]

@@ -16,7 +16,7 @@ from andon.agent.calling import Plan
 from andon.agent.carry import Earlier
 from andon.agent.hooks import Hooks
 from andon.agent.loop import Loop
-from andon.agent.options import RunOptions
+from andon.agent.options import RunOptions, check_id
 from andon.agent.output import Output
 from andon.agent.resuming import Resuming
 from andon.agent.retry import Retry
@@ -167,10 +167,7 @@ class Agent(Resuming):
             known = ", ".join(RunOptions.__annotations__)
             raise TypeError(f"there is no option {', '.join(sorted(unknown))} for a run; there are: {known}")
         for name in ("session_id", "user_id", "run_id"):
-            if not isinstance(value := options.get(name), str | None):
-                raise ConfigurationError(f"{name} must be text, not {type(value).__name__}")
-            if value == "":  # a form's field that was left empty must not lead everybody into one conversation
-                raise ConfigurationError(f"{name} is empty: give some text, or leave it out")
+            check_id(name, options.get(name))
         plan = self._plan()
         session = self._find_session(options.get("session_id"), options.get("user_id"))
         output_type = options.get("output_type")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from andon.core.budget import Budget
 from andon.core.session import OnBusy
+from andon.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -44,3 +45,11 @@ class RunOptions(ContinueOptions, total=False):
     """Whose conversation it is: two users' sessions never meet."""
     run_id: str | None
     """The run's id, if you want to choose it."""
+
+
+def check_id(name: str, given: object) -> None:
+    """Refuse what can't be the id of a run, a session or a user."""
+    if not isinstance(given, str | None):
+        raise ConfigurationError(f"{name} must be text, not {type(given).__name__}")
+    if given == "":  # a form's field that was left empty must not lead everybody into one conversation
+        raise ConfigurationError(f"{name} is empty: give some text, or leave it out")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 from andon.agent.carry import Earlier, take_up
-from andon.agent.options import ContinueOptions, RunOptions
+from andon.agent.options import ContinueOptions, RunOptions, check_id
 from andon.core.budget import Budget
 from andon.core.events import RunEvent
 from andon.core.pause import check_answers
@@ -21,7 +21,7 @@ from andon.core.runtime import Runtime
 from andon.core.session import Session
 from andon.core.states import RunStatus
 from andon.core.store import Bookmark, RunRecord
-from andon.errors import AnswersError, NotContinuableError, UnknownRunError
+from andon.errors import AnswersError, ConfigurationError, NotContinuableError, RunIdTakenError, UnknownRunError
 from andon.messages import Message
 
 if TYPE_CHECKING:
@@ -48,28 +48,54 @@ class Resuming:
         raise NotImplementedError
 
     async def continue_run(
-        self, run_id: str, answers: Mapping[str, Any] | None = None, **options: Unpack[ContinueOptions]
+        self,
+        run_id: str,
+        answers: Mapping[str, Any] | None = None,
+        *,
+        new_run_id: str | None = None,
+        **options: Unpack[ContinueOptions],
     ) -> RunResult:
         """Go on with a run, and wait for its end.
 
         A paused one goes on under its own id with `answers`, one for each of its interrupts; `False`, or
         `Deny("why")`, refuses a call. Wrong or missing answers raise `AnswersError`, and nothing changes. One that was
-        cancelled, failed or was lost goes on from where it was cut, as a new run, for which `options` are.
+        cancelled, failed or was lost goes on from where it was cut, as a new run, for which `options` are; its id is
+        `new_run_id`, if you want to choose it. The same call with the same `new_run_id` makes no second run: it raises
+        `RunIdTakenError`.
         """
-        run = await self.resume_run(run_id, answers, **options)
+        run = await self.resume_run(run_id, answers, new_run_id=new_run_id, **options)
         await run.attend()
         return await run.result()
 
     async def resume_run(
-        self, run_id: str, answers: Mapping[str, Any] | None = None, **options: Unpack[ContinueOptions]
+        self,
+        run_id: str,
+        answers: Mapping[str, Any] | None = None,
+        *,
+        new_run_id: str | None = None,
+        **options: Unpack[ContinueOptions],
     ) -> Run:
         """The same, but return the handle of the run as soon as it goes on."""
+        check_id("new_run_id", new_run_id)
+        try:
+            return await self._resume(run_id, answers or {}, new_run_id, options)
+        except NotContinuableError:
+            # Perhaps because the same call was made before: then the run that it made is worth more than the reason.
+            if new_run_id not in (None, run_id) and await self._is_taken(new_run_id):
+                raise RunIdTakenError(f"run id {new_run_id!r} is taken: run {run_id!r} may go on as that one") from None
+            raise
+
+    async def _resume(
+        self, run_id: str, answers: Mapping[str, Any], new_run_id: str | None, options: ContinueOptions
+    ) -> Run:
         if (run := self._own_run(run_id)) is not None:
+            if run.is_paused:
+                _check_own_id(run_id, new_run_id)
             if options:
                 raise TypeError(f"a paused run keeps its options; {', '.join(options)} can't be given")
             await self.runtime.check_blocks(run.session.key)
             if (run := self._own_run(run_id)) is not None:  # it may have gone on elsewhere meanwhile
-                await run.resume(answers or {})
+                await run.resume(answers)
                 return run
         if self.runtime.keeper is not None:
             from andon.core.taking import given_back
@@ -77,20 +103,24 @@ class Resuming:
             await given_back(self.runtime.keeper, run_id, self.runtime.bounds.settle_seconds)
         record = await self._find_record(run_id)
         if record.status is RunStatus.paused and self.runtime.keeper is not None:
+            _check_own_id(run_id, new_run_id)
             await self.runtime.check_blocks(record.session)
-            return await self._restore(record, answers or {}, options.get("output_type"))
+            return await self._restore(record, answers, options.get("output_type"))
         if record.status not in (RunStatus.cancelled, RunStatus.error):
             raise NotContinuableError(f"run {run_id!r} is {record.status.name}: to go on, send another prompt")
         if answers:
             raise AnswersError(f"run {run_id!r} has no open questions: it is {record.status.name}", interrupts=[])
+        if new_run_id == run_id:
+            raise RunIdTakenError(f"run {run_id!r} has ended, and goes on as a new run: give that one an id of its own")
         assert self.runtime.store is not None
         left = await self.runtime.store.added(run_id)
         if not left:
             raise NotContinuableError(f"run {run_id!r} is no longer part of its session: send another prompt")
         earlier = Earlier(run_id, left, record.cut_calls)
         earlier.lift(await self.runtime.store.load(record.session))  # refused here, rather than by a run that fails
-        whose: RunOptions = {"session_id": record.session.session_id, "user_id": record.session.user_id}
-        run = self._make(take_up(left), {**options, **whose}, earlier)
+        key = record.session
+        named: RunOptions = {"session_id": key.session_id, "user_id": key.user_id, "run_id": new_run_id}
+        run = self._make(take_up(left), {**options, **named}, earlier)
         await run.open()
         return run
 
@@ -152,9 +182,19 @@ class Resuming:
         run = self.runtime.run(run_id)
         return run if run is not None and run.agent_id == self.id else None
 
+    async def _is_taken(self, run_id: str) -> bool:
+        assert self.runtime.store is not None
+        return self.runtime.run(run_id) is not None or await self.runtime.store.find(run_id) is not None
+
     async def _find_record(self, run_id: str) -> RunRecord:
         assert self.runtime.store is not None
         record = await self.runtime.store.find(run_id)
         if record is None or record.session.agent_id != self.id:
             raise UnknownRunError(f"agent {self.id!r} has no run {run_id!r}")
         return record
+
+
+def _check_own_id(run_id: str, new_run_id: str | None) -> None:
+    if new_run_id not in (None, run_id):
+        detail = f"run {run_id!r} is paused, and goes on under its own id, not as {new_run_id!r}"
+        raise ConfigurationError(f"{detail}: leave the new id out. Nothing has changed")

@@ -46,6 +46,7 @@ def add(commands: Any) -> None:
     group = parser.add_argument_group("answers")
     group.add_argument("--answer", action="append", default=[], metavar="ID=VALUE", help="JSON, or else text")
     group.add_argument("--deny", action="append", default=[], metavar="ID[=why]", help="refuse a call")
+    parser.add_argument("--run-id", type=text, metavar="ID", help="the id of the new run, where a cut one goes on")
     parser.add_argument("--detach", action="store_true", help="on a server: don't follow it")
     add_telling(parser)
     add_where(parser)
@@ -78,7 +79,7 @@ def _here(options: argparse.Namespace, found: Report, answers: Answers, teller: 
     agent = find_agent(options.agent, db)
 
     async def go_on() -> Run:
-        return await agent.resume_run(found.run_id, answers)
+        return await agent.resume_run(found.run_id, answers, new_run_id=options.run_id)
 
     report = drive(agent, go_on, teller, no_input=options.no_input, after=after)
     return conclude(report, teller, f"{options.agent} --db {shlex.quote(without_secrets(db))} ")
@@ -89,11 +90,12 @@ def _remotely(options: argparse.Namespace, place: Place, found: Report, answers:
 
     assert isinstance(place, Remote)
     if options.detach:
-        report = place.go_on_alone(found, on_the_wire(answers))
+        report = place.go_on_alone(found, on_the_wire(answers), options.run_id)
         print(to_json(report) if options.json else report.run_id)
         return Exit.ok
     while True:
-        report = _follow(place, found, place.go_on(found, on_the_wire(answers)), teller)
+        events = place.go_on(found, on_the_wire(answers), options.run_id)
+        report = _follow(place, found, events, teller)
         if report.status is RunStatus.paused and can_ask(options.json, options.no_input):
             asked = ask(report.interrupts)
             if asked is not None:

@@ -148,16 +148,16 @@ class Remote:
     def unblock(self, kind: Literal["user", "agent"], id: str) -> bool:
         return bool(self._ask("POST", "/unblock", {f"{kind}_id": id}).get("unblocked"))
 
-    def go_on(self, run: Report, answers: dict[str, Any]) -> Iterator[Event]:
+    def go_on(self, run: Report, answers: dict[str, Any], run_id: str | None) -> Iterator[Event]:
         """Go on with a run, and follow it. Whoever leaves this stream cancels it."""
-        body = {"stream": True, "events": "all", **({"answers": answers} if answers else {})}
+        body = {"stream": True, "events": "all", "run_id": run_id, **({"answers": answers} if answers else {})}
         # Asked for here and now: a refusal is to be seen before anything is followed.
         response = self._open("POST", f"{_path(run.agent_id, run.run_id)}/continue", body)
         return self._follow(run, 0, response)
 
-    def go_on_alone(self, run: Report, answers: dict[str, Any]) -> Report:
+    def go_on_alone(self, run: Report, answers: dict[str, Any], run_id: str | None) -> Report:
         """Go on with a run, and leave it to itself."""
-        body = {"stream": False, "background": True, **({"answers": answers} if answers else {})}
+        body = {"stream": False, "background": True, "run_id": run_id, **({"answers": answers} if answers else {})}
         answer = self._ask("POST", f"{_path(run.agent_id, run.run_id)}/continue", body)
         return self._convert({**answer, "agent_id": run.agent_id}, Report)
 

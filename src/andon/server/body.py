@@ -29,6 +29,7 @@ CANCEL = ":cancel"
 """What follows a session's id where it is to be cancelled, and so may not be its end."""
 
 ID_LENGTH = 256
+_RUN_ID = re.compile(r"[A-Za-z0-9._~:@-]{1,256}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _NO_SUCH_WORD = re.compile(r"Invalid enum value (.*) - at `\$\.(\w+)`", re.DOTALL)
 
@@ -102,6 +103,19 @@ def check_user_id(given: str | None) -> None:
     if given is not None and (_CONTROL.search(given) or len(given) > ID_LENGTH):
         rule = f"have a control character, or be longer than {ID_LENGTH} characters"
         raise Problem(422, f"user_id {given[:ID_LENGTH]!r} can't be the id of a user: it may not {rule}")
+
+
+def check_run_id(given: str | None) -> None:
+    if given is not None and not _RUN_ID.fullmatch(given):
+        raise Problem(422, "run_id may have letters, digits and . _ ~ : @ -, and 256 of them at the most")
+
+
+def read_key(request: Request) -> str | None:
+    """The idempotency key. It is remembered, so it may not be longer than an id."""
+    key = request.headers.get("idempotency-key")
+    if key and len(key) > ID_LENGTH:
+        raise Problem(422, f"the idempotency key has {len(key):,} characters, and may have {ID_LENGTH}")
+    return key or None
 
 
 def described(kind: type[Struct]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ that a request has started.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -16,16 +17,18 @@ from fastapi import APIRouter, Request
 from msgspec import Struct
 from starlette.responses import Response
 
+from andon.agent.agent import Agent
 from andon.core.events import RunEvent
 from andon.core.receipt import Deny, Interrupt
 from andon.core.run import Run
 from andon.core.states import CancelOutcome
 from andon.core.store import RunRecord
-from andon.server.body import described, read_body
+from andon.server.body import check_run_id, described, read_body, read_key
+from andon.server.host import user_of
 from andon.server.lists import answer
 from andon.server.problems import Problem
-from andon.server.runs import respond
-from andon.server.visit import host_of
+from andon.server.runs import again, respond
+from andon.server.visit import Visit, host_of
 
 router = APIRouter()
 
@@ -35,10 +38,16 @@ class Continue(Struct):
 
     answers: str | dict[str, Any] | None = None
     tools: str | list[Any] | None = None
+    run_id: str | None = None
+    """Of the run that is made, where one is: a paused run goes on under its own id."""
     stream: bool = True
     background: bool = False
     on_disconnect: Literal["cancel", "continue"] | None = None
     events: Literal["all", "agentos"] | None = None
+
+    def digest(self, run_id: str) -> bytes:
+        """The same for whoever asks to go on with this run in the same way, however they want to hear of it."""
+        return hashlib.sha256(repr(("continue", run_id, self.answers, self.tools, self.run_id)).encode()).digest()
 
 
 class CancelCall(Struct):
@@ -50,10 +59,25 @@ async def continue_run(request: Request, agent_id: str, run_id: str) -> Response
     host = host_of(request)
     agent = host.agent(agent_id)
     wanted = await read_body(request, Continue, host.settings.max_body)
+    check_run_id(wanted.run_id)
+    if (key := read_key(request)) is None:
+        return respond(host, agent, wanted, *await _go_on(host, agent, run_id, wanted))
+    user_id, said = user_of(await host.find(agent, run_id)), wanted.digest(run_id)
+    # Going on waits for the store. The same request, should it come meanwhile, waits too, and then finds the run.
+    async with host.turn(agent, user_id, key):
+        if (known := await host.known_by(agent, user_id, key, said)) is not None:
+            return again(host, agent, wanted, *known)
+        run, after = await _go_on(host, agent, run_id, wanted)
+        host.remember(agent, user_id, key, said, run.run_id, after)
+    return respond(host, agent, wanted, run, after)
+
+
+async def _go_on(host: Visit, agent: Agent, run_id: str, wanted: Continue) -> tuple[Run, int]:
+    """The run, and the number of the last event that was there before it went on."""
     found = await host.find(agent, run_id)
-    run = await host.go_on(agent, run_id, _answers(wanted, found.interrupts))
+    run = await host.go_on(agent, run_id, _answers(wanted, found.interrupts), wanted.run_id)
     paused = (event.seq for event in run.journal.events if event.event is RunEvent.run_paused)
-    return respond(host, agent, wanted, run, max(paused, default=0) if run.run_id == run_id else 0)
+    return run, max(paused, default=0) if run.run_id == run_id else 0
 
 
 @router.post("/agents/{agent_id}/runs/{run_id}/tools/{call_id}/cancel", openapi_extra=described(CancelCall))

@@ -15,6 +15,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
@@ -23,8 +24,8 @@ from andon.core.run import Run
 from andon.core.runtime import Runtime
 from andon.core.shared import SharedStore
 from andon.core.states import CancelCause
-from andon.core.store import RunRecord
-from andon.errors import AndonError, ConfigurationError
+from andon.core.store import RunRecord, SessionKey
+from andon.errors import AndonError, ConfigurationError, RunIdTakenError
 from andon.server.problems import Problem, problem_of
 from andon.server.readiness import Readiness
 
@@ -76,7 +77,8 @@ class Host:
             each.max_events = each.max_events or settings.max_events
         self.readiness = Readiness(self._stores)
         self.started = 0
-        self._keys: OrderedDict[tuple[str, str | None, str], tuple[bytes, str]] = OrderedDict()
+        self._keys: OrderedDict[tuple[str, str | None, str], tuple[bytes, str, int]] = OrderedDict()
+        self._turns: WeakValueDictionary[tuple[str, str | None, str], asyncio.Lock] = WeakValueDictionary()
 
     def _admit(self, agent: Agent, runtime: Runtime | None) -> None:
         if not isinstance(agent, Agent):
@@ -159,13 +161,28 @@ class Host:
             raise problem_of(error) from None
         return run
 
-    async def go_on(self, agent: Agent, run_id: str, answers: Mapping[str, Any], user_id: str | None) -> Run:
-        """Go on with a run of this user, on this loop, or say why not."""
-        self._check_room(user_id)
+    async def go_on(
+        self, agent: Agent, run_id: str, answers: Mapping[str, Any], session: SessionKey, new_run_id: str | None
+    ) -> Run:
+        """Go on with a run of this session, on this loop, or say why not."""
+        self._check_room(session.user_id)
         try:
-            return await agent.resume_run(run_id, answers)
+            return await agent.resume_run(run_id, answers, new_run_id=new_run_id)
+        except RunIdTakenError as error:
+            raise await self._made_before(agent, new_run_id, session, error) from None
         except AndonError as error:
             raise problem_of(error) from None
+
+    async def _made_before(
+        self, agent: Agent, new_run_id: str | None, session: SessionKey, error: RunIdTakenError
+    ) -> Problem:
+        """The id is taken. If by a run of this very session, that is most likely what the same request made before."""
+        with contextlib.suppress(Problem):
+            found = await self.find(agent, new_run_id or "")
+            if session_of(found) == session:
+                detail = f"{error}. If this request was sent before, it made run {new_run_id!r}: watch that one"
+                return Problem(409, detail, run_id=new_run_id, status=found.status)
+        return problem_of(error)
 
     def _check_room(self, user_id: str | None) -> None:
         if self.draining:
@@ -189,8 +206,16 @@ class Host:
             return False
         return sum(not run.is_paused and run.parent_run_id is None for run in runs) >= limit
 
-    async def known_by(self, agent: Agent, user_id: str | None, key: str, said: bytes) -> Run | RunRecord | None:
-        """The run that was started with this idempotency key, if there is one and anything is known of it."""
+    def turn(self, agent: Agent, user_id: str | None, key: str) -> asyncio.Lock:
+        """Requests with the same idempotency key that have to wait for something wait for one another, too."""
+        return self._turns.setdefault((agent.id, user_id, key), asyncio.Lock())
+
+    async def known_by(
+        self, agent: Agent, user_id: str | None, key: str, said: bytes
+    ) -> tuple[Run | RunRecord, int] | None:
+        """The run that was set going with this idempotency key, if there is one and anything is known of it; and the
+        number of the event after which that was.
+        """
         while (kept := self._keys.get((agent.id, user_id, key))) is not None:
             if kept[0] != said:
                 detail = (
@@ -201,14 +226,14 @@ class Host:
                 found = await self.find(agent, kept[1])
                 # What was asked for may have been refused, because the id was another user's.
                 if user_of(found) == user_id:
-                    return found
+                    return found, kept[2]
             if self._keys.get((agent.id, user_id, key)) == kept:
                 del self._keys[agent.id, user_id, key]
         return None
 
-    def remember(self, agent: Agent, user_id: str | None, key: str, said: bytes, run_id: str) -> None:
+    def remember(self, agent: Agent, user_id: str | None, key: str, said: bytes, run_id: str, after: int) -> None:
         """Know the run from here on by this key, as long as the same is said with it."""
-        self._keys[agent.id, user_id, key] = said, run_id
+        self._keys[agent.id, user_id, key] = said, run_id, after
         if len(self._keys) > KEYS_KEPT:
             self._keys.popitem(last=False)
 
@@ -238,6 +263,10 @@ class Host:
 
 def user_of(found: Run | RunRecord) -> str | None:
     return found.session.user_id if isinstance(found, RunRecord) else found.user_id
+
+
+def session_of(found: Run | RunRecord) -> SessionKey:
+    return found.session if isinstance(found, RunRecord) else found.session.key
 
 
 async def _ended(runs: list[Run], seconds: float) -> None:

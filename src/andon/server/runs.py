@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol
 
@@ -25,13 +24,14 @@ from andon.core.selection import BlockKind
 from andon.core.states import CancelCause, CancelOutcome, RunStatus
 from andon.core.store import RunRecord
 from andon.server.body import (
-    ID_LENGTH,
+    check_run_id,
     check_session_id,
     check_user_id,
     described,
     fill,
     read_body,
     read_fields,
+    read_key,
     read_query,
 )
 from andon.server.distant import Distant, cancel, find_many
@@ -44,7 +44,6 @@ from andon.server.wire import EventWriter, record_output, run_output
 router = APIRouter()
 
 MAX_WAIT = 3600.0
-_RUN_ID = re.compile(r"[A-Za-z0-9._~:@-]{1,256}")
 
 
 class Start(Struct):
@@ -64,8 +63,7 @@ class Start(Struct):
     def check(self) -> None:
         check_session_id(self.session_id)
         check_user_id(self.user_id)
-        if self.run_id is not None and not _RUN_ID.fullmatch(self.run_id):
-            raise Problem(422, "run_id may have letters, digits and . _ ~ : @ -, and 256 of them at the most")
+        check_run_id(self.run_id)
         if self.timeout is not None and not 0 < self.timeout < math.inf:
             raise Problem(422, f"timeout is {self.timeout}; it is a number of seconds, more than 0")
 
@@ -120,11 +118,9 @@ async def start_run(request: Request, agent_id: str) -> Response:
     agent = host.agent(agent_id)
     wanted = await read_body(request, Start, host.settings.max_body)
     wanted.check()
-    key, said = request.headers.get("idempotency-key"), wanted.digest()
-    if key and len(key) > ID_LENGTH:  # it is remembered
-        raise Problem(422, f"the idempotency key has {len(key):,} characters, and may have {ID_LENGTH}")
-    if key and (found := await host.known_by(agent, wanted.user_id, key, said)) is not None:
-        return _again(host, agent, wanted, found)
+    key, said = read_key(request), wanted.digest()
+    if key and (known := await host.known_by(agent, wanted.user_id, key, said)) is not None:
+        return again(host, agent, wanted, *known)
     # From where the key was not known to the run's beginning nothing waits: two requests can't both start a run.
     options: RunOptions = {
         "session_id": wanted.session_id,
@@ -135,7 +131,7 @@ async def start_run(request: Request, agent_id: str) -> Response:
     }
     run = host.start(agent, wanted.message, options)
     if key:
-        host.remember(agent, wanted.user_id, key, said, run.run_id)
+        host.remember(agent, wanted.user_id, key, said, run.run_id, 0)
     return respond(host, agent, wanted, await host.admitted(run))
 
 
@@ -164,10 +160,10 @@ def respond(host: Visit, agent: Agent, wanted: Wanted, run: Run, after: int = 0,
     return AnswerResponse(result, leave)
 
 
-def _again(host: Visit, agent: Agent, wanted: Start, found: Run | RunRecord) -> Response:
-    """The same request once more: the run that it started, to be watched."""
+def again(host: Visit, agent: Agent, wanted: Wanted, found: Run | RunRecord, after: int) -> Response:
+    """The same request once more: the run that it has set going, to be watched."""
     if isinstance(found, Run):
-        return respond(host, agent, wanted, found, owned=False)
+        return respond(host, agent, wanted, found, after, owned=False)
     if wanted.stream:
         raise _events_gone(found)
     return answer(record_output(agent, found))

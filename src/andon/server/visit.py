@@ -6,6 +6,7 @@ A run or a session of somebody else is answered in the very words that are for o
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +23,7 @@ from andon.core.states import CancelOutcome
 from andon.core.store import RunRecord, SessionKey
 from andon.server.access import Principal, principal_of
 from andon.server.distant import Distant
-from andon.server.host import Host, Settings, user_of
+from andon.server.host import Host, Settings, session_of, user_of
 from andon.server.problems import Problem
 
 log = logging.getLogger("andon.server")
@@ -137,15 +138,20 @@ class Visit:
     async def admitted(self, run: Run) -> Run:
         return await self._host.admitted(run)
 
-    async def go_on(self, agent: Agent, run_id: str, answers: Mapping[str, Any]) -> Run:
-        user_id = user_of(await self.find(agent, run_id))
-        return self._about(await self._host.go_on(agent, run_id, answers, user_id))
+    async def go_on(self, agent: Agent, run_id: str, answers: Mapping[str, Any], new_run_id: str | None) -> Run:
+        session = session_of(await self.find(agent, run_id))
+        return self._about(await self._host.go_on(agent, run_id, answers, session, new_run_id))
 
-    async def known_by(self, agent: Agent, user_id: str | None, key: str, said: bytes) -> Run | RunRecord | None:
+    def turn(self, agent: Agent, user_id: str | None, key: str) -> asyncio.Lock:
+        return self._host.turn(agent, user_id, key)
+
+    async def known_by(
+        self, agent: Agent, user_id: str | None, key: str, said: bytes
+    ) -> tuple[Run | RunRecord, int] | None:
         return await self._host.known_by(agent, user_id, key, said) if self.principal.sees(user_id) else None
 
-    def remember(self, agent: Agent, user_id: str | None, key: str, said: bytes, run_id: str) -> None:
-        self._host.remember(agent, user_id, key, said, run_id)
+    def remember(self, agent: Agent, user_id: str | None, key: str, said: bytes, run_id: str, after: int) -> None:
+        self._host.remember(agent, user_id, key, said, run_id, after)
 
     # -- cancelling many, and keeping them from coming back -----------------------------------------------------------
 

@@ -23,8 +23,8 @@ from andon.core.store import RunRecord, SessionKey
 from andon.store.sql import clocks, sessions
 from andon.store.sql.batches import read_row
 from andon.store.sql.codec import LOOK_AT, dump, dump_names, dump_notice, read_request
-from andon.store.sql.database import Tx, chunks
 from andon.store.sql.tables import LIVE, cancels, events, records, runs
+from andon.store.sql.transaction import Tx, chunks
 
 NAMES = ("run_id", "session_id", "user_id", "agent_id")
 

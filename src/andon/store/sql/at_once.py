@@ -23,9 +23,9 @@ from andon.store.sql import asking
 from andon.store.sql.batches import write_rows
 from andon.store.sql.clocks import SERVER_CLOCK, SERVER_NOBODYS
 from andon.store.sql.codec import CHANGED, LOOK_AT, dump, dump_names, notice_around
-from andon.store.sql.database import Tx
 from andon.store.sql.push import CHANNEL
 from andon.store.sql.tables import HELD, Id
+from andon.store.sql.transaction import Tx
 
 _EARLY = "set_config('synchronous_commit', 'off', TRUE)"
 """Commits without waiting for the disk: whoever does it waits afterwards."""

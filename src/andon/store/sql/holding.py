@@ -22,8 +22,8 @@ from andon.messages import Message
 from andon.store.sql import asking, clocks, sessions
 from andon.store.sql.batches import write_rows
 from andon.store.sql.codec import CHANGED, LOOK_AT, dump, dump_names, read_block, read_messages, read_request
-from andon.store.sql.database import Tx, chunks
 from andon.store.sql.tables import HELD, LIVE, Id, blocks, events, records, runs
+from andon.store.sql.transaction import Tx, chunks
 
 # -- entering ---------------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from sqlalchemy import delete, exists, func, select, update
 from andon.core.selection import Block
 from andon.errors import StoreError
 from andon.store.sql.codec import dump, read_block
-from andon.store.sql.database import Tx
 from andon.store.sql.tables import LIVE, Id, blocks, cancels, events, meta, records, runs, sessions
+from andon.store.sql.transaction import Tx
 
 SESSIONS_AT_ONCE = 50
 RUNS_AT_ONCE = 200

@@ -19,8 +19,8 @@ from andon.core.store import RunRecord, SessionKey, SessionRecord
 from andon.errors import NotContinuableError, RunIdTakenError, UnknownRunError
 from andon.messages import Message
 from andon.store.sql.codec import CHANGED, dump, dump_names, read_messages, read_record, read_state
-from andon.store.sql.database import Tx
 from andon.store.sql.tables import LIVE, Id, records, runs, sessions
+from andon.store.sql.transaction import Tx
 
 
 class Part(NamedTuple):

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One open transaction, as those who work in it see it: what they do, and what others are told of it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
+
+from sqlalchemy import Connection, CursorResult, Executable, Table, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from andon.store.sql import clocks, schema
+from andon.store.sql.codec import CHANGED
+from andon.store.sql.faults import CutOffError
+from andon.store.sql.push import CHANNEL
+
+T = TypeVar("T")
+Values = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+
+CHUNK = 5_000
+
+
+class How(NamedTuple):
+    """What kind of transaction it is."""
+
+    writes: bool
+    """Whether it is one transaction, which changes something."""
+    early: bool
+    """Whether others may see it before it is on the disk."""
+
+
+BY_STATEMENT = How(writes=False, early=False)
+
+
+class Tx:
+    """An open transaction."""
+
+    __slots__ = ("_connection", "_said", "_unsent", "began", "early", "ended", "now", "postgres", "wall")
+
+    def __init__(self, connection: Connection, postgres: bool, how: How) -> None:
+        self._connection, self.postgres = connection, postgres
+        self._unsent: list[tuple[Executable, Values]] = []
+        self.early = how.early
+        """See `How`. Who has changed nothing after all may say so."""
+        self._said: list[str] = []
+        self.ended: str | None = None
+        """The run that has ended, on a server: who is next in its line is found, and told, after the commit."""
+        self.began = time.monotonic()
+        """When it was begun, and not when it was asked for: a lease counts from then on."""
+        self.now, self.wall = clocks.now(postgres), clocks.wall(postgres)
+        """The clocks that leases go by, and ages."""
+
+    @property
+    def _driver(self) -> Any:
+        return self._connection.connection.driver_connection
+
+    def execute(self, statement: Executable, values: Values = None, **options: Any) -> CursorResult[Any]:
+        """Do this, and wait for the answer."""
+        self._send()
+        return cast("CursorResult[Any]", self._connection.execute(statement, values, **options))
+
+    def peek(self, statement: str) -> Any:
+        """The one value that this finds. On SQLite it costs a hundredth of what `execute` does."""
+        if self.postgres:
+            return self._connection.exec_driver_sql(statement).scalar()
+        if not self._connection.in_transaction():
+            self._connection.begin()
+        return next(self._driver.execute(statement), (None,))[0]
+
+    def write(self, statement: Executable, values: Values = None) -> None:
+        """Do this before whatever comes next, the commit at the latest. Nobody needs an answer."""
+        self._unsent.append((statement, values))
+
+    def say(self, said: Iterable[str]) -> None:
+        """Have others told of what is changed here (`codec`), once it is committed."""
+        self._said += said
+
+    def commit(self) -> None:
+        """Send what was not sent yet, and the commit with it."""
+        if not self.postgres and self._said:
+            self._keep_news()
+        if not (self.postgres and (self._unsent or self.early)):
+            self._send()
+            self._connection.commit()
+            return
+        driver = self._driver
+        try:
+            with driver.pipeline():  # all in one go; should one of them fail, so does what comes after it
+                self._send()
+                if self.early:
+                    self._commit_early(driver)
+                else:
+                    driver.execute("COMMIT")
+        except BaseException:
+            self._connection.invalidate()  # nobody knows what state it is in
+            raise
+        self._connection.commit()  # SQLAlchemy has to know as well; the driver finds that nothing is left to do
+
+    def _commit_early(self, driver: Any) -> None:
+        driver.execute("SET LOCAL synchronous_commit TO off")
+        said, self._said = self._said, []
+        for each in said:
+            driver.execute(_NOTIFY, (CHANNEL, each))
+        driver.execute("COMMIT")
+        driver.execute(_WAIT_FOR_DISK)
+
+    def _keep_news(self) -> None:
+        """A file can't tell anybody: who watches it reads there what is new (`push.watch_file`)."""
+        for each in self._said:
+            number = self._connection.exec_driver_sql(_KEEP_NEWS, (each,)).lastrowid
+            if number % NEWS_KEPT == 0:
+                self._connection.exec_driver_sql(_FORGET_NEWS, (number - NEWS_KEPT,))
+
+    def tell(self) -> None:
+        """Wake who listens, if the commit has not. Of all who notify, one at a time may commit, so nobody does while it
+        waits for the disk; this alone writes nothing there. Should it fail, they look by themselves before long.
+        """
+        if not self.postgres or not (self._said or self.ended is not None):
+            return
+        driver = self._driver
+        with contextlib.suppress(self._connection.dialect.loaded_dbapi.Error):
+            for each in self._said:
+                driver.pgconn.exec_params(_TELL, [each.encode()])
+            if self.ended is not None:
+                driver.pgconn.exec_params(_TELL_END, [self.ended.encode()])
+        if driver.closed:
+            self._connection.invalidate()
+
+    def at_once(self, statement: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        """On a server: one statement of the driver's, which is a whole transaction. Returns its rows. Should the
+        connection be gone, what is done `at_once` is all done again.
+
+        No pipeline: there the server would have the statement, and hold its locks, before it has the end of it.
+        """
+        driver = self._driver
+        try:
+            return cast("list[tuple[Any, ...]]", driver.execute(statement, values).fetchall())
+        except BaseException as error:
+            gone = driver.closed
+            self._connection.invalidate()
+            if gone:
+                raise CutOffError from error
+            raise
+
+    def wait_for_disk(self) -> None:
+        """Until all that was committed so far is there; for whoever has committed early by itself."""
+        self.at_once(_WAIT_FOR_DISK)
+
+    def _send(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for statement, values in unsent:
+            self._connection.execute(statement, values)
+
+    def insert(self, table: Table) -> Any:
+        """An INSERT that knows ON CONFLICT, which the two databases write alike and SQLAlchemy has twice. It does not
+        ask for new keys.
+        """
+        return (postgresql.insert(table) if self.postgres else sqlite.insert(table)).inline()
+
+    def pass_gate(self, *, shut: bool = False) -> None:
+        """Many may pass at once, but nobody while another one shuts it: who comes after sees what that one wrote."""
+        if self.postgres:
+            lock = func.pg_advisory_xact_lock if shut else func.pg_advisory_xact_lock_shared
+            self.execute(select(lock(schema.LOCK, 2)))
+
+
+_TELL = f"SELECT pg_notify('{CHANNEL}', $1)".encode()
+_TELL_END = f"""
+SELECT pg_notify('{CHANNEL}', '{CHANGED}' || json_build_array(ended.run_id, (
+  SELECT run_id FROM andon_runs WHERE session = ended.session AND ended IS NULL ORDER BY number LIMIT 1
+))) FROM andon_runs AS ended WHERE run_id = $1
+""".encode()
+_KEEP_NEWS, _FORGET_NEWS = "INSERT INTO andon_news (said) VALUES (?)", "DELETE FROM andon_news WHERE id <= ?"
+NEWS_KEPT = 1_000
+_NOTIFY = "SELECT pg_notify(%s, %s)"
+_WAIT_FOR_DISK = "SELECT pg_logical_emit_message(true, 'andon', '')"
+"""A commit waits until all that was written before it is on the disk, but only if it has written something itself: this
+is read by nobody, and any role may write it.
+"""
+
+
+def chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """A statement takes only so many values."""
+    return (items[start : start + CHUNK] for start in range(0, len(items), CHUNK))

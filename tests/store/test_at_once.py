@@ -17,7 +17,7 @@ from andon.core.selection import Selection
 from andon.core.shared import Lease, Progress
 from andon.core.states import CancelCause, CancelOutcome, Phase
 from andon.errors import LeaseLostError, StoreError
-from andon.store.sql import SQLStore, database, holding, push
+from andon.store.sql import SQLStore, holding, push, transaction
 from andon.store.sql import asking as asking_in_steps
 from andon.store.sql.faults import is_transient
 from tests.store.making import KEY, LONG, asking, events, opened, record, said
@@ -239,7 +239,7 @@ def test_the_usual_is_done_in_one_go(postgres_url: str, monkeypatch: pytest.Monk
 
     async def main() -> None:
         async with begun(postgres_url) as (store, lease):
-            monkeypatch.setattr(database.Tx, "execute", in_steps)
+            monkeypatch.setattr(transaction.Tx, "execute", in_steps)
             monkeypatch.setattr(psycopg.Connection, "pipeline", in_steps)  # its locks are held before its end is sent
             assert await store.write([Progress(lease, said("One"), events("r1", (1,)))]) == []
             assert await store.request_cancel(Selection("r1"), asking()) == {"r1": CancelOutcome.requested}
@@ -337,9 +337,9 @@ def test_an_end_is_answered_before_the_others_are_told_and_also_if_they_cannot_b
     async def main() -> None:
         async with begun(postgres_url) as (store, lease):
             caplog.clear()  # of what was said of the tests' hasty server
-            tell, answered, lost = database.Tx.tell, Flag(), list[int]()
+            tell, answered, lost = transaction.Tx.tell, Flag(), list[int]()
 
-            def lose(tx: database.Tx) -> None:
+            def lose(tx: transaction.Tx) -> None:
                 if tx.ended is None:  # of what came before
                     return
                 answered.wait()
@@ -350,7 +350,7 @@ def test_an_end_is_answered_before_the_others_are_told_and_also_if_they_cannot_b
                 lost.append(pid)
 
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(database.Tx, "tell", lose)
+                patched.setattr(transaction.Tx, "tell", lose)
                 assert await store.finish(lease, record("r1", RunStatus.completed), [], events("r1", (1,))) is None
                 answered.set()
                 await until(lambda: bool(lost))

@@ -15,7 +15,7 @@ import pytest
 
 from andon import RunStatus
 from andon.core.selection import Selection
-from andon.store.sql import SQLStore, database
+from andon.store.sql import SQLStore, database, transaction
 from andon.store.sql.lanes import Answer, Lane
 from tests.store.making import KEY, LONG, asking, opened, record, said
 from tests.support import Flag, Worker, eventually, play, until
@@ -140,7 +140,7 @@ def test_an_error_in_a_transaction_undoes_it(url: str) -> None:
     async def main() -> None:
         async with opened(url) as store:
 
-            def half(tx: database.Tx) -> None:
+            def half(tx: transaction.Tx) -> None:
                 from andon.store.sql import sessions
 
                 sessions.save(tx, record("r1", RunStatus.completed), said("One"))

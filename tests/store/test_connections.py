@@ -19,7 +19,7 @@ import pytest
 from sqlalchemy import select
 
 from andon.errors import StoreError
-from andon.store.sql import database, engine
+from andon.store.sql import database, engine, transaction
 from andon.store.sql.address import parse
 from tests.store.admin import ask, plain_role, tell
 from tests.store.making import LONG, opened, record
@@ -112,14 +112,14 @@ def test_a_process_has_a_connection_for_each_of_its_threads_and_no_more(postgres
             store.listen(lambda *_: listening.set())
             await listening.arrived()
 
-            def work(tx: database.Tx) -> None:
+            def work(tx: transaction.Tx) -> None:
                 tx.execute(select(1))
                 with lock:
                     inside.append(tx)
                 go_on.wait()
 
             sizes = {lane: lane._size for lane in db._lanes if lane is not db._checkpoints}
-            how = database.How(writes=True, early=False)
+            how = transaction.How(writes=True, early=False)
             jobs = [
                 asyncio.create_task(db._run(lane, work, how)) for lane, size in sizes.items() for _ in range(2 * size)
             ]
@@ -145,7 +145,7 @@ def test_who_would_wait_for_ever_for_a_connection_is_told(postgres_url: str, mon
             await store.ping()
             go_on = Flag()
 
-            def stay(tx: database.Tx, inside: Flag) -> None:
+            def stay(tx: transaction.Tx, inside: Flag) -> None:
                 inside.set()
                 go_on.wait()
 

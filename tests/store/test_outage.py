@@ -14,7 +14,7 @@ from andon.core.selection import Selection
 from andon.core.shared import Progress
 from andon.core.states import CancelOutcome
 from andon.errors import StoreError
-from andon.store.sql import database, engine, sessions
+from andon.store.sql import engine, sessions, transaction
 from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said
 from tests.store.server import Server
 from tests.store.test_processes import Bell
@@ -97,7 +97,7 @@ def test_who_stops_in_the_middle_of_a_transaction_does_not_stop_the_others(
             inside, go_on, tries = Flag(), Flag(), []
             monkeypatch.setitem(engine.SERVER_SETTINGS, "idle_in_transaction_session_timeout", 1_000)
 
-            def stop(tx: database.Tx) -> None:
+            def stop(tx: transaction.Tx) -> None:
                 tries.append(tx)
                 sessions.head_of_line(tx, KEY, 1.5)
                 inside.set()
@@ -158,7 +158,7 @@ def test_a_commit_whose_answer_was_lost_is_not_done_again(postgres_url: str) -> 
             await store.ping()
             tries = []
 
-            def leave(tx: database.Tx) -> None:
+            def leave(tx: transaction.Tx) -> None:
                 tries.append(tx)
                 pid = tx.execute(select(func.pg_backend_pid())).scalar_one()
                 tx.write(select(func.pg_terminate_backend(pid)))  # it goes with the commit
@@ -177,16 +177,16 @@ def test_a_cancel_whose_connection_is_lost_before_it_is_on_the_disk_is_asked_aga
     async def main() -> None:
         async with opened(postgres_url) as store:
             lease = await store.enter(record("r1"), "me", LONG, "reject")
-            wait, lost = database.Tx.wait_for_disk, list[int]()
+            wait, lost = transaction.Tx.wait_for_disk, list[int]()
 
-            def lose(tx: database.Tx) -> None:
+            def lose(tx: transaction.Tx) -> None:
                 if not lost:
                     lost.append(tx.execute(select(func.pg_backend_pid())).scalar_one())
                     with psycopg.connect(postgres_url, autocommit=True) as admin:
                         admin.execute("SELECT pg_terminate_backend(%s, 60000)", (lost[0],))
                 wait(tx)
 
-            monkeypatch.setattr(database.Tx, "wait_for_disk", lose)
+            monkeypatch.setattr(transaction.Tx, "wait_for_disk", lose)
             request = asking()
             assert await store.request_cancel(Selection("r1"), request) == {"r1": CancelOutcome.requested}
             assert lost
@@ -201,7 +201,7 @@ def test_what_fails_on_its_way_with_the_commit_undoes_all_of_it(postgres_url: st
         async with opened(postgres_url) as store:
             await store.ping()
 
-            def write(tx: database.Tx) -> None:
+            def write(tx: transaction.Tx) -> None:
                 sessions.create(tx, KEY, {})
                 tx.write(text("INSERT INTO andon_meta (version) VALUES (NULL)"))
 

@@ -19,7 +19,7 @@ from andon.core.selection import Block, Selection
 from andon.core.shared import Lease, Progress
 from andon.errors import BlockedError
 from andon.store.sql import SQLStore, holding
-from andon.store.sql.database import Tx
+from andon.store.sql.transaction import Tx
 from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said
 from tests.support import Flag, Worker, play, until
 

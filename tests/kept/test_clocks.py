@@ -13,7 +13,7 @@ from andon import CancelCause, RunStatus, Runtime
 from andon.core.shared import Taken
 from andon.models.scripted import Pause
 from andon.store.sql import SQLStore
-from tests.kept.keeping import check_stored, found, on, runtimes, store_of
+from tests.kept.keeping import check_stored, ended, on, runtimes, store_of
 from tests.store.making import LONG, record
 from tests.support import Flag, Hold, Reach, play
 
@@ -102,10 +102,7 @@ def test_after_a_step_the_dead_are_ended_soon(postgres_url: str, step: float) ->
             on(here)
             keeper_of(here).start()
             server.step(step)
-            while not (await found(here, "r")).status.final:
-                seen = keeper_of(here).changes
-                await keeper_of(here).changed(seen)
-            receipt = (await found(here, "r")).receipt
+            receipt = (await ended(here, "r")).receipt
             assert receipt is not None
             assert receipt.cause is CancelCause.lost
 

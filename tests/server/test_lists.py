@@ -93,7 +93,7 @@ def test_what_is_asked_for_is_not_crowded_out_by_what_is_not(tmp_path: Path, mon
             return [line["run_id"] for line in live.client.get(path).json()]
 
         assert listed("/runs") == listed(RUNS) == ["r2", "r1"]
-        assert listed("/runs?status=PENDING") == listed(f"{RUNS}?status=running,pending") == ["old"]
+        assert listed("/runs?status=RUNNING") == listed(f"{RUNS}?status=running,pending") == ["old"]
         assert listed("/agents/other/runs") == []
         assert live.client.get("/runs?status=PENDING,WHAT").status_code == 422
     asyncio.run(runtime.close())

@@ -17,7 +17,7 @@ from andon.core.selection import Selection
 from andon.core.shared import Lease, Progress
 from andon.core.states import CancelCause, CancelOutcome, Phase
 from andon.errors import LeaseLostError, StoreError
-from andon.store.sql import SQLStore, holding, push, transaction
+from andon.store.sql import SQLStore, database, holding, push, transaction
 from andon.store.sql import asking as asking_in_steps
 from andon.store.sql.faults import is_transient
 from tests.store.making import KEY, LONG, asking, events, opened, record, said

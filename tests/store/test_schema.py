@@ -171,7 +171,7 @@ def test_an_older_database_is_migrated_after_a_copy(
 
     async def main() -> None:
         async with opened(url) as store:
-            assert await store.find("r1") == record("r1")
+            assert await store.find("r1") == record("r1", RunStatus.running)
 
     with caplog.at_level(logging.WARNING, "andon"):
         play(main)
@@ -254,5 +254,5 @@ def test_what_the_tables_are_is_what_the_store_uses(url: str) -> None:
     if not url.startswith("sqlite"):
         names = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename"
     tables = [str(name) for (name,) in execute(url, names)]
-    whole = ["blocks", "cancels", "events", "meta", "records", "runs", "sessions"]
+    whole = ["blocks", "cancels", "events", "meta", "news", "records", "runs", "sessions"]
     assert tables == [f"andon_{name}" for name in whole]

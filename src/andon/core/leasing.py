@@ -104,8 +104,8 @@ class Leases:
         self.lost += len(overdue)
         if overdue:
             more = f" and {len(overdue) - NAMED} more" if len(overdue) > NAMED else ""
-            what = "%d runs were stopped as lost: their leases could not be renewed in time (%s%s)"
-            log.warning(what, len(overdue), ", ".join(overdue[:NAMED]), more)
+            what = "stopped as lost, because their leases could not be renewed in time: %s%s"
+            log.warning(what, ", ".join(overdue[:NAMED]), more)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 

@@ -9,13 +9,14 @@ wait for nobody who has locked one of those.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Outcomes, Selection
-from andon.core.shared import Lease, Progress
+from andon.core.shared import Granted, Lease, Progress
 from andon.core.states import CancelOutcome, RunStatus
 from andon.core.store import RunRecord
 from andon.messages import Message
@@ -24,6 +25,7 @@ from andon.store.sql.batches import write_rows
 from andon.store.sql.clocks import SERVER_CLOCK, SERVER_NOBODYS
 from andon.store.sql.codec import CHANGED, LOOK_AT, dump, dump_names, notice_around
 from andon.store.sql.push import CHANNEL
+from andon.store.sql.schema import LOCK
 from andon.store.sql.tables import HELD, Id
 from andon.store.sql.transaction import Tx
 
@@ -67,6 +69,67 @@ WITH asked AS (
 SELECT {SERVER_NOBODYS}, {_EARLY},
   pg_notify('{CHANNEL}', coalesce(%(before)s::text || owner || %(after)s::text, %(look)s::text))
 FROM asked
+"""
+
+
+# -- entering it ------------------------------------------------------------------------------------------------------
+
+
+def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, deadline: float) -> Granted | None:
+    """A run of a session in which nothing goes on. None if it is not so, or it may be refused: nothing is entered then.
+    Nor is it after the deadline (as `time.monotonic()` counts): nobody waits for it any more.
+
+    Four statements, because each has to see what was committed while the one before it waited for a lock.
+    """
+    key = record.session
+    Id.check(*key)
+    Id.check(record.run_id)
+    values = {
+        "agent_id": Id.written(key.agent_id),
+        "user_id": Id.written(key.user_id or ""),
+        "session_id": Id.written(key.session_id),
+        "run_id": Id.written(record.run_id),
+        "owner": owner,
+        "seconds": seconds,
+        "continues": _written(record.continues),
+        "created": record.created_at,
+        "record": dump(record),
+        "left": deadline - time.monotonic(),
+    }
+    steps = [(statement, values) for statement in (_PASS_GATE, _MAKE_HEAD, _LOCK_HEAD, _ENTER)]
+    for (begun,) in tx.in_one_go(*steps):
+        return Granted.of(record.run_id, 1, tx.began, has_turn=True, is_fresh=not begun)
+    return None
+
+
+_IS_HEAD = "agent_id = %(agent_id)s AND user_id = %(user_id)s AND session_id = %(session_id)s"
+_PASS_GATE = f"SELECT pg_advisory_xact_lock_shared({LOCK}, 2)"
+_MAKE_HEAD = """
+INSERT INTO andon_sessions (agent_id, user_id, session_id, state, begun, created, updated)
+VALUES (%(agent_id)s, %(user_id)s, %(session_id)s, '{}', FALSE, %(created)s::float8, %(created)s::float8)
+ON CONFLICT DO NOTHING
+"""
+_LOCK_HEAD = f"SELECT FROM andon_sessions WHERE {_IS_HEAD} FOR UPDATE"
+_ENTER = f"""
+WITH head AS (
+  SELECT id, begun FROM andon_sessions WHERE {_IS_HEAD}
+    AND clock_timestamp() < now() + %(left)s::float8 * interval '1 second'
+    AND NOT EXISTS (SELECT FROM andon_runs WHERE session = andon_sessions.id AND ended IS NULL)
+    AND NOT EXISTS (
+      SELECT FROM andon_blocks
+      WHERE (kind = 'agent' AND id = %(agent_id)s) OR (kind = 'user' AND id = %(user_id)s)
+    )
+), run AS (
+  INSERT INTO andon_runs (run_id, session, agent_id, user_id, session_id, status, owner, epoch, lease_until,
+    lease_seconds, continues, last_seq, created)
+  SELECT %(run_id)s, head.id, %(agent_id)s, %(user_id)s, %(session_id)s, '{RunStatus.running.value}', %(owner)s, 1,
+    {SERVER_CLOCK} + %(seconds)s::float8, %(seconds)s::float8, %(continues)s, 0, %(created)s::float8
+  FROM head ON CONFLICT DO NOTHING
+  RETURNING number
+), kept AS (
+  INSERT INTO andon_records (number, record) SELECT number, %(record)s FROM run
+)
+SELECT head.begun FROM run, head
 """
 
 

@@ -10,7 +10,6 @@ outlive a restart.
 from __future__ import annotations
 
 import time
-from time import monotonic
 from typing import Any
 
 from sqlalchemy import ColumnElement, Double, and_, bindparam, cast, func, or_
@@ -19,6 +18,12 @@ from andon.store.sql.tables import HELD, runs
 
 SLACK = 5.0
 """In seconds. A clock that is set back by less than this ends no lease."""
+
+
+def monotonic() -> float:
+    """The clock that leases in a file go by."""
+    return time.monotonic()
+
 
 SERVER_CLOCK = "extract(epoch FROM clock_timestamp())::double precision"
 _SERVER: ColumnElement[float] = cast(func.extract("epoch", func.clock_timestamp()), Double)

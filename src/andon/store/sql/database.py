@@ -111,9 +111,9 @@ class Database:
     async def read(self, work: Callable[[Tx], T]) -> T:
         return await self._run(self._reads, work, BY_STATEMENT)
 
-    async def change(self, work: Callable[[Tx], T]) -> T:
+    async def change(self, work: Callable[[Tx], T], *, at_once: bool = False) -> T:
         """Write."""
-        return await self._run(self._changes, work, How(writes=True, early=False))
+        return await self._run(self._changes, work, BY_STATEMENT if at_once else How(writes=True, early=False))
 
     async def renew(self, work: Callable[[Tx], T]) -> T:
         """Write what keeps runs alive."""

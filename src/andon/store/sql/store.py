@@ -22,8 +22,9 @@ from andon.core.session import OnBusy
 from andon.core.shared import Asked, Changed, Glance, Granted, Lease, Listening, Look, Progress, Renewal, Taken
 from andon.core.store import RunRecord, SessionKey, SessionRecord
 from andon.messages import Message
-from andon.store.sql import asking, at_once, holding, service, sessions
+from andon.store.sql import asking, at_once, by_hand, database, holding, service, sessions
 from andon.store.sql.database import Database
+from andon.store.sql.transaction import Tx
 
 
 class SQLStore:
@@ -80,7 +81,16 @@ class SQLStore:
     # -- a run, by whoever holds it -----------------------------------------------------------------------------------
 
     async def enter(self, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Granted:
-        return await self._db.change(lambda tx: holding.enter(tx, record, owner, seconds, on_busy))
+        def enter(tx: Tx) -> Granted:
+            usual = None if self._db.postgres else by_hand.enter(tx, record, owner, seconds)
+            return usual or holding.enter(tx, record, owner, seconds, on_busy)
+
+        if self._db.postgres:
+            deadline = time.monotonic() + database.ANSWER_SECONDS
+            usual = await self._db.change(lambda tx: at_once.enter(tx, record, owner, seconds, deadline), at_once=True)
+            if usual is not None:
+                return usual
+        return await self._db.change(enter)
 
     async def take_turn(self, lease: Lease) -> bool:
         return await self._db.change(lambda tx: holding.take_turn(tx, lease))
@@ -102,7 +112,14 @@ class SQLStore:
             lambda tx: at_once.finish(tx, lease, record, messages, events), at_once=True
         ):
             return None
-        return await self._db.end(lambda tx: holding.finish(tx, lease, record, messages, events))
+        return await self._db.end(lambda tx: self._finish(tx, lease, record, messages, events))
+
+    def _finish(
+        self, tx: Tx, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]
+    ) -> RunRecord | CancelRequest | None:
+        if not self._db.postgres and by_hand.finish(tx, lease, record, messages, events):
+            return None
+        return holding.finish(tx, lease, record, messages, events)
 
     # -- a run, by others ---------------------------------------------------------------------------------------------
 

@@ -256,6 +256,77 @@ def test_a_cancel_of_a_paused_run_is_not_acknowledged_while_the_store_is_away(ur
     play(main)
 
 
+class LateAnswer(Shaky):
+    """It has stored a pause, and its answer is on the way until the test lets it arrive."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.stored, self.arrives = Flag(), Flag()
+
+    async def finish(
+        self, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]
+    ) -> RunRecord | CancelRequest | None:
+        answer = await super().finish(lease, record, messages, events)
+        if record.status is RunStatus.paused:
+            self.stored.set()
+            await self.arrives.arrived()
+        return answer
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_a_cancel_of_a_run_that_is_about_to_be_paused_is_not_acknowledged_alone(url: str, away: bool) -> None:
+    """The store has the pause, and whoever paused it does not know that yet: someone else has answered it."""
+
+    async def main() -> None:
+        store, till = LateAnswer(url), Till()
+        here, there = Runtime(store), Runtime(SQLStore(url))
+        try:
+            run = on(here, DELETE, tools=till.tools).start("go", run_id="r1")
+            await run.open()
+            await store.stored.arrived()
+            interrupts = (await found(there, "r1")).interrupts
+            if away:
+                store.away = True
+                for _ in range(2):
+                    with pytest.raises(StoreError):
+                        await here.cancel(run_id="r1")
+                store.away = False
+            await on(there, "Done.", tools=till.tools).continue_run("r1", {interrupts[0].id: True})
+            assert await here.cancel(run_id="r1") == {"r1": CancelOutcome.already_finished}
+            store.arrives.set()
+            await run.ended()
+            assert (await run.result()).status is RunStatus.completed
+            await check_stored(there, "r1", RunStatus.completed)
+        finally:
+            await here.close()
+            await there.close()
+
+    play(main)
+
+
+def test_a_paused_run_that_was_asked_here_alone_is_not_acknowledged_as_asked(url: str) -> None:
+    """`run.cancel()` waits for nobody, so it can't promise anything while the store is away; who asks next is told."""
+
+    async def main() -> None:
+        store, till = Shaky(url), Till()
+        here, there = Runtime(store), Runtime(SQLStore(url))
+        try:
+            run, result = await paused(on(here, DELETE, tools=till.tools), session_id="s")
+            store.away = True
+            run.cancel()
+            with pytest.raises(StoreError):
+                await here.cancel(run_id=run.run_id)
+            await on(there, "Done.", tools=till.tools).continue_run(run.run_id, {result.interrupts[0].id: True})
+            store.away = False
+            await run.ended()
+            assert (await run.result()).status is RunStatus.completed
+        finally:
+            await here.close()
+            await there.close()
+
+    play(main)
+
+
 def test_a_run_that_is_held_here_is_stopped_at_once_though_the_store_is_away(url: str) -> None:
     """The answer says that the store does not know yet; it is told as soon as it can be."""
 

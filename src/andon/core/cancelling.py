@@ -59,9 +59,12 @@ def _ask(runs: Iterable[Run], request: CancelRequest) -> Outcomes:
 async def _ask_everywhere(
     runtime: Runtime, keeper: Keeper, which: Selection, request: CancelRequest, fitting: list[Run]
 ) -> Outcomes:
-    at_work = [run for run in fitting if not run.is_paused]
-    resting = [run for run in fitting if run.is_paused]
+    resting = [run for run in fitting if run.rests]
+    at_work = [run for run in fitting if run not in resting]
     here = _ask(at_work, request)
+    for run in at_work:
+        if run.rests:  # it began to pause at this very moment
+            del here[run.run_id]
     asked = [run_id for run_id, outcome in here.items() if outcome]
     try:
         # Whoever holds the run has stopped it by now: the answer does not wait for long.

@@ -69,6 +69,13 @@ class Pausing(Life):
         return self.status is RunStatus.paused
 
     @property
+    def rests(self) -> bool:
+        """It is paused, also if it was cancelled since, or is about to be: on a shared store it may be answered by
+        another process, and then that one's end is the run's.
+        """
+        return self._stage is RunStatus.paused or (self.tenure is not None and self.tenure.pausing)
+
+    @property
     def at_rest(self) -> bool:
         return self._settled or self.is_paused
 
@@ -108,9 +115,12 @@ class Pausing(Life):
         if tenure is None:
             await self._keep(self, record, progress.messages)
             return
+        tenure.pausing = True  # first: whoever asks it to stop looks for this afterwards
         if self.signal.fate is not None:  # there is nobody to be asked any more
+            tenure.pausing = False
             return
         answer = await self._offer(tenure, record, progress.messages)
+        tenure.pausing = answer is None
         if isinstance(answer, CancelRequest):
             self.ask(answer)
         elif answer is not None:

@@ -57,6 +57,7 @@ class Tenure:
         "lease",
         "noticed",
         "owner",
+        "pausing",
         "refusal",
         "restoring",
         "taking",
@@ -77,6 +78,8 @@ class Tenure:
         """How many of its events the store is known to have."""
         self.closing = False
         """The store is being asked to take the run's end, or its pause."""
+        self.pausing = False
+        """The store is being asked to take the run's pause, or has: from then on it may be answered elsewhere."""
         self.told = False
         """The store has answered that it knows of the run's cancel. What was only heard of there is told again if the
         run takes its time: a database may let others see what it loses then, with its power say.
@@ -164,7 +167,7 @@ class Tenure:
 
     def hold(self, lease: Lease, since: float, owner: str) -> None:
         """From now on the run is this process's own, under that name; its lease counts since then."""
-        self.owner, self.lease, self.closing = owner, lease, False
+        self.owner, self.lease, self.closing, self.pausing = owner, lease, False, False
         self.valid_until = self._keeper.leases.validity(since)
         self._keeper.hold(self)
 

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, cast
 
 import pytest
@@ -28,6 +29,8 @@ from andon.messages import Text, assistant, user
 from andon.models.scripted import Call, Fail, Item, Stall
 from andon.store.sql import SQLStore
 from tests.kept.keeping import (
+    LONG,
+    Shaky,
     changed_to,
     check_same,
     check_stored,
@@ -512,5 +515,52 @@ def test_pay_twice_is_asked_twice_wherever_it_goes_on(url: str) -> None:
             await run.ended()
             check_same(run, await stored_events(two, run.run_id))
             await check_stored(one, run.run_id, RunStatus.completed)
+
+    play(main)
+
+
+def test_a_run_that_goes_on_with_another_one_is_written_though_its_model_says_nothing(url: str) -> None:
+    """Its messages are new, and no event tells of that."""
+
+    async def main() -> None:
+        async with shaky_runtime(url) as (runtime, store):
+            first = on(runtime, [Stall()]).start("one", session_id="s")
+            await first.open()
+            first.cancel()
+            await first.ended()
+            store.delay = 0.1  # a round of writing comes before the conversation is loaded
+            run = await on(runtime, [Stall()]).resume_run(first.run_id)
+            store.delay = 0.0
+            with runtime.keeper.news.watch(run.run_id) as topic:  # type: ignore[union-attr]
+                while not await store.added(run.run_id):
+                    await topic.changed(topic.count)
+            run.cancel()
+            await run.ended()
+
+    play(main)
+
+
+@contextlib.asynccontextmanager
+async def shaky_runtime(url: str) -> AsyncIterator[tuple[Runtime, Shaky]]:
+    store = Shaky(url)
+    runtime = Runtime(store, lease_seconds=LONG)
+    try:
+        yield runtime, store
+    finally:
+        await runtime.close()
+
+
+def test_a_run_that_has_ended_is_not_listened_to(sqlite_url: str) -> None:
+    """Whoever did would keep it alive until the garbage collector comes."""
+
+    async def main() -> None:
+        async with runtimes(sqlite_url, 1) as (runtime,):
+            run = on(runtime, "Done.").start("go")
+            await run.open()
+            held = run.tenure
+            assert held is not None
+            await run.ended()
+            held.listen()
+            assert not run.journal.waiters.wakes
 
     play(main)

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
+import psycopg
 import pytest
 
 from andon import CancelOutcome, Interrupt, Receipt, RunStatus, SessionKey
@@ -13,9 +16,9 @@ from andon.core.shared import Lease, Progress, Taken
 from andon.core.states import CancelCause, CancelMode, Phase
 from andon.errors import LeaseLostError
 from andon.messages import Usage
-from andon.store.sql import SQLStore
+from andon.store.sql import SQLStore, database
 from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said
-from tests.support import play
+from tests.support import play, until
 
 DONE, CANCELLED, PAUSED = RunStatus.completed, RunStatus.cancelled, RunStatus.paused
 
@@ -317,3 +320,45 @@ def test_a_cancel_that_the_worker_knew_first_is_on_record_too(url: str) -> None:
             assert found == end
 
     play(main)
+
+
+def test_a_run_that_somebody_has_locked_costs_no_other_one_its_lease(postgres_url: str) -> None:
+    """Also while as many ends as there are threads for them wait for locks."""
+
+    async def main() -> None:
+        async with opened(postgres_url) as store:
+            names = ["locked", "free", *(f"ending {number}" for number in range(database.ENDERS))]
+            leases = [
+                await store.enter(record(name, session=KEY._replace(session_id=name)), "me", PAST, "queue")
+                for name in names
+            ]
+            with psycopg.connect(postgres_url) as other:
+                other.execute("SELECT FROM andon_runs WHERE run_id = 'locked' FOR UPDATE")
+                other.execute("SELECT FROM andon_sessions WHERE session_id LIKE 'ending%' FOR UPDATE")
+                ends = [
+                    asyncio.create_task(
+                        store.finish(
+                            lease,
+                            record(lease.run_id, DONE, KEY._replace(session_id=lease.run_id)),
+                            [],
+                            events(lease.run_id, (1,)),
+                        )
+                    )
+                    for lease in leases[2:]
+                ]
+                await until(lambda: _waiting(postgres_url) == database.ENDERS)
+                renewal = await store.renew(leases[:2], LONG)
+                assert (renewal.lost, renewal.locked) == ([], ["locked"])
+            assert await asyncio.gather(*ends) == [None] * len(ends)
+            assert (await store.renew(leases[:2], LONG)).locked == []
+
+    play(main)
+
+
+def _waiting(url: str) -> int:
+    """How many wait for a lock."""
+    with psycopg.connect(url, autocommit=True) as admin:
+        found = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        row = admin.execute(found).fetchone()
+        assert row is not None
+        return int(row[0])

@@ -22,7 +22,7 @@ from tests.store.server import Server
 from tests.store.test_processes import Bell
 from tests.support import play, until
 
-ENDING = [f"ending {number}" for number in range(database.HOLDERS + 1)]
+ENDING = [f"ending {number}" for number in range(database.ENDERS + 1)]
 
 
 class Disk:
@@ -96,12 +96,12 @@ def test_a_cancel_waits_for_nobody_else(disk: Disk, monkeypatch: pytest.MonkeyPa
                 for name in ENDING:
                     end = record(name, RunStatus.completed, KEY._replace(session_id=name))
                     waiting.append(asyncio.ensure_future(store.finish(Lease(name, 1), end, [], events(name, (1,)))))
-                await until(lambda: disk.waits() == database.HOLDERS)
+                await until(lambda: disk.waits() == database.ENDERS + 1)
                 asked = asyncio.ensure_future(store.request_cancel(Selection("r1"), asking()))
                 await until(lambda: bool(heard))
-                await until(lambda: disk.waits() == database.HOLDERS + 1)
+                await until(lambda: disk.waits() == database.ENDERS + 2)
                 more = asyncio.ensure_future(store.request_cancel(Selection("r1"), asking()))
-                await until(lambda: disk.waits() == database.HOLDERS + 2)  # what it is told must not get lost either
+                await until(lambda: disk.waits() == database.ENDERS + 3)  # what it is told must not get lost either
                 assert not any(call.done() for call in (*waiting, asked, more))
                 nobody = await other.request_cancel(Selection("r3"), asking())  # for nothing, nobody waits
                 assert nobody == {"r3": CancelOutcome.unknown}

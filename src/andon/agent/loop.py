@@ -114,6 +114,8 @@ class Loop(Calling):
             self._announced = len(self.messages)
         session.open(base, self.messages)
         self._opened = True
+        if (tenure := self._run.tenure) is not None:
+            tenure.stir()  # what it has added so far is new, and no event may come for long
         await self._announce()
 
     def _load(self) -> Awaitable[list[Message]]:

@@ -63,24 +63,28 @@ class Leases:
     # -- renewing -----------------------------------------------------------------------------------------------------
 
     async def renew(self) -> None:
+        soon = min(1.0, self._seconds / 10)
         while True:
             began = time.monotonic()
             try:
-                await self._renew()
-                rest = self._seconds / 3
+                rest = self._seconds / 3 if await self._renew() else soon
             except StoreError as error:
                 self._keeper.complain("leases could not be renewed", error)
-                rest = min(1.0, self._seconds / 10)
+                rest = soon
             await asyncio.sleep(max(0.0, began + rest - time.monotonic()))
 
-    async def _renew(self) -> None:
-        if leases := [tenure.lease for tenure in self._tenures() if tenure.lease is not None]:
-            renewal = await self._keeper.store.renew(leases, self._seconds)
-            self._act_on(renewal, leases)
-            for lease in leases:
-                tenure = self._held.get(lease.run_id)
-                if tenure is not None and tenure.lease == lease:
-                    tenure.valid_until = self.validity(renewal.since)
+    async def _renew(self) -> bool:
+        """False if some could not be renewed now, and are to be tried again soon."""
+        leases = [tenure.lease for tenure in self._tenures() if tenure.lease is not None]
+        if not leases:
+            return True
+        renewal = await self._keeper.store.renew(leases, self._seconds)
+        self._act_on(renewal, leases)
+        for lease in leases:
+            tenure = self._held.get(lease.run_id)
+            if tenure is not None and tenure.lease == lease and lease.run_id not in renewal.locked:
+                tenure.valid_until = self.validity(renewal.since)
+        return not renewal.locked
 
     # -- the clock ----------------------------------------------------------------------------------------------------
 

@@ -56,6 +56,8 @@ class Renewal(NamedTuple):
     """Those that someone has asked to stop."""
     since: float
     """From when on the seconds of those that were renewed count: when the statement was sent."""
+    locked: list[str]
+    """Those that could not be renewed now, because somebody is changing them at this moment."""
 
 
 class Glance(NamedTuple):

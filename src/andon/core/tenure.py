@@ -180,8 +180,10 @@ class Tenure:
     def listen(self) -> None:
         """Have the next event of the journal stir the run. First that is said, and then looked what came before."""
         if not self._listens:
-            self._listens = True
-            self._run.journal.waiters.wakes.append((None, _Stirring(self)))
+            self._listens, entry = True, (None, _Stirring(self))
+            self._run.journal.waiters.wakes.append(entry)
+            if self._run.journal.closed:  # it has ended meanwhile, and wakes nobody any more
+                self._run.journal.waiters.forget(entry)
         if len(self._run.journal.events) > self.written or self.untold_request is not None:
             self.stir()
 

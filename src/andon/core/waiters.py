@@ -72,7 +72,7 @@ class Waiters:
         # Last: if an exception interrupts the lines above, the next wake-up finds whoever was not woken. The oldest
         # stand first, so that each is found at once.
         for entry in entries:
-            self._forget(entry)
+            self.forget(entry)
 
     async def wait(self, ready: Callable[[], bool]) -> None:
         """Return when `ready` holds. A cancelled wait leaves nothing behind."""
@@ -82,12 +82,12 @@ class Waiters:
             entry = (loop, future)
             self.wakes.append(entry)
             if ready():
-                self._forget(entry)
+                self.forget(entry)
                 return
             try:
                 await future
             except BaseException:  # it was cancelled, or closed
-                self._forget(entry)
+                self.forget(entry)
                 raise
 
     def wait_blocking(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
@@ -104,10 +104,11 @@ class Waiters:
                 if not lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
                     return ready()
             finally:
-                self._forget(entry)
+                self.forget(entry)
         return True
 
-    def _forget(self, entry: Entry) -> None:
+    def forget(self, entry: Entry) -> None:
+        """It need not be woken any more."""
         try:
             self.wakes.remove(entry)
         except ValueError:  # woken at the same moment

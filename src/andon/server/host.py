@@ -13,7 +13,7 @@ import contextlib
 import math
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -190,21 +190,21 @@ class Host:
         if max(runtime.lag for runtime in self.runtimes) > BEHIND_SECONDS:
             detail = "the database is behind with the runs that this server has already: try again later"
             raise Problem(429, detail, {"retry-after": str(math.ceil(BEHIND_SECONDS))})
-        if self._is_full(self.settings.max_runs, self.live):
+        if self._is_full(self.settings.max_runs):
             detail = f"{self.settings.max_runs} runs are going on, as many as this server takes: try again later"
             raise Problem(429, detail, {"retry-after": "1"})
-        if user_id is not None and self._is_full(self.settings.max_user_runs, self._live_of(user_id)):
+        if user_id is not None and self._is_full(self.settings.max_user_runs, user_id):
             detail = f"{self.settings.max_user_runs} runs of this user are going on, as many as one may have"
             raise Problem(429, f"{detail}: cancel one, or try again later", {"retry-after": "1"})
 
-    def _live_of(self, user_id: str) -> Iterator[Run]:
-        return (run for run in self.live if run.user_id == user_id)
-
-    def _is_full(self, limit: int, runs: Iterable[Run]) -> bool:
-        """Are there so many at work? Paused runs hold nothing, and a sub-agent's run belongs to its parent's."""
+    def _is_full(self, limit: int, user_id: str | None = None) -> bool:
+        """Are so many runs at work, or, with a user, of that one? Paused runs hold nothing, and a sub-agent's run
+        belongs to its parent's.
+        """
         if sum(runtime.live for runtime in self.runtimes) < limit:  # by far the most frequent case, and quickly told
             return False
-        return sum(not run.is_paused and run.parent_run_id is None for run in runs) >= limit
+        theirs = [run for run in self.live if user_id is None or run.user_id == user_id]
+        return sum(not run.is_paused and run.parent_run_id is None for run in theirs) >= limit
 
     def turn(self, agent: Agent, user_id: str | None, key: str) -> asyncio.Lock:
         """Requests with the same idempotency key that have to wait for something wait for one another, too."""

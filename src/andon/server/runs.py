@@ -23,6 +23,7 @@ from andon.core.run import Run
 from andon.core.selection import BlockKind
 from andon.core.states import CancelCause, CancelOutcome, RunStatus
 from andon.core.store import RunRecord
+from andon.errors import StoreError
 from andon.server.body import (
     check_run_id,
     check_session_id,
@@ -250,11 +251,13 @@ async def cancel_run(request: Request, agent_id: str, run_id: str) -> Response:
     asked = wanted.request()
     if wanted.wait is None and await host.asked_elsewhere(agent, run_id, asked):
         return _cancelled(run_id, CancelOutcome.requested, RunStatus.cancelling, None, wanted)
-    found = await host.distant(agent, run_id)
+    here = host.run(agent, run_id)
+    # One that is here is asked first, and may still wait to be taken in by a store: see what became of that afterwards.
+    found = here if here is not None and not here.status.final else await host.distant(agent, run_id)
     if isinstance(found, RunRecord):
         return _cancelled(run_id, CancelOutcome.already_finished, found.status, found.receipt, wanted)
     outcome, stored = await cancel(agent, found, asked)
-    if isinstance(found, Run) and not outcome:
+    if isinstance(found, Run) and (not outcome or found.was_refused):
         found = await host.ended_as(agent, found)
     if wanted.wait is None or found.status in (RunStatus.completed, RunStatus.error):
         return _cancelled(run_id, outcome, found.status, None, wanted, stored=stored)
@@ -294,8 +297,14 @@ async def cancel_many(request: Request) -> Response:
     if not (wanted.all or any(given.get(name) for name in ("session_id", "user_id", "agent_id"))):
         raise Problem(400, "say which runs: session_id, user_id, agent_id (all that are given must fit), or all=true")
     agents = [host.agent(wanted.agent_id)] if wanted.agent_id else list(host.agents.values())
-    blocked = await _block(host, wanted) if wanted.block else {}  # first, so that none begins in between
+    blocked, failure = {}, None
+    try:
+        blocked = await _block(host, wanted) if wanted.block else {}  # first, so that none begins in between
+    except StoreError as error:  # what runs here is stopped all the same
+        failure = error
     found = await cancel_all(host, agents, wanted, wanted.session_id, wanted.user_id)
+    if failure is not None:
+        raise failure
     return once_gone(found, wanted, lambda: {"cancelled": [each.view(wanted) for each in found], **blocked})
 
 
@@ -337,11 +346,18 @@ async def cancel_all(
 ) -> list[Asked]:
     """Cancel all runs of these agents that fit."""
     asked, found = wanted.request(), []
+    failure: StoreError | None = None
     for agent in agents:
         runs: dict[str, Run | Distant] = {run.run_id: run for run in agent.runtime.runs}
-        outcomes = await host.cancel(agent, asked, session_id=session_id, user_id=user_id)
-        runs |= await find_many(agent, outcomes.keys() - runs.keys())
+        try:
+            outcomes = await host.cancel(agent, asked, session_id=session_id, user_id=user_id)
+            runs |= await find_many(agent, outcomes.keys() - runs.keys())
+        except StoreError as error:  # the runs of the other agents that are here are stopped all the same
+            failure = error
+            continue
         found += [Asked(agent.id, run_id, outcome, runs.get(run_id)) for run_id, outcome in outcomes.items()]
+    if failure is not None:
+        raise failure
     return found
 
 

@@ -16,14 +16,14 @@ from typing import Any
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Outcomes, Selection
-from andon.core.shared import Granted, Lease, Progress
+from andon.core.shared import Granted, Lease, Progress, Renewal
 from andon.core.states import CancelOutcome, RunStatus
 from andon.core.store import RunRecord
 from andon.messages import Message
 from andon.store.sql import asking
 from andon.store.sql.batches import write_rows
 from andon.store.sql.clocks import SERVER_CLOCK, SERVER_NOBODYS
-from andon.store.sql.codec import CHANGED, LOOK_AT, dump, dump_names, notice_around
+from andon.store.sql.codec import CHANGED, LOOK_AT, dump, dump_names, notice_around, read_request
 from andon.store.sql.push import CHANNEL
 from andon.store.sql.schema import LOCK
 from andon.store.sql.tables import HELD, Id
@@ -173,6 +173,41 @@ def _lines(texts: Iterable[str]) -> str | None:
     return "\n".join(texts) or None
 
 
+def renew(tx: Tx, leases: Sequence[Lease], seconds: float) -> Renewal:
+    """Those that somebody has locked are not waited for: one that is stuck must not cost the others their leases."""
+    run_ids = [Id.written(lease.run_id) for lease in leases]
+    values = {"run_ids": run_ids, "epochs": _numbers(lease.epoch for lease in leases), "seconds": seconds}
+    renewed = {run_id for run_id, _ in tx.at_once(_RENEW, values)}
+    found = {run_id: (held, cancel) for run_id, held, cancel in tx.at_once(_STAND, values)}
+    tx.wait_for_disk()
+    answer = Renewal([], {}, tx.began, [])
+    for lease, run_id in zip(leases, run_ids, strict=True):
+        if run_id not in found:
+            answer.lost.append(lease.run_id)
+            continue
+        held, cancel = found[run_id]
+        if cancel is not None:
+            answer.cancels[lease.run_id] = read_request(cancel)
+        if held and run_id not in renewed:
+            answer.locked.append(lease.run_id)
+    return answer
+
+
+_LEASES = "unnest(%(run_ids)s::text[], %(epochs)s::integer[]) AS lease (run_id, epoch)"
+_RENEW = f"""
+WITH mine AS (
+  SELECT number FROM andon_runs JOIN {_LEASES} USING (run_id, epoch) WHERE status IN {HELD}
+  FOR NO KEY UPDATE OF andon_runs SKIP LOCKED
+)
+UPDATE andon_runs SET lease_until = {SERVER_CLOCK} + %(seconds)s::float8, lease_seconds = %(seconds)s::float8
+FROM mine WHERE andon_runs.number = mine.number
+RETURNING run_id, {_EARLY}
+"""
+_STAND = f"""
+SELECT run_id, status IN {HELD}, cancel FROM andon_runs JOIN {_LEASES} USING (run_id, epoch) WHERE ended IS NULL
+"""
+
+
 def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
     """Those that have said something one by one; of all the others, what has happened to them, together."""
     refused = []
@@ -217,9 +252,10 @@ WITH run AS (
   FROM unnest(string_to_array(%(lines)s::text, E'\\n'), %(seqs)s::integer[], %(places)s::integer[])
     AS line (batch, seq, place) JOIN run USING (place)
   ON CONFLICT DO NOTHING
+), told AS MATERIALIZED (
+  SELECT pg_notify('{CHANNEL}', said) FROM unnest(%(news)s::text[]) AS said
 )
-SELECT place, CASE WHEN row_number() OVER () <= cardinality(%(news)s::text[])
-  THEN pg_notify('{CHANNEL}', (%(news)s::text[])[row_number() OVER ()]) END, {_EARLY} FROM run
+SELECT place, {_EARLY}, (SELECT count(*) FROM told) FROM run
 """
 """Who is ending a run, and has locked it, brings its events along: nobody waits for that here."""
 

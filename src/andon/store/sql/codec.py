@@ -79,7 +79,9 @@ def dump_names(kind: str, run_ids: Iterable[str | None]) -> list[str]:
         if run_id is None:
             continue
         name = _encode(Id.written(run_id))
-        if len(name) >= room:
+        if len(name) > LONGEST_NOTICE:
+            return [LOOK]
+        if len(name) >= room and names:
             said.append(f"{kind}[{b','.join(names).decode()}]")
             names, room = [], LONGEST_NOTICE
         names.append(name)

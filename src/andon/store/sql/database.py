@@ -51,11 +51,11 @@ T = TypeVar("T")
 
 READERS = 3
 CHANGERS = 3
-HOLDERS = 3
+ENDERS = 3
 ASKERS = 2
-CONNECTIONS = READERS + CHANGERS + HOLDERS + ASKERS + 1 + 1
-"""All that a process ever has at once: one for each thread of the lanes below (progress has one thread), and one that
-listens. docs/storage.md says the number.
+CONNECTIONS = READERS + CHANGERS + ENDERS + ASKERS + 1 + 1 + 1
+"""All that a process ever has at once: one for each thread of the lanes below (progress and renewals have one thread
+each), and one that listens. docs/storage.md says the number.
 """
 FIRST, SOON, LATER = range(3)
 """The ranks of what is done: leases are renewed first; then runs are asked to stop, and end; then all else."""
@@ -100,9 +100,18 @@ class Database:
         self._reads, self._changes = Lane("andon-store-reads", READERS), changes
         self._progress = Lane("andon-store-progress", 1) if self.postgres else changes
         self._asks = Lane("andon-store-asks", ASKERS) if self.postgres else changes
-        self._holding = Lane("andon-store-holding", HOLDERS) if self.postgres else changes
+        self._ends = Lane("andon-store-ends", ENDERS) if self.postgres else changes
+        self._renewals = Lane("andon-store-renewals", 1) if self.postgres else changes
         self._checkpoints, self._changed = Lane("andon-store-checkpoints", 1), itertools.count(1)
-        self._lanes = [self._reads, changes, self._progress, self._asks, self._holding, self._checkpoints]
+        self._lanes = [
+            self._reads,
+            changes,
+            self._progress,
+            self._asks,
+            self._ends,
+            self._renewals,
+            self._checkpoints,
+        ]
         watch = watch_server if self.postgres else watch_file
         self._hub = Hub(watch, self._engine, weakref.WeakMethod(self.open))
 
@@ -115,13 +124,13 @@ class Database:
         """Write."""
         return await self._run(self._changes, work, BY_STATEMENT if at_once else How(writes=True, early=False))
 
-    async def renew(self, work: Callable[[Tx], T]) -> T:
+    async def renew(self, work: Callable[[Tx], T], *, at_once: bool = False) -> T:
         """Write what keeps runs alive."""
-        return await self._run(self._holding, work, How(writes=True, early=True), FIRST)
+        return await self._run(self._renewals, work, BY_STATEMENT if at_once else How(writes=True, early=True), FIRST)
 
     async def end(self, work: Callable[[Tx], T], *, at_once: bool = False) -> T:
         """Write the end of a run."""
-        return await self._run(self._holding, work, BY_STATEMENT if at_once else How(writes=True, early=False), SOON)
+        return await self._run(self._ends, work, BY_STATEMENT if at_once else How(writes=True, early=False), SOON)
 
     async def sweep(self, work: Callable[[Tx], T], *, writes: bool) -> T:
         """What may take its time, and is nothing to others."""

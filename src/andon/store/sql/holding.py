@@ -111,7 +111,7 @@ _KEEP_HOLD = _LOOK.with_for_update(read=True, key_share=True)
 
 def renew(tx: Tx, leases: Sequence[Lease], seconds: float | None) -> Renewal:
     rows = _find(tx, (lease.run_id for lease in leases), _LOOK if seconds is None else _LOCK)
-    answer, held = Renewal([], {}, tx.began), []
+    answer, held = Renewal([], {}, tx.began, []), []
     for lease in leases:
         row = rows.get(lease.run_id)
         if row is None or row.epoch != lease.epoch or row.ended is not None:

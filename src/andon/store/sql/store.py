@@ -98,6 +98,8 @@ class SQLStore:
     async def renew(self, leases: Sequence[Lease], seconds: float | None) -> Renewal:
         if seconds is None:
             return await self._db.read(lambda tx: holding.renew(tx, leases, None))
+        if self._db.postgres:
+            return await self._db.renew(lambda tx: at_once.renew(tx, leases, seconds), at_once=True)
         return await self._db.renew(lambda tx: holding.renew(tx, leases, seconds))
 
     async def write(self, batch: Sequence[Progress]) -> list[str]:

@@ -4,8 +4,9 @@
 Each server is `andon serve` in a process of its own. CPU is the processor time of that process, so what Postgres itself
 needs is not in it. Each token has five bytes.
 
-- Tokens: at full speed one run is read by one client; at 100 a second there are five runs at once. `table` is what all
-  tables and indexes have grown by, `log` what was written to the write-ahead log; both in kB per 1,000 tokens.
+- Tokens: at full speed one run is read by one client; at 100 a second there are five runs at once. `table` is what the
+  table of events and its index have grown by, `all tables` what all of them have (the text is also in the run's
+  messages, its record and its last event), `log` what was written to the write-ahead log; all in kB per 1,000 tokens.
 - Watchers read silent runs at a second server, while one other run speaks at the first. `cpu percent` is the second
   server's share of a core, and `watching percent` what it needs more than without the watchers.
 - Short runs: 16 clients, each of which waits for a result before it starts the next run. `times memory` compares with a
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.chaos.servers import DATABASES, Database, Server, database, serving
-from bench.gauges import Cpu, written
+from bench.gauges import Cpu, Written, written
 from bench.loads import PER_SECOND, hold, running, short_runs, stream, watching
 from bench.report import Figure, Goal, Progress, Row
 from bench.stolen import Stolen
@@ -127,6 +128,14 @@ class Pace:
         return {"runs_per_second": self.rate, "cpu_ms_each": statistics.median(self._costs)}
 
 
+def _written(sizes: Written, count: int) -> dict[str, float]:
+    return {
+        "table_kb_per_1000": sizes.table / count,
+        "all_tables_kb_per_1000": sizes.tables / count,
+        "log_kb_per_1000": sizes.log / count,
+    }
+
+
 async def _tokens(bench: Bench, kind: str, where: Database, server: Server) -> None:
     name = f"{kind}, tokens {SPEEDS['fast']}"
     bench.step(name)
@@ -140,7 +149,7 @@ async def _tokens(bench: Bench, kind: str, where: Database, server: Server) -> N
     if kind != MEMORY:
         with written(where) as sizes:
             await stream(server.port, f"fast {count}")
-        values |= {"table_kb_per_1000": sizes.table / count, "log_kb_per_1000": sizes.log / count}
+        values |= _written(sizes, count)
         goals.append(TABLE_GOAL)
     bench.row(name, values, *goals)
 
@@ -153,7 +162,7 @@ async def _slow_tokens(bench: Bench, kind: str, where: Database, server: Server)
     with written(where) as sizes:
         await asyncio.gather(*(stream(server.port, f"slow {each}") for _ in range(SLOW_RUNS)))
         values = {"cpu_ms_per_1000": cpu.ms * 1000 / count}
-    values |= {"table_kb_per_1000": sizes.table / count, "log_kb_per_1000": sizes.log / count}
+    values |= _written(sizes, count)
     bench.row(name, values, TABLE_GOAL)
 
 

@@ -23,6 +23,8 @@ from andon.sync import BlockingStream
 from andon.testing.validators import validate
 from tests.support import Flag, Worker, check_events, eventually, forever, interrupted, make, play, read_all
 
+pytestmark = pytest.mark.no_cover  # others cover what it reaches, and half of its time would be the tracer's
+
 ENDED_KEPT = 10_000  # as API.md has it
 
 
@@ -93,7 +95,6 @@ def check_consistent(outcome: CancelOutcome, result: RunResult) -> None:
         assert result.receipt is None
 
 
-@pytest.mark.no_cover  # half of its time would be the tracer's
 def test_cancel_against_completion_10_000_times() -> None:
     """Another thread cancels while the run completes. Both must win, and often; and all of them stay known."""
     told: queue.SimpleQueue[CancelOutcome] = queue.SimpleQueue()

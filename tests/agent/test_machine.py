@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -26,6 +27,8 @@ from andon.messages import Message
 from andon.models.base import ModelRequest, Sink
 from andon.testing.validators import next_prompt_accepted, validate
 from tests.support import HANG, Flag, Worker, check_events
+
+pytestmark = pytest.mark.no_cover  # others cover what it reaches, and two thirds of its time would be the tracer's
 
 T = TypeVar("T")
 RANK = {"after_turn": 1, "after_tools": 2, "now": 3}

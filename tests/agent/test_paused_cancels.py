@@ -40,6 +40,8 @@ from tests.support import (
     until,
 )
 
+pytestmark = pytest.mark.no_cover  # others cover what it reaches, and half of its time would be the tracer's
+
 
 @tool(approval=True)
 async def delete(name: str) -> str:
@@ -373,7 +375,6 @@ class Continuer:
         self._worker.done()
 
 
-@pytest.mark.no_cover  # half of its time would be the tracer's
 def test_cancel_against_continue_500_times() -> None:
     """Either it goes on, to its end or to the cancel that came a little later, or it is cancelled where it was."""
 

@@ -22,6 +22,8 @@ from andon.testing.providers import Answer, call, connect_never, fail, pause, re
 from tests.support import Ended, Flag, check_cancelled, check_events, cut, forever, play, until
 from tests.support.openai import APIS, Api, Fake, each_api
 
+pytestmark = pytest.mark.no_cover  # others cover what it reaches, and half of its time would be the tracer's
+
 LONG_WORDS = text("And so it went on and on, as such stories do. ", pace=0.001)
 
 

@@ -21,6 +21,8 @@ from tests.server.live import Live, serving
 from tests.server.people import TOKENS, bearer
 from tests.support import HANG
 
+pytestmark = pytest.mark.no_cover  # others cover what it reaches, and half of its time would be the tracer's
+
 EXAMPLES = 6
 
 SCHEMA = schemathesis.openapi.from_dict(create_app(Agent("Helper", ScriptedModel()), tokens="any").openapi())

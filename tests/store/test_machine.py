@@ -23,6 +23,8 @@ from andon.errors import LeaseLostError, SessionBusyError
 from andon.store.sql import SQLStore
 from tests.store.making import KEY, LONG, PAST, asking, events, record, said
 
+pytestmark = pytest.mark.no_cover  # others cover what it reaches, and half of its time would be the tracer's
+
 T = TypeVar("T")
 FINAL = (RunStatus.completed, RunStatus.cancelled, RunStatus.error)
 

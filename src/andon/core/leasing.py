@@ -119,8 +119,10 @@ class Leases:
         if len(mine) < len(run_ids) or not run_ids:
             self.missed += 1
         if mine or not run_ids:
-            self._doubted.update(dict.fromkeys(mine))
-            self._doubts_all = self._doubts_all or not run_ids
+            for run_id in mine:
+                self._doubted[run_id] = None
+            if not run_ids:
+                self._doubts_all = True
             self._bell.wake()
 
     def hear(self, run_id: str, owner: str, request: CancelRequest) -> None:
@@ -134,7 +136,9 @@ class Leases:
         while True:
             await self._bell.wait(lambda: self._doubts_all or bool(self._doubted))
             every, self._doubts_all = self._doubts_all, False
-            doubted, self._doubted = self._doubted, {}
+            doubted = list(self._doubted.copy())
+            for run_id in doubted:  # one by one: others may come meanwhile, from other threads
+                self._doubted.pop(run_id, None)
             # Of one that is ending, the store says so when it takes the end.
             tenures = (tenure for tenure in self._tenures() if not tenure.closing)
             leases = [each.lease for each in tenures if each.lease and (every or each.run.run_id in doubted)]

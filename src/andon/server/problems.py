@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import msgspec
@@ -18,11 +19,14 @@ from andon.errors import (
     EmptyPromptError,
     NotContinuableError,
     RunIdTakenError,
+    SchemaError,
     SessionBusyError,
     SessionPausedError,
     StoreError,
     UnknownRunError,
 )
+
+log = logging.getLogger("andon.server")
 
 
 class Problem(HTTPException):
@@ -48,6 +52,9 @@ def problem_of(error: AndonError) -> Problem:
         return Problem(404, str(error))
     if isinstance(error, AnswersError):
         return Problem(400, str(error), interrupts=msgspec.to_builtins(error.interrupts))
+    if isinstance(error, SchemaError):  # no mistake of whoever asks, and it names the database
+        log.error("the database can't be used: %s", error)
+        return Problem(503, "the database can't be used as it is; the server's log says why")
     if isinstance(error, EmptyPromptError | ConfigurationError):
         return Problem(422, str(error))
     if isinstance(error, StoreError):

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Row
 
-from andon.errors import ConfigurationError
+from andon.errors import SchemaError
 from andon.store.sql.address import Address
 
 log = logging.getLogger("andon")
@@ -40,7 +40,7 @@ see how replicas are doing sees no state of them, and hears nothing of them.
 
 
 def check(engine: Engine, address: Address) -> None:
-    """Raise `ConfigurationError` for a server that can't be used, and log what may get lost on this one."""
+    """Raise `SchemaError` for a server that can't be used, and log what may get lost on this one."""
     engine = engine.execution_options(isolation_level="AUTOCOMMIT")
     with engine.connect() as first:
         found = first.exec_driver_sql(_LOOK).one()
@@ -52,12 +52,12 @@ def check(engine: Engine, address: Address) -> None:
 
 def check_writable(found: Row[Any], address: Address) -> None:
     if found.standby:
-        raise ConfigurationError(
+        raise SchemaError(
             f"{address.shown} is a standby, which can only be read: name the primary. A URL may name several servers; "
             f"then target_session_attrs=read-write in it picks the primary."
         )
     if found.read_only:
-        raise ConfigurationError(
+        raise SchemaError(
             f"{address.shown} is read-only for this user (default_transaction_read_only is on): switch that off for "
             f"the user and the database, or name another one."
         )
@@ -98,7 +98,7 @@ def check_notifications(listener: Connection, speaker: Connection, address: Addr
     for connection in (listener, speaker):  # who else shares these sessions must not find our settings in them
         connection.exec_driver_sql("DISCARD ALL")
         connection.invalidate()
-    raise ConfigurationError(
+    raise SchemaError(
         f"{address.shown} is a pooler that gives each transaction another session, so notifications (LISTEN) get lost: "
         f"set it to session mode (pool_mode=session in PgBouncer), or give the address of Postgres itself."
     )

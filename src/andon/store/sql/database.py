@@ -141,6 +141,10 @@ class Database:
         """Write what others are asked to do."""
         return await self._run(self._asks, work, BY_STATEMENT if at_once else How(writes=True, early=True), SOON)
 
+    async def check(self, work: Callable[[Tx], T], *, at_once: bool) -> T:
+        """See whether it can be written. That waits for nobody who waits for a lock."""
+        return await self._run(self._renewals, work, BY_STATEMENT if at_once else How(writes=True, early=True), SOON)
+
     async def progress(self, work: Callable[[Tx], T], *, at_once: bool = False) -> T:
         """Write what runs have done."""
         return await self._run(self._progress, work, BY_STATEMENT if at_once else How(writes=True, early=True))
@@ -205,11 +209,14 @@ class Database:
         connection = (self._writing if how.writes else self._reading).connect()
         try:
             tx = Tx(connection, self.postgres, how)
+            committing = False
             result = work(tx)
+            committing = True
             tx.commit()
         except BaseException as error:
             connection.close()
-            if isinstance(error, DBAPIError) and error.connection_invalidated:
+            # If it was lost while it was committed, nobody knows whether that was done.
+            if isinstance(error, DBAPIError) and error.connection_invalidated and not committing:
                 raise CutOffError from error
             raise
         return connection, tx, result

@@ -204,9 +204,9 @@ def watch_server(driver: Any, stop: Stop, tell: Tell) -> None:
         selector.register(driver.fileno(), selectors.EVENT_READ)
         selector.register(stop.fileno(), selectors.EVENT_READ)
         while not stop():
-            if not selector.select(PING_SECONDS):
-                driver.execute("SELECT 1")
-                continue
+            # A ping goes past the driver, which would take what is notified meanwhile off the connection.
+            if not selector.select(PING_SECONDS) and driver.pgconn.exec_(b"SELECT 1").error_message:
+                raise ConnectionError("the server is gone")
             driver.pgconn.consume_input()
             came: dict[str, None] = {}  # each once, in the order in which it was said
             while (notice := driver.pgconn.notifies()) is not None:

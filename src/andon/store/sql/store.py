@@ -185,7 +185,7 @@ class SQLStore:
 
     async def ping(self) -> None:
         at_once = self._db.postgres
-        self._db.version.compare(await self._db.ask(service.ping, at_once=at_once))
+        self._db.version.compare(await self._db.check(service.ping, at_once=at_once))
 
     async def close(self) -> None:
         await self._db.close()

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+
+import psycopg
 import pytest
 
 from andon import CancelOutcome, RunStatus, SessionKey
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
 from andon.core.states import CancelMode
-from andon.store.sql import SQLStore
+from andon.store.sql import SQLStore, database
 from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said
 from tests.support import play
 
@@ -210,5 +214,28 @@ def test_runs_are_listed_newest_first(url: str) -> None:
             assert [each.run_id for each in running] == ["r3", "r2", "r1"]
             some = await store.list_runs(Selection(statuses=[RunStatus.cancelling, RunStatus.completed]), 100)
             assert [each.run_id for each in some] == ["r5", "r4"]
+
+    play(main)
+
+
+def test_cancels_of_a_locked_run_are_in_nobodys_way(postgres_url: str) -> None:
+    """More of them than there are threads for cancels; they are done when the lock is gone."""
+
+    async def main() -> None:
+        async with opened(postgres_url) as store:
+            for name in ("locked", "free"):
+                await store.enter(record(name, session=KEY._replace(session_id=name)), "me", LONG, "queue")
+            with psycopg.connect(postgres_url) as other:
+                other.execute("SELECT FROM andon_runs WHERE run_id = 'locked' FOR UPDATE")
+                stuck = [
+                    asyncio.create_task(store.request_cancel(Selection("locked"), asking()))
+                    for _ in range(database.ASKERS + 1)
+                ]
+                await asyncio.sleep(0)
+                assert await store.request_cancel(Selection("free"), asking()) == {"free": CancelOutcome.requested}
+                await store.ping()
+                assert not any(task.done() for task in stuck)
+            outcomes = Counter([answer["locked"] for answer in await asyncio.gather(*stuck)])
+            assert outcomes == {CancelOutcome.requested: 1, CancelOutcome.already_requested: database.ASKERS}
 
     play(main)

@@ -42,7 +42,7 @@ def _written(name: str | None) -> str | None:
 
 
 def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes | None:
-    """Ask a run that nobody has asked before. None if there was none."""
+    """Ask a run that nobody has asked before. None if there was none, or somebody is changing it at this moment."""
     assert which.run_id is not None
     before, after = notice_around(which.run_id, request)
     values: dict[str, Any] = {name: _written(getattr(which, name)) for name in asking.NAMES}
@@ -57,11 +57,14 @@ def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes
 
 
 _ASK = f"""
-WITH asked AS (
-  UPDATE andon_runs SET cancel = %(said)s
+WITH target AS (
+  SELECT number FROM andon_runs
   WHERE run_id = %(run_id)s AND agent_id = coalesce(%(agent_id)s, agent_id) AND cancel IS NULL AND ended IS NULL
     AND user_id = coalesce(%(user_id)s, user_id) AND session_id = coalesce(%(session_id)s, session_id)
-  RETURNING *
+  FOR NO KEY UPDATE SKIP LOCKED
+), asked AS (
+  UPDATE andon_runs SET cancel = %(said)s FROM target WHERE andon_runs.number = target.number
+  RETURNING andon_runs.*
 ), noted AS (
   INSERT INTO andon_cancels (run_id, agent_id, user_id, session_id, at, request)
   SELECT run_id, agent_id, user_id, session_id, {SERVER_CLOCK}, cancel FROM asked

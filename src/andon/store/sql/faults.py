@@ -13,6 +13,7 @@ from andon.errors import StoreError, say
 from andon.store.sql.address import Address
 
 _BUSY = ("database is locked", "database table is locked", "database schema is locked")
+_LOCKED = "55P03"
 _TRANSIENT_STATES = ("40001", "40P01")  # two transactions in each other's way: the database has undone one of them
 
 _FULL = "Postgres has no connection left. Raise its max_connections, or free some; each process of Andon uses up to {}."
@@ -30,6 +31,10 @@ _ADVICE = {
     "does not exist": "Check the names in the URL.",
     "permission denied": "Give the user of the URL the right to use and make tables in this database.",
 }
+
+
+class LockedError(StoreError):
+    """Somebody has locked what was to be changed, for longer than one wants to wait for it in one go."""
 
 
 class CutOffError(SQLAlchemyError):
@@ -60,7 +65,8 @@ def translate(error: BaseException, address: Address, connections: int) -> Store
     if advice not in _ADVICE.values() and address.path is None and isinstance(error, OperationalError):
         advice = f"Is it running, and is the URL right? {advice}"
     advice = advice.format(connections)
-    return StoreError(f"the database {address.shown} could not be asked: {said.rstrip('.')}. {advice}")
+    kind = LockedError if getattr(_cause(error), "sqlstate", None) == _LOCKED else StoreError
+    return kind(f"the database {address.shown} could not be asked: {said.rstrip('.')}. {advice}")
 
 
 def _said(cause: Any, address: Address) -> str:

@@ -64,9 +64,16 @@ class Pace:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.moved = time.monotonic()
+        """When a job was begun or done the last time."""
 
-    def note(self, seconds: float) -> None:
-        self.seconds += (seconds - self.seconds) / 16
+    def begin(self) -> float:
+        self.moved = time.monotonic()
+        return self.moved
+
+    def end(self, began: float) -> None:
+        self.moved = time.monotonic()
+        self.seconds += (self.moved - began - self.seconds) / 16
 
 
 class Lane:
@@ -84,8 +91,11 @@ class Lane:
 
     @property
     def lag(self) -> float:
-        """How many seconds a job that comes now would wait: by how many wait, and how long the last ones took."""
-        return len(self._jobs) * self._pace.seconds / self._size
+        """How many seconds a job that comes now would wait: by how many wait, and how long the last ones took; or, if
+        that is more, for how long nothing has moved.
+        """
+        waiting = len(self._jobs)
+        return max(waiting * self._pace.seconds / self._size, time.monotonic() - self._pace.moved) if waiting else 0.0
 
     async def run(self, work: Work[T], rank: int = RANKS - 1) -> T:
         """Have it done. A cancel takes it back if it has not begun, and else only stops the waiting."""
@@ -135,7 +145,7 @@ def _serve(jobs: Queue, idle: threading.Semaphore, pace: Pace) -> None:
     while (entry := jobs.get()) is not None:
         job, work = entry
         if job.set_running_or_notify_cancel():
-            began = time.monotonic()
+            began = pace.begin()
             try:
                 work(job.set_result)
             except BaseException as error:  # noqa: BLE001 - handed to whoever waits
@@ -143,7 +153,7 @@ def _serve(jobs: Queue, idle: threading.Semaphore, pace: Pace) -> None:
                     log.debug("what came after the answer failed: %s", describe(error))
                 else:
                     job.set_exception(error)
-            pace.note(time.monotonic() - began)
+            pace.end(began)
         del entry, job, work  # an idle thread holds on to nothing
         idle.release()
 

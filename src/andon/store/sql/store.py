@@ -9,6 +9,7 @@ Leases go by Postgres' clock, or with SQLite by one of the machine's that nobody
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Sequence
@@ -21,10 +22,15 @@ from andon.core.selection import Block, CancelEntry, Outcomes, Selection
 from andon.core.session import OnBusy
 from andon.core.shared import Asked, Changed, Glance, Granted, Lease, Listening, Look, Progress, Renewal, Taken
 from andon.core.store import RunRecord, SessionKey, SessionRecord
+from andon.errors import StoreError
 from andon.messages import Message
 from andon.store.sql import asking, at_once, by_hand, database, holding, service, sessions
 from andon.store.sql.database import Database
+from andon.store.sql.faults import LockedError
 from andon.store.sql.transaction import Tx
+
+LOCKED_SECONDS = 0.05
+"""After this, what somebody has locked is tried again."""
 
 
 class SQLStore:
@@ -138,7 +144,14 @@ class SQLStore:
             outcomes = await self._db.ask(lambda tx: at_once.request_cancel(tx, which, request), at_once=True)
             if outcomes is not None:
                 return outcomes
-        return await self._db.ask(lambda tx: asking.request_cancel(tx, which, request))
+        deadline = time.monotonic() + database.ANSWER_SECONDS
+        while True:
+            try:
+                return await self._db.ask(lambda tx: asking.request_cancel(tx, which, request))
+            except LockedError as error:
+                if time.monotonic() > deadline:
+                    raise StoreError(str(error)) from None
+            await asyncio.sleep(LOCKED_SECONDS)  # meanwhile other cancels have their turn
 
     async def read_events(self, run_id: str, after: int, limit: int) -> list[Event]:
         return await self._db.read(lambda tx: asking.list_events(tx, run_id, after, limit))

@@ -185,6 +185,11 @@ class Tx:
         """
         return (postgresql.insert(table) if self.postgres else sqlite.insert(table)).inline()
 
+    def hurry(self) -> None:
+        """On a server: wait for a lock only for a moment, and raise `LockedError` then."""
+        if self.postgres:
+            self._connection.exec_driver_sql("SET LOCAL lock_timeout = '200ms'")
+
     def pass_gate(self, *, shut: bool = False) -> None:
         """Many may pass at once, but nobody while another one shuts it: who comes after sees what that one wrote."""
         if self.postgres:

@@ -59,8 +59,10 @@ def _ask(runs: Iterable[Run], request: CancelRequest) -> Outcomes:
 async def _ask_everywhere(
     runtime: Runtime, keeper: Keeper, which: Selection, request: CancelRequest, fitting: list[Run]
 ) -> Outcomes:
-    resting = [run for run in fitting if run.rests]
-    at_work = [run for run in fitting if run not in resting]
+    at_work: list[Run] = []
+    resting: list[Run] = []
+    for run in fitting:
+        (resting if run.rests else at_work).append(run)
     here = _ask(at_work, request)
     for run in at_work:
         if run.rests:  # it began to pause at this very moment

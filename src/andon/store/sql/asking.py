@@ -48,10 +48,10 @@ def _has_status(which: Selection) -> list[Any]:
 
 
 def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes:
-    tx.hurry()
     if which.run_id is None:
         wanted = _wanted(tx.postgres).where(*_fits(which, runs), *_has_status(which), LIVE).order_by(runs.c.number)
         return ask(tx, tx.execute(wanted.with_for_update(key_share=True)).all(), request)
+    tx.hurry()  # of many runs, those that are locked are waited for
     if which.statuses:
         wanted = _wanted(tx.postgres).where(*_fits(which, runs), *_has_status(which))
         row = tx.execute(wanted.with_for_update(key_share=True)).first()

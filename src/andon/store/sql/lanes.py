@@ -65,7 +65,7 @@ class Pace:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.moved = time.monotonic()
-        """When a job was begun or done the last time."""
+        """When a job was begun or done the last time, or began to wait where none did."""
 
     def begin(self) -> float:
         self.moved = time.monotonic()
@@ -126,6 +126,8 @@ class Lane:
                 )
                 self._threads.append(thread)
                 thread.start()
+            if not len(self._jobs):  # nobody has waited so far
+                self._pace.begin()
             self._jobs.put((job, work), rank)
         return job
 

@@ -34,10 +34,6 @@ _EARLY = "set_config('synchronous_commit', 'off', TRUE)"
 _NEWS = f"pg_notify('{CHANNEL}', %(news)s), {_EARLY}"
 
 
-def _written(name: str | None) -> str | None:
-    return None if name is None else Id.written(name)
-
-
 # -- asking a run -----------------------------------------------------------------------------------------------------
 
 
@@ -45,7 +41,7 @@ def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes
     """Ask a run that nobody has asked before. None if there was none, or somebody is changing it at this moment."""
     assert which.run_id is not None
     before, after = notice_around(which.run_id, request)
-    values: dict[str, Any] = {name: _written(getattr(which, name)) for name in asking.NAMES}
+    values: dict[str, Any] = {name: Id.written_or_none(getattr(which, name)) for name in asking.NAMES}
     values |= {"said": dump(request), "before": before, "after": after}
     values["look"] = dump_names(LOOK_AT, [which.run_id])[0]
     for nobodys, *_ in tx.at_once(_ASK, values):
@@ -94,7 +90,7 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, deadline: float
         "run_id": Id.written(record.run_id),
         "owner": owner,
         "seconds": seconds,
-        "continues": _written(record.continues),
+        "continues": Id.written_or_none(record.continues),
         "created": record.created_at,
         "record": dump(record),
         "left": deadline - time.monotonic(),
@@ -216,7 +212,7 @@ def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
     refused = []
     for lease, messages, what, continues in batch:
         if messages is not None:
-            values = _values(lease, what, messages) | {"continues": _written(continues)}
+            values = _values(lease, what, messages) | {"continues": Id.written_or_none(continues)}
             values["news"] = dump_names(CHANGED, [lease.run_id])[0]
             if not tx.at_once(_WRITE, values):
                 refused.append(lease.run_id)
@@ -282,7 +278,7 @@ def finish(tx: Tx, lease: Lease, record: RunRecord, messages: Sequence[Message],
     values = _values(lease, what, messages) | {
         "cancelled": record.status is RunStatus.cancelled,
         "status": record.status.value,
-        "continues": _written(record.continues),
+        "continues": Id.written_or_none(record.continues),
         "last_seq": what[-1].seq,
         "final": record.status.final,
         "record": dump(record),

@@ -22,10 +22,6 @@ from andon.store.sql.tables import HELD, Id
 from andon.store.sql.transaction import Tx
 
 
-def _written(name: str | None) -> str | None:
-    return None if name is None else Id.written(name)
-
-
 def enter(tx: Tx, record: RunRecord, owner: str, seconds: float) -> Granted | None:
     """A run of a session in which nothing goes on. None if it is not so, or it may be refused."""
     key = record.session
@@ -43,7 +39,7 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float) -> Granted | No
         if tx.by_hand(_LINE, (session,)).fetchone():
             return None
     held = (RunStatus.running.value, owner, clocks.monotonic() + seconds, seconds)
-    row = (run_id, session, *names, *held, _written(record.continues), record.created_at)
+    row = (run_id, session, *names, *held, Id.written_or_none(record.continues), record.created_at)
     number = tx.by_hand(_ENTER, row).lastrowid
     tx.by_hand(_KEEP, (number, dump(record)))
     return Granted.of(record.run_id, 1, tx.began, has_turn=True, is_fresh=not begun)
@@ -75,7 +71,7 @@ def finish(tx: Tx, lease: Lease, record: RunRecord, messages: Sequence[Message],
     number, session, there, cancel, *names = run
     now = time.time()
     ended = now if record.status.final else None
-    tx.by_hand(_END, (record.status.value, _written(record.continues), what[-1].seq, ended, number))
+    tx.by_hand(_END, (record.status.value, Id.written_or_none(record.continues), what[-1].seq, ended, number))
     tx.by_hand(_RECORD, (dump(record), None if there is None else dump(messages), number))
     if there is not None:
         tx.by_hand(_TOUCH, (now, there))

@@ -47,7 +47,11 @@ class Id(TypeDecorator[str]):
     _ESCAPED = "\x01"
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        return None if value is None else self.written(value)
+        return self.written_or_none(value)
+
+    @classmethod
+    def written_or_none(cls, value: str | None) -> str | None:
+        return None if value is None else cls.written(value)
 
     @classmethod
     def written(cls, value: str) -> str:

@@ -90,7 +90,7 @@ others: $(VENV)/.dev
 	done
 
 # Other frameworks' clients, which the tests drive against our server: each has an environment of its own.
-clients: .venv-clients/adk/.made .venv-clients/agno/.made
+clients: .venv-clients/adk/.made .venv-clients/agno/.made .venv-clients/openapi/.made
 
 clean: ## remove all that make made
 	rm -rf .venv .venv-3.* .venv-clients build .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache

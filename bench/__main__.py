@@ -8,7 +8,20 @@ import json
 import platform
 from collections.abc import Callable
 
-from bench import across, growth, http, idle, latency, readers, startup, store, streaming, telemetry, throughput
+from bench import (
+    across,
+    growth,
+    http,
+    idle,
+    latency,
+    neighbour,
+    readers,
+    startup,
+    store,
+    streaming,
+    telemetry,
+    throughput,
+)
 from bench.report import Figure, Progress
 from bench.stolen import Stolen
 
@@ -24,6 +37,7 @@ FIGURES: dict[str, Callable[[bool, Progress], Figure]] = {
     "http": http.measure,
     "across": across.measure,
     "store": store.measure,
+    "neighbour": neighbour.measure,
 }
 
 

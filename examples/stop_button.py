@@ -18,7 +18,7 @@ runs: dict[str, Run] = {}  # yours to forget, when nobody will ask for them any 
 async def start(prompt: str, session_id: str) -> str:
     """POST /runs: answers at once. Raises SessionBusyError (a 409) while another run talks in that session."""
     run = agent.start(prompt, session_id=session_id)
-    run.begin()
+    await run.begin()
     runs[run.run_id] = run
     return run.run_id
 

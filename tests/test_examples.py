@@ -23,6 +23,14 @@ TELLING: dict[str, list[str]] = {
         "ended as cancelled, ",
         "the same agent goes on: completed",
     ],
+    "cookie_access.py": [
+        "before: 401",
+        "signed in: hello, ada",
+        "our page: Once upon a time.",
+        "another page: 403",
+        "an EventSource: 6 events",
+        "after: 401",
+    ],
     "demo.py": [
         "ok  the story stopped in mid-sentence",
         "| tool find_train  | completed ",
@@ -34,6 +42,21 @@ TELLING: dict[str, list[str]] = {
         "careless: 1 problem(s) in ",
         "the check failed: AssertionError: a connection is still open",
         "careful: no problem in ",
+    ],
+    "jwt_access.py": [
+        "nobody: 401 this server does not know who asks",
+        "ada: 200 Once upon a time.",
+        "ada, too late: 401",
+        "forged: 401",
+        "bob, about ada's run: 404 agent 'storyteller' has no run 'r1'",
+        "olga, an admin: 200 Once upon a time.",
+    ],
+    "long_conversation.py": [
+        "trimmed: 9 of 23 messages",
+        "summarised: 9 of 23 messages, told 6 times; it begins: 'The beginning of this conversation was l'",
+        "2 summaries were written",
+        "by a function: 3 of 23 messages",
+        "cancelled in the middle of a summary: CANCELLED, 2 tokens were spent",
     ],
     "modes.py": [
         "now: 'Page'; no tools",

@@ -4,6 +4,7 @@
 A map of the package. Imports point one way, from the bottom of this list to its top.
 
     errors      the error tree
+    plain       structs as plain data: for JSON, pydantic and FastAPI
     messages    provider-neutral messages and blocks, usage
     core/       runs and their cancelling: signal, step, run, journal, session, cord, receipt, runtime
     models/     one protocol (base); OpenAI's models; the scripted model for offline work

@@ -3,18 +3,23 @@
 
 AndonError
 ├── ConfigurationError       an agent, tool or runtime that can't work as it is written
-│   ├── NoModelError         the agent has no model
-│   ├── MissingExtraError    a package is not installed; the message names the exact pip install
+│   ├── SetupError           a run can't start as things are set up: there is no key, or an option can't be right
+│   │   ├── NoModelError     the agent has no model
+│   │   └── MissingExtraError a package is not installed; the message names the exact pip install
 │   ├── ToolDefinitionError  a function that can't be a tool
 │   ├── HookDefinitionError  an object that has none of the hooks' methods
 │   └── SchemaError          a database that this version can't use as it is
 ├── StartError               what keeps a run from starting; nothing was recorded
 │   ├── EmptyPromptError     there is nothing to send
+│   ├── HistoryError         `messages` that are no conversation; the message names the first that is wrong
 │   ├── RunIdTakenError      the run id belongs to another run
+│   ├── KeyUsedError         the idempotency key was used before
 │   ├── SessionBusyError     another run holds the session
 │   │   └── SessionPausedError    and waits for a person's answer
 │   ├── BlockedError         new runs of this user, or of this agent, are refused
 │   ├── UnknownRunError      there is no such run
+│   ├── UnknownSessionError  there is no such session
+│   ├── SessionExistsError   a session of that id is there already
 │   ├── NotContinuableError  the run can't go on, or can't be taken back
 │   ├── AnswersError         not the answers to the questions that are open
 │   ├── HandleError          a handle that has not begun, or has begun already
@@ -30,7 +35,11 @@ AndonError
 │   └── ModelStreamError     what the provider sent is broken, or ended early
 ├── StoreError               the store could not be asked; trying again may help
 │   └── LeaseLostError       the run belongs to another worker now
+├── SubAgentLostError        a sub-agent had asked a person, and its run can't be found or gone on with
+├── InstructionsError        a function for the instructions took too long, or returned no text
+├── StateTooLargeError       the state of a session would be larger than its store takes
 ├── ReaderBusyError          two tasks, or two threads, read from one iterator at once
+├── ContextError             what `context=` returned can't be sent
 ├── OutputError              the answer is not what `output_type` asked for
 ├── ToolError                a tool call failed before or around the tool's own code
 │   ├── UnknownToolError     the model named a tool that is not there
@@ -80,11 +89,18 @@ class ConfigurationError(AndonError):
     """An agent, tool or runtime that can't work as it is written."""
 
 
-class NoModelError(ConfigurationError, ValueError):
+class SetupError(ConfigurationError):
+    """A run can't start as things are set up: a key is missing, say, or a model's option can't be right.
+
+    It is raised where a run is asked for, before anything is recorded. Its message has no key, and no other secret.
+    """
+
+
+class NoModelError(SetupError, ValueError):
     """The agent has no model."""
 
 
-class MissingExtraError(ConfigurationError, ImportError):
+class MissingExtraError(SetupError, ImportError):
     """A package that is needed is not installed. The message names the exact `pip install`."""
 
 
@@ -108,8 +124,25 @@ class EmptyPromptError(StartError, ValueError):
     """There is nothing to send."""
 
 
+class HistoryError(StartError, ValueError):
+    """What was given as `messages` is no conversation. `index` is the place of the first message that is wrong."""
+
+    def __init__(self, message: str, *, index: int | None = None) -> None:
+        super().__init__(message)
+        self.index = index
+
+
 class RunIdTakenError(StartError, ValueError):
     """The run id belongs to another run."""
+
+
+class KeyUsedError(StartError, ValueError):
+    """The idempotency key was used before."""
+
+    def __init__(self, message: str, *, run_id: str) -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        """The run that it was used for."""
 
 
 class SessionBusyError(StartError, RuntimeError):
@@ -131,6 +164,14 @@ class BlockedError(StartError, RuntimeError):
 
 class UnknownRunError(StartError, LookupError):
     """There is no such run."""
+
+
+class UnknownSessionError(StartError, LookupError):
+    """There is no such session."""
+
+
+class SessionExistsError(StartError, RuntimeError):
+    """A session of that id is there already. It was left as it is."""
 
 
 class NotContinuableError(StartError, RuntimeError):
@@ -214,13 +255,35 @@ class ModelStreamError(ModelError):
 class StoreError(AndonError):
     """The store could not be asked. What was asked for is not known to have happened; asking again is safe."""
 
+    done: str = ""
+    """What was done all the same, in words for whoever asked: the message may name the database, and this does not."""
+
 
 class LeaseLostError(StoreError):
     """The run belongs to another worker now, or has ended."""
 
 
+class SubAgentLostError(AndonError, RuntimeError):
+    """A sub-agent had asked a person, and its run can't be found, or can't be gone on with.
+
+    What it had done is unknown, so the run that called it ends with this error.
+    """
+
+
+class InstructionsError(AndonError):
+    """A function for the instructions took too long, or returned no text. The model was not asked."""
+
+
+class StateTooLargeError(AndonError, ValueError):
+    """The state of a session would be larger than its store takes. It was left as it was."""
+
+
 class ReaderBusyError(AndonError, RuntimeError):
     """Another task or thread is waiting for the next event of the same iterator. That one reads on, undisturbed."""
+
+
+class ContextError(AndonError, ValueError):
+    """What the function given as `context=` returned can't be sent. The conversation is as it was."""
 
 
 class OutputError(AndonError, ValueError):
@@ -279,6 +342,13 @@ def describe(error: BaseException) -> str:
     """An error in one line: its kind, and what it says, as far as it can be written down. Never raises."""
     text = say(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def confide(error: BaseException) -> str:
+    """The same for those who may not know which database there is, and where: what a run tells, its users read."""
+    if isinstance(error, StoreError | SchemaError) and not isinstance(error, LeaseLostError):
+        return f"{type(error).__name__}: the database could not be asked; the log says why"
+    return describe(error)
 
 
 def say(thing: object) -> str:

@@ -13,19 +13,21 @@ import re
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
-from msgspec import Struct
+import msgspec
+
+from andon.plain import Plain
 
 Role = Literal["user", "assistant", "tool"]
 
 
-class Text(Struct, frozen=True, gc=False, tag_field="type", tag="text"):
+class Text(Plain, frozen=True, gc=False, tag_field="type", tag="text"):
     """Words, of a person or of the model."""
 
     type: ClassVar[str] = "text"
     text: str
 
 
-class Reasoning(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type", tag="reasoning"):
+class Reasoning(Plain, frozen=True, gc=False, omit_defaults=True, tag_field="type", tag="reasoning"):
     """What the model thought aloud. `signature` is the provider's seal: without it a block may not be sent back."""
 
     type: ClassVar[str] = "reasoning"
@@ -33,7 +35,7 @@ class Reasoning(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="ty
     signature: str | None = None
 
 
-class ToolCall(Struct, frozen=True, gc=False, tag_field="type", tag="tool_call"):
+class ToolCall(Plain, frozen=True, gc=False, tag_field="type", tag="tool_call"):
     """The model asks for a tool. Only complete calls become part of a conversation."""
 
     type: ClassVar[str] = "tool_call"
@@ -42,7 +44,7 @@ class ToolCall(Struct, frozen=True, gc=False, tag_field="type", tag="tool_call")
     arguments: dict[str, Any]
 
 
-class ToolResult(Struct, frozen=True, gc=False, tag_field="type", tag="tool_result"):
+class ToolResult(Plain, frozen=True, gc=False, tag_field="type", tag="tool_result"):
     """The answer to one tool call: its real result, or, with status `error`, the truth about why there is none."""
 
     type: ClassVar[str] = "tool_result"
@@ -55,7 +57,7 @@ class ToolResult(Struct, frozen=True, gc=False, tag_field="type", tag="tool_resu
 Block = Text | Reasoning | ToolCall | ToolResult
 
 
-class Message(Struct, frozen=True, gc=False):
+class Message(Plain, frozen=True, gc=False):
     """One message of a conversation: a role, and a list of blocks."""
 
     role: Role
@@ -83,7 +85,7 @@ def assistant(*blocks: Block) -> Message:
     return Message("assistant", list(blocks))
 
 
-class Usage(Struct, frozen=True, gc=False):
+class Usage(Plain, frozen=True, gc=False):
     """Tokens spent. `None` is unknown, which is not zero; `estimated` marks numbers that the provider didn't give."""
 
     input_tokens: int | None = 0
@@ -122,6 +124,17 @@ def sendable_json(text: bytes) -> bytes:
 UNKNOWN_USAGE = Usage(None, None, None, None)
 
 CHARACTERS_PER_TOKEN = 4
+
+
+def pieces_of(message: Message) -> list[str]:
+    """What a message has of text, for an estimate of its tokens."""
+    pieces = []
+    for block in message.content:
+        if isinstance(block, ToolCall):
+            pieces.append(block.name + msgspec.json.encode(block.arguments).decode())
+        else:
+            pieces.append(block.content if isinstance(block, ToolResult) else block.text)
+    return pieces
 
 
 def estimate_tokens(pieces: Iterable[str]) -> int:

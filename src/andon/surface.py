@@ -2,10 +2,13 @@
 """All that `from andon import …` gives. It is loaded with the first name that is taken."""
 
 from andon.agent.agent import Agent
+from andon.agent.context import ContextPolicy, ContextWindow, Summarise, Trim
 from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, Happening, MessageAdded, RunEnded
+from andon.agent.instructions import RunContext
 from andon.agent.retry import Retry
+from andon.agent.sessions import Sessions, StoredSession
 from andon.core.budget import Budget
-from andon.core.events import Event, RunEvent, ToolView
+from andon.core.events import ContextView, Event, RunEvent, ToolView
 from andon.core.receipt import Deny, Interrupt, Receipt, RunResult, ToolReceipt
 from andon.core.run import Run
 from andon.core.runtime import Runtime
@@ -20,12 +23,16 @@ from andon.errors import (
     BadResultError,
     BlockedError,
     ConfigurationError,
+    ContextError,
     ContextLengthError,
     EmptyPromptError,
     HandleError,
+    HistoryError,
     HookDefinitionError,
     IllegalTransitionError,
     InsideEventLoopError,
+    InstructionsError,
+    KeyUsedError,
     MissingExtraError,
     ModelConnectionError,
     ModelError,
@@ -39,9 +46,13 @@ from andon.errors import (
     RunIdTakenError,
     SchemaError,
     SessionBusyError,
+    SessionExistsError,
     SessionPausedError,
+    SetupError,
     StartError,
+    StateTooLargeError,
     StoreError,
+    SubAgentLostError,
     ThreadsExhaustedError,
     TooDeepError,
     ToolBlockedError,
@@ -51,6 +62,7 @@ from andon.errors import (
     ToolInterrupted,
     ToolTimeoutError,
     UnknownRunError,
+    UnknownSessionError,
     UnknownToolError,
 )
 from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, Usage
@@ -78,16 +90,23 @@ __all__ = [
     "CancelMode",
     "CancelOutcome",
     "ConfigurationError",
+    "ContextError",
     "ContextLengthError",
+    "ContextPolicy",
+    "ContextView",
+    "ContextWindow",
     "Deny",
     "EmptyPromptError",
     "Event",
     "HandleError",
     "Happening",
+    "HistoryError",
     "HookDefinitionError",
     "IllegalTransitionError",
     "InsideEventLoopError",
+    "InstructionsError",
     "Interrupt",
+    "KeyUsedError",
     "MemoryStore",
     "Message",
     "MessageAdded",
@@ -106,6 +125,7 @@ __all__ = [
     "Receipt",
     "Retry",
     "Run",
+    "RunContext",
     "RunEnded",
     "RunEvent",
     "RunIdTakenError",
@@ -115,14 +135,21 @@ __all__ = [
     "Runtime",
     "SchemaError",
     "SessionBusyError",
+    "SessionExistsError",
     "SessionKey",
     "SessionPausedError",
     "SessionRecord",
     "SessionStore",
+    "Sessions",
+    "SetupError",
     "StartError",
+    "StateTooLargeError",
     "StopReason",
     "Store",
     "StoreError",
+    "StoredSession",
+    "SubAgentLostError",
+    "Summarise",
     "Telemetry",
     "Text",
     "ThreadsExhaustedError",
@@ -140,7 +167,9 @@ __all__ = [
     "ToolResult",
     "ToolTimeoutError",
     "ToolView",
+    "Trim",
     "UnknownRunError",
+    "UnknownSessionError",
     "UnknownToolError",
     "Usage",
     "tool",

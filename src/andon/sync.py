@@ -15,7 +15,7 @@ from typing import TypeVar
 from andon.core.events import Event
 from andon.core.journal import Reader
 from andon.core.portal import portal
-from andon.core.receipt import RunResult
+from andon.core.receipt import OutputT, RunResult
 from andon.core.run import Run
 from andon.core.states import CancelCause
 from andon.errors import ConfigurationError, InsideEventLoopError, ReaderBusyError
@@ -44,10 +44,10 @@ def check_blocking(instead: str) -> None:
     raise InsideEventLoopError(f"agent.run blocks, and would stop the event loop that is running here; use {instead}")
 
 
-def run_blocking(run: Run) -> RunResult:
+def run_blocking(run: Run[OutputT]) -> RunResult[OutputT]:
     """Do a run to its end."""
 
-    def whole() -> RunResult:
+    def whole() -> RunResult[OutputT]:
         _begin(run)
         return run.result_blocking()
 

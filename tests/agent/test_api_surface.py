@@ -90,6 +90,7 @@ def test_run_event() -> None:
         "run_continued": "RunContinued",
         "cancel_requested": "CancelRequested",
         "model_retry": "ModelRetry",
+        "context_reduced": "ContextReduced",
         "store_waiting": "StoreWaiting",
         "run_completed": "RunCompleted",
         "run_cancelled": "RunCancelled",
@@ -103,7 +104,8 @@ def test_modes_causes_and_outcomes() -> None:
         *("user", "caller", "disconnect", "deadline", "budget", "superseded", "parent", "shutdown", "lost")
     }
     assert set(values(CancelOutcome)) == {"requested", "already_requested", "armed", "already_finished", "unknown"}
-    assert set(values(ToolOutcome)) == {"completed", "cut", "abandoned", "not_started", "compensated"}
+    by_itself, by_a_cancel = {"completed", "failed", "refused"}, {"cut", "abandoned", "not_started", "compensated"}
+    assert set(values(ToolOutcome)) == by_itself | by_a_cancel
     for kind in (CancelMode, CancelCause, CancelOutcome, ToolOutcome):
         assert all(name == value for name, value in values(kind).items())
 

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from andon import Agent, CancelOutcome, RunResult, RunStatus, Runtime
+from andon.agent.options import RunOptions
 from andon.errors import EmptyPromptError
-from andon.models.scripted import ScriptedModel, Stall
+from andon.models.scripted import Call, ScriptedModel, Stall
 from tests.support import Silence, Worker, asked, interrupted, make, play, record_of
 
 SHORT = 0.05
@@ -150,6 +151,54 @@ def test_it_is_the_agents_own() -> None:
     assert agent.cancel() is CancelOutcome.armed
     assert other.run("go").status is RunStatus.completed
     assert agent.run("go").status is RunStatus.cancelled
+
+
+@pytest.mark.parametrize("options", [{"session_id": "s"}, {"user_id": "bob"}, {"session_id": "s", "user_id": "bob"}])
+def test_it_is_for_the_agents_own_conversation_alone(options: RunOptions) -> None:
+    """A run of another session may be a stranger's: it goes on, and the cancel waits for the run that it is meant for,
+    though a run of the agent has ended meanwhile.
+    """
+    agent = make()
+    assert agent.cancel("early") is CancelOutcome.armed
+    assert agent.run("a stranger's prompt", **options).status is RunStatus.completed
+    mine = agent.run("mine")
+    assert mine.status is RunStatus.cancelled
+    assert mine.receipt is not None
+    assert mine.receipt.reason == "early"
+    assert agent.run("and now?").status is RunStatus.completed
+
+
+def test_it_is_for_the_agents_own_conversation_also_by_its_id() -> None:
+    agent = make()
+    assert agent.cancel() is CancelOutcome.armed
+    assert agent.run("go", session_id=agent.session_id).status is RunStatus.cancelled
+
+
+def test_a_call_of_a_sub_agent_is_not_its_own_conversation() -> None:
+    young = make(name="Young")
+    old = make(Call("young", {"prompt": "look"}), name="Old", tools=[young.as_tool()])
+    assert young.cancel() is CancelOutcome.armed
+    old.run("go")
+    assert len(asked(young)) == 1
+    assert young.run("go").status is RunStatus.cancelled
+
+
+def test_a_strangers_run_in_flight_is_cancelled_by_the_next_cancel() -> None:
+    """The armed cancel still waits for the agent's own conversation."""
+
+    async def main() -> None:
+        silence = Silence()
+        agent = make([silence])
+        assert agent.cancel("early") is CancelOutcome.armed
+        async with agent.start("go", user_id="bob") as run:
+            await silence.reached.arrived()
+            assert agent.cancel("late") is CancelOutcome.requested
+            result = await run.result()
+            assert result.receipt is not None
+            assert result.receipt.reason == "late"
+        assert (await agent.invoke_async("mine")).status is RunStatus.cancelled
+
+    play(main)
 
 
 def test_an_invocation_that_could_not_begin_does_not_use_it_up() -> None:

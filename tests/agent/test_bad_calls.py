@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from andon import Agent, CancelOutcome, MemoryStore, RunStatus, Runtime, SessionKey, tool
+from andon import Agent, CancelOutcome, MemoryStore, RunStatus, Runtime, SessionKey, Summarise, tool
 from andon.errors import (
     AndonError,
     ConfigurationError,
@@ -247,3 +247,33 @@ def test_the_agents_own_session_by_its_id() -> None:
     agent = Agent("A", ScriptedModel(then="OK."))
     agent.run("Hello", session_id=agent.session_id)
     assert [message.text for message in agent.messages] == ["Hello", "OK."]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "says"),
+    [
+        (Runtime, {"store": "sqlite:///andon.db"}, r"open one with open_store\('sqlite:///andon.db'\)"),
+        (Runtime, {"store": object()}, "is no store$"),
+        (Agent, {"runtime": "sqlite:///andon.db"}, r"is no Runtime: give one, for a database Runtime\("),
+        (Agent, {"tools": [Agent("Helper")]}, r"^<Agent helper> can't be a tool as it is: .* \.as_tool\(\)$"),
+        (Agent, {"max_turns": True}, "max_turns is True; it is a whole number"),
+        (Agent, {"timeout": -1}, "0 or more, or None for no limit"),
+        (Agent, {"output_type": {"type": "object"}}, "^output_type is a dict: give a type, such as"),
+        (Agent, {"output_type": lambda text: text}, "^output_type is a function: give a type, such as"),
+        (Agent, {"output_type": [int]}, "^output_type is .* on your type to fully support it.$"),
+        (Summarise, {"tokens": 100, "model": "gpt-5-mini"}, "^'gpt-5-mini' is no model: give an object that has"),
+        (Summarise, {"tokens": 100, "instructions": None}, "instructions of Summarise must be text, not NoneType"),
+    ],
+)
+def test_what_is_made_wrongly_says_what_to_do(kind: Any, options: dict[str, Any], says: str) -> None:
+    if kind is Agent:
+        options = {"name": "A", **options}
+    with pytest.raises(ConfigurationError, match=says):
+        kind(**options)
+
+
+def test_an_option_that_is_not_there_is_told_with_all_that_are() -> None:
+    with pytest.raises(TypeError, match=r"no option maxturns for a run; there are: .*max_turns.*output_type"):
+        make().run("go", maxturns=5)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"no option maxturns to go on with; there are: .*max_turns.*output_type"):
+        asyncio.run(make().continue_run("r", maxturns=5))  # type: ignore[call-overload]

@@ -33,7 +33,7 @@ from tests.support import (
 
 async def talking(agent: Agent, silence: Silence, stack: contextlib.AsyncExitStack, **options: object) -> Run:
     """A run that has begun to talk and will not stop by itself."""
-    run = await stack.enter_async_context(agent.start("go", **options))  # type: ignore[arg-type]
+    run: Run = await stack.enter_async_context(agent.start("go", **options))  # type: ignore[call-overload]
     await silence.reached.arrived()
     silence.reached = Flag()
     return run

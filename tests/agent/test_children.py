@@ -23,9 +23,10 @@ from andon import (
     tool,
 )
 from andon.messages import Text
-from andon.models.scripted import Call, Fail
+from andon.models.base import ModelRequest, Sink
+from andon.models.scripted import Call, Fail, ScriptedModel
 from andon.testing import validate
-from tests.support import Flag, Silence, asked, check_goes_on, cut, eventually, forever, make, play, read_all
+from tests.support import Flag, Silence, asked, check_goes_on, cut, eventually, forever, make, play, read_all, until
 from tests.support.clock import StoppedClock, time_is_up
 
 
@@ -96,6 +97,12 @@ def test_cancelling_the_parent_cancels_all_below_it_and_the_deepest_ends_first()
             assert below.receipt.cause is CancelCause.parent
             assert below.message.content[-1] == Text("Cancelled with its parent")
             assert validate(below.messages) == []
+        inner = result.receipt.tools[0].receipt
+        assert isinstance(child, Run)
+        assert isinstance(grandchild, Run)
+        assert inner == (await child.result()).receipt
+        assert inner is not None
+        assert inner.tools[0].receipt == (await grandchild.result()).receipt
         assert (await old.invoke_async("next")).status is RunStatus.completed
 
     play(main)
@@ -445,5 +452,35 @@ def test_a_child_that_is_born_after_its_call_was_cut_alone() -> None:
         (result,) = results
         assert result.status is RunStatus.cancelled
         assert asked(young) == []
+
+    play(main)
+
+
+def test_the_cancel_of_a_child_that_is_shown_is_not_taken_for_the_parents_own() -> None:
+    """Of the child's end nothing is heard for a while: its cancel is the last event when the parent's cancel comes."""
+
+    async def main() -> None:
+        began, go = Flag(), Flag()
+
+        class Slow:
+            id = "slow"
+
+            async def stream(self, request: ModelRequest, sink: Sink) -> None:
+                began.set()
+                try:
+                    await forever()
+                finally:
+                    await go.arrived()
+
+        child = Agent("Child", Slow())
+        parent = Agent("Parent", ScriptedModel(Call("child", {"prompt": "go"})), tools=[child.as_tool(events=True)])
+        async with parent.start("go") as run:
+            await began.arrived()
+            child.cancel("too slow")
+            await until(lambda: run.journal.events[-1].event is RunEvent.cancel_requested)
+            run.cancel("enough")
+            go.set()
+            asked = [(e.run_id == run.run_id, e.reason) async for e in run if e.event is RunEvent.cancel_requested]
+            assert asked == [(False, "too slow"), (True, "enough")]
 
     play(main)

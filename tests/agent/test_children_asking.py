@@ -63,8 +63,9 @@ def told(agent: Agent, call_id: str) -> ToolResult:
     return results_of(agent)[call_id]
 
 
-def only(agent: Agent) -> Run:
-    (run,) = agent.runtime.runs
+def only(agent: Agent, caller: Agent) -> Run:
+    """The agent's run, on the runtime of the agent that has called it."""
+    (run,) = (run for run in caller.runtime.runs if run.agent_id == agent.id)
     return run
 
 
@@ -121,7 +122,7 @@ def test_a_refusal_is_told_to_the_model_that_asked() -> None:
         young = desk.child(X)
         old = desk.parent(young)
         _, result = await paused(old)
-        child = only(young)
+        child = only(young, old)
         result = await old.continue_run(result.run_id, all_with(Deny("keep it"), result))
         assert (result.status, child.status) == (RunStatus.completed, RunStatus.completed)
         assert told(young, "x").content.endswith("A person refused this call. keep it")
@@ -139,7 +140,7 @@ def test_an_answer_never_reaches_another_question() -> None:
         young = desk.child(X, Y)
         old = desk.parent(young)
         _, result = await paused(old)
-        assert only(young).cancel_tool("x") is CancelOutcome.requested
+        assert only(young, old).cancel_tool("x") is CancelOutcome.requested
         answers = {by_payload(result, "x"): True, by_payload(result, "y"): False}
         result = await old.continue_run(result.run_id, answers)
         assert result.status is RunStatus.completed
@@ -170,7 +171,7 @@ def test_a_child_that_others_have_answered() -> None:
         young = desk.child(X)
         old = desk.parent(young)
         _, result = await paused(old)
-        child = only(young)
+        child = only(young, old)
         below = await young.continue_run(child.run_id, all_with(True, await child.result()))
         assert below.status is RunStatus.completed
         result = await old.continue_run(result.run_id, all_with(False, result))
@@ -187,7 +188,7 @@ def test_a_child_that_others_have_answered_and_that_asks_again() -> None:
         young = desk.child(Call("paint", id="p"))
         old = desk.parent(young)
         _, result = await paused(old)
-        child = only(young)
+        child = only(young, old)
         below = await young.continue_run(child.run_id, all_with("red", await child.result()))
         assert below.status is RunStatus.paused
         result = await old.continue_run(result.run_id, all_with("too late", result))
@@ -205,7 +206,7 @@ def test_a_child_that_was_cancelled_while_it_asked() -> None:
         young = desk.child(X)
         old = desk.parent(young)
         _, result = await paused(old)
-        child = only(young)
+        child = only(young, old)
         assert child.cancel("not needed")
         await child.attend()
         result = await old.continue_run(result.run_id, all_with(True, result))
@@ -224,7 +225,7 @@ def test_a_child_that_asks_ends_with_its_parent() -> None:
         young = desk.child(X)
         old = desk.parent(young)
         await paused(old)
-        child = only(young)
+        child = only(young, old)
         assert old.cancel()
         await child.attend()
         assert child.status is RunStatus.cancelled
@@ -239,7 +240,7 @@ def test_a_child_ends_with_the_call_that_asks_for_it() -> None:
         young = desk.child(X)
         old = desk.parent(young)
         run, _ = await paused(old)
-        child = only(young)
+        child = only(young, old)
         assert run.cancel_tool("c", "never mind") is CancelOutcome.requested
         await child.attend()
         assert child.receipt is not None
@@ -260,7 +261,7 @@ def test_a_paused_child_that_nobody_asks_for_does_not_hold_its_parent_up() -> No
         @tool
         async def start_it() -> str:
             result = await young.invoke_async("look")
-            children.append(only(young))
+            children.append(only(young, young))
             return result.status.name
 
         # Were it waited for, this would take an hour.
@@ -290,7 +291,7 @@ def test_the_events_of_a_child_that_asks_are_shown_once() -> None:
         young = desk.child(X, Y)
         old = make(Call("young", {"prompt": "look"}), name="Old", tools=[young.as_tool(events=True)])
         run, result = await paused(old)
-        child = only(young)
+        child = only(young, old)
         result = await old.continue_run(result.run_id, all_with(True, result))
         assert result.status is RunStatus.completed
         shown = [event.event for event in run.journal.events if event.run_id == child.run_id]

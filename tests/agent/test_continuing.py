@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from andon.errors import (
 )
 from andon.messages import Message, Text
 from andon.models.scripted import Call, Fail
+from andon.store import open_store
 from andon.store.memory import MemoryStore
 from andon.testing import validate
 from tests.support import Flag, Silence, asked, cut, forever, make, paused, play, record_of, until
@@ -480,5 +482,22 @@ def test_what_a_tool_says_is_not_taken_for_what_became_of_it() -> None:
         ended = await cut(agent, reached)
         result = await agent.continue_run(ended.result.run_id)
         assert (result.status, calls) == (RunStatus.completed, ["quote"])
+
+    play(main)
+
+
+def test_a_run_that_another_process_has_at_work_is_not_to_be_gone_on_with(tmp_path: Path) -> None:
+    async def main() -> None:
+        silence = Silence()
+        here, there = (
+            make([silence], name="Same", runtime=Runtime(open_store(f"sqlite:///{tmp_path / 'andon.db'}")))
+            for _ in range(2)
+        )
+        async with here.start("go") as run:
+            await silence.reached.arrived()
+            with pytest.raises(NotContinuableError, match="is running: wait for its end, or cancel it"):
+                await there.continue_run(run.run_id)
+        for agent in (here, there):
+            await agent.runtime.close()
 
     play(main)

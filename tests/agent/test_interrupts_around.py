@@ -607,7 +607,7 @@ def test_answers_that_are_no_dict() -> None:
         agent = make(Call("delete"), tools=[delete])
         result = await agent.invoke_async("go")
         with pytest.raises(TypeError, match="must be a dict"):
-            await agent.continue_run(result.run_id, ["yes"])  # type: ignore[arg-type]
+            await agent.continue_run(result.run_id, ["yes"])  # type: ignore[call-overload]
         agent.cancel()
 
     play(main)

@@ -46,7 +46,7 @@ def _destroyed_tasks_here(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 def lose(agent: Agent, reached: Flag, **options: object) -> Run:
     """Begin a run, and close its loop when it has come so far."""
-    run = agent.start("go", **options)  # type: ignore[arg-type]
+    run: Run = agent.start("go", **options)  # type: ignore[call-overload]
 
     async def begin() -> None:
         await run.__aenter__()

@@ -32,7 +32,9 @@ pytestmark = pytest.mark.no_cover  # others cover what it reaches, and two third
 
 T = TypeVar("T")
 RANK = {"after_turn": 1, "after_tools": 2, "now": 3}
-SESSIONS = ["one", "two"]
+OWN = "own"
+"""The agent's own conversation, of which no run names the session: the only one that an armed cancel is for."""
+SESSIONS = [OWN, "two"]
 MARKERS = {"user": "Cancelled by user", "superseded": "Cancelled: superseded by a newer request"}
 
 
@@ -222,7 +224,7 @@ class Machine(RuleBasedStateMachine):
         line = self.lines[session]
         prompt = f"prompt {len(self.entered[session])} of {session} {next(numbers)}"
         control = self.model.controls[prompt] = Control(prompt, session)
-        run = control.run = self.agent.start(prompt, session_id=session, on_busy=on_busy)
+        run = control.run = self.agent.start(prompt, session_id=None if session == OWN else session, on_busy=on_busy)
         self.by_run[run.run_id] = control
 
         async def begin() -> None:
@@ -243,7 +245,7 @@ class Machine(RuleBasedStateMachine):
         self.entered[session].append(prompt)
         ahead = list(line)
         line.append(control)
-        if self.armed:
+        if self.armed and session == OWN:
             self.armed = False
             self.apply_cancel("now", control)
         elif on_busy == "cancel":
@@ -356,7 +358,8 @@ class Machine(RuleBasedStateMachine):
 
 async def load(agent: Agent, session: str) -> list[Message]:
     assert agent.runtime.store is not None
-    return list(await agent.runtime.store.load(SessionKey(agent.id, None, session)))
+    session_id = agent.session_id if session == OWN else session
+    return list(await agent.runtime.store.load(SessionKey(agent.id, None, session_id)))
 
 
 def test_machine() -> None:

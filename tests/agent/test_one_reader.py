@@ -30,7 +30,7 @@ def begin(agent: Agent, kind: str) -> Any:
         stream = agent.stream_async("go", run_id="r")
         return stream, stream.run
     run = agent.start("go", run_id="r")
-    run.begin()
+    run.set_out()
     return run.events(), run
 
 

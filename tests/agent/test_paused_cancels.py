@@ -66,7 +66,7 @@ async def fail() -> str:
 TOOLS = [delete, pay, look, fail]
 DELETE, PAY, LOOK = Call("delete", {"name": "all"}, id="d"), Call("pay", id="p"), Call("look", id="l")
 ALL = [DELETE, PAY, LOOK, Call("fail", id="f")]
-BECAME = {"d": "not_started", "p": "cut", "l": "completed", "f": "completed"}
+BECAME = {"d": "not_started", "p": "cut", "l": "completed", "f": "failed"}
 
 
 async def end_of(run: Run) -> Ended:

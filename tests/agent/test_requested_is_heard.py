@@ -262,7 +262,7 @@ def test_a_beginning_that_is_interrupted_leaves_nothing_or_an_ended_run(
             patch.setattr(where, interrupt)
             run = agent.start("go")
             with pytest.raises(Interrupted):
-                run.begin()
+                await run.begin()
         if begun:
             await run.ended()
             assert run.status is RunStatus.cancelled
@@ -321,7 +321,7 @@ def test_a_task_that_was_made_but_is_not_known_does_nothing(monkeypatch: pytest.
         with monkeypatch.context() as patch:
             patch.setattr(loop, "create_task", interrupted)
             with pytest.raises(Interrupted):
-                run.begin()
+                await run.begin()
         await run.ended()
         await asyncio.wait(made)
         assert run.status is RunStatus.cancelled
@@ -346,7 +346,7 @@ def test_a_beginning_that_is_interrupted_right_after_a_call_leaves_nothing(
         with monkeypatch.context() as patch:
             patch.setattr(where, interrupted)
             with pytest.raises(Interrupted):
-                agent.start("go").begin()
+                await agent.start("go").begin()
         assert agent.runtime.live == 0
         assert (await agent.invoke_async("and now?")).status is RunStatus.completed
 

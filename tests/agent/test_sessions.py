@@ -127,7 +127,7 @@ def test_reject_is_the_default_and_says_what_holds_it() -> None:
             await reached.arrived()
             for options in ({}, {"on_busy": "reject"}):
                 with pytest.raises(SessionBusyError, match="holder"):
-                    await agent.invoke_async("second", **options)  # type: ignore[arg-type]
+                    await agent.invoke_async("second", **options)  # type: ignore[call-overload]
             go_on.set()
             await run.result()
         assert texts(agent.messages) == ["first", "One."]

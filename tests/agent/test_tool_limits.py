@@ -74,7 +74,7 @@ def test_a_tools_timeout_ends_that_call_alone() -> None:
         assert (told["b"].content, told["c"].content) == ("waited", "made it")
         [error] = [event for event in run.journal.events if event.event is RunEvent.tool_call_error]
         assert error.tool is not None
-        assert (error.tool.call_id, error.tool.outcome, error.tool.result) == ("a", "cut", told["a"].content)
+        assert (error.tool.call_id, error.tool.outcome, error.tool.result) == ("a", "failed", told["a"].content)
         check_events(run.journal.events)
         assert validate(result.messages) == []
 
@@ -250,7 +250,7 @@ def test_a_later_receipt_says_what_became_of_the_call() -> None:
             run.cancel()
             result = await run.result()
         assert result.receipt is not None
-        assert [(each.call_id, each.outcome) for each in result.receipt.tools] == [("a", "cut")]
+        assert [(each.call_id, each.outcome) for each in result.receipt.tools] == [("a", "failed")]
         kinds = [event.event for event in run.journal.events]
         assert RunEvent.tool_call_cancelled not in kinds  # it had ended before, by its own time
         assert validate(result.messages) == []

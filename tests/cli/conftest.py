@@ -23,7 +23,7 @@ def here(tmp_path: Path) -> Path:
 @pytest.fixture
 def andon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Andon:
     monkeypatch.chdir(tmp_path)
-    for name in ("ANDON_URL", "ANDON_TOKEN"):
+    for name in ("ANDON_URL", "ANDON_DB", "ANDON_TOKEN"):
         monkeypatch.delenv(name, raising=False)
 
     monkeypatch.setattr(sys, "path", sys.path.copy())

@@ -166,7 +166,7 @@ def at_terminal(
 
 def environment(**more: str) -> dict[str, str]:
     """Without what may be set where the tests are run."""
-    strange = {"NO_COLOR", "COLUMNS", "ANDON_URL", "ANDON_TOKEN"}
+    strange = {"NO_COLOR", "COLUMNS", "ANDON_URL", "ANDON_DB", "ANDON_TOKEN"}
     return {**{k: v for k, v in os.environ.items() if k not in strange}, "PYTHONWARNINGS": "error", **more}
 
 

@@ -208,3 +208,29 @@ def test_nothing_to_prune_here(andon: Andon) -> None:
     code, _, err = andon("prune")
     assert code == 5
     assert "--db" in err
+
+
+@pytest.mark.parametrize("name", ["elsewhere.db", "andon.db"])
+def test_the_environment_names_the_database_of_every_command(
+    here: Path, andon: Andon, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANDON_DB", f"sqlite:///{name}")
+    assert andon("run", "program:asker", "Hi", "--no-input")[0] == 4
+    (paused,) = listed(andon)
+    run_id = paused["run_id"]
+    assert andon("watch", run_id)[0] == 4
+    code, out, _ = andon("continue", run_id, "program:asker", "--answer", "d-1=true")
+    assert (code, "deleted a.txt" in out) == (0, True)
+    assert "1 sessions" in andon("prune", "--keep-days", "0", "--dry-run")[1]
+    assert [each.name for each in here.glob("*.db")] == [name]
+
+
+def test_options_win_over_the_environment(here: Path, andon: Andon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANDON_DB", "sqlite:///elsewhere.db")
+    assert andon("run", "program:hello", "Hi", "--db", "sqlite:///here.db")[0] == 0
+    assert [each.name for each in here.glob("*.db")] == ["here.db"]
+    assert len(listed(andon, "--all", "--db", "sqlite:///here.db")) == 1
+    code, _, told = andon("ps")
+    assert (code, "elsewhere.db" in told) == (5, True)
+    monkeypatch.setenv("ANDON_URL", "http://127.0.0.1:1")
+    assert "127.0.0.1:1" in andon("ps")[2]

@@ -175,6 +175,36 @@ def test_a_run_that_fails(here: Path) -> None:
     assert ended.stderr.count("the model is on fire") == 1
 
 
+BROKEN = """
+from andon import Agent, tool
+from andon.models.scripted import Call, ScriptedModel
+
+@tool
+async def look() -> str:
+    raise ValueError("\\x1b[2J not there")
+
+agent = Agent("Broken", ScriptedModel(Call("look"), then="Oh."), tools=[look])
+"""
+
+
+@pytest.mark.parametrize(
+    ("setup", "options", "traces"),
+    [("", [], 1), ("", ["--quiet"], 0), ("import logging; logging.basicConfig(level=logging.CRITICAL)", [], 0)],
+)
+def test_what_a_tool_raised_is_shown_with_its_traceback(
+    here: Path, setup: str, options: list[str], traces: int
+) -> None:
+    """Whoever wrote the tool wants to know its line. A log of the program's own is left as it is."""
+    (here / "broken.py").write_text(setup + BROKEN)
+    command = [sys.executable, "-m", "andon", "run", "broken:agent", "Hi", *options]
+    ended = subprocess.run(
+        command, cwd=here, env=environment(), capture_output=True, text=True, timeout=HANG, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "Oh.\n")
+    assert ended.stderr.count("Traceback") == ended.stderr.count("broken.py") == traces
+    assert "\x1b[2J" not in ended.stderr
+
+
 def test_whoever_reads_and_leaves_cancels(here: Path) -> None:
     """Also while there is nothing to write: nobody would notice by writing."""
     process = subprocess.Popen(

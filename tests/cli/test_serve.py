@@ -51,6 +51,9 @@ brief = Agent("Brief", ScriptedModel(["One ", Pause(0.3), "done."]))
 deaf = Agent("Deaf", ScriptedModel(Call("stubborn")), tools=[stubborn])
 stuck = Agent("Stuck", ScriptedModel(Call("block")), tools=[block])
 both = [agent, brief]
+nobody_there = []
+def make():
+    return agent
 without = Agent("Without")
 """
 
@@ -66,7 +69,7 @@ class Served:
         found = re.search(r"at (http://\S+)$", line)
         assert found, line
         self.url = found[1]
-        self.hint = self.output.readline()
+        self.hint, self.docs, self.database = (self.output.readline() for _ in range(3))
         self.client = httpx.Client(base_url=self.url, timeout=HANG, verify=False)
 
     def end(self, *signals: signal.Signals) -> int:
@@ -112,6 +115,9 @@ def test_a_signal_ends_an_idle_server(here: Path, number: signal.Signals) -> Non
         assert served.client.get("/health").json() == {"status": "ok"}
         assert [agent["id"] for agent in served.client.get("/agents").json()] == ["helper", "brief", "deaf"]
         assert f"{served.url}/agents/helper/runs" in served.hint
+        assert served.docs == f"docs: {served.url}/docs\n"
+        assert served.client.get("/docs").status_code == 200
+        assert served.database == f"database: sqlite:///{here}/andon.db\n"
         assert served.end(number) == 0
 
 
@@ -136,6 +142,8 @@ def test_runs_may_finish_and_nothing_new_is_taken(here: Path) -> None:
                 assert other.post(path, data={"message": "Hi"}).status_code == 503
             assert list(stream)[-1].data["content"] == "One done."
         assert served.process.wait(HANG) == 0
+        (told,) = served.output.read().splitlines()
+        assert re.fullmatch(r"shutting down: waiting up to 30 s for 1 run: \w+ \(brief\)\. Another .* at once", told)
 
 
 def test_what_does_not_finish_is_cancelled_and_its_readers_are_told(here: Path) -> None:
@@ -152,6 +160,7 @@ def test_what_does_not_finish_is_cancelled_and_its_readers_are_told(here: Path) 
             assert last["content"] == "One "
             assert list(frames(watched.iter_lines()))[-1].event == "RunCancelled"
         assert served.process.wait(HANG) == 0
+        assert served.output.read().splitlines()[-1] == "time is up: cancelling 1 run: r1 (helper)"
 
 
 def test_a_plain_request_is_told_too(here: Path) -> None:
@@ -179,7 +188,7 @@ def test_a_plain_request_is_told_too(here: Path) -> None:
     [
         (
             "deaf",
-            r"andon: .* abandoned \[.*\]\nandon: still running at the end: tool stubborn \(call_1\)\n",
+            r"WARNING andon.* abandoned \[.*\]\nandon: still running at the end: tool stubborn \(call_1\)\n",
         ),
         ("stuck", ""),
     ],
@@ -194,6 +203,7 @@ def test_what_can_not_be_stopped_does_not_keep_the_server(here: Path, name: str,
             served.process.send_signal(signal.SIGTERM)
             assert list(stream)[-1].event == "RunCancelled"
         assert served.process.wait(HANG) == 0
+        assert served.output.readline().startswith("shutting down: cancelling 1 run: ")
 
 
 def test_a_reader_that_has_stalled_does_not_keep_the_server(here: Path) -> None:
@@ -249,10 +259,25 @@ def test_behind_a_prefix(here: Path) -> None:
         (["program:asyncio"], "no Agent"),
         (["program:without"], "no model"),
         (["program:agent", "program:both"], "'helper'"),
-        (["broken:agent"], "ZeroDivisionError"),
-        (["needy:agent"], "no_such_package"),
+        (["progam:agent"], "did you mean program:agent?"),
+        (["program.py:agent"], "as in program:agent"),
+        (["program:nothing.there"], "no 'nothing.there' in 'program'; the agents in it are: agent, "),
+        (["program:stubborn"], "<tool stubborn>, which is no Agent"),
+        (["program:make"], "as in agent = make()"),
+        (["program:Agent"], "name an Agent, or a list of them"),
+        (["program:nobody_there"], "is an empty list"),
+        (["plain:agent"], "there is no agent in it: make one"),
+        (["program:agent", "--prot", "80"], "andon serve takes no --prot; did you mean --port?"),
+        (["program:agent", "--nonsense"], "`andon serve --help` lists what it takes"),
         (["program:agent", "--host", "203.0.113.1"], "can't listen on 203.0.113.1"),
+        (["program:agent", "--host", "203.0.113.1"], "name an address of this machine with --host"),
         (["program:agent", "--host", "no such host"], "can't listen on no such host"),
+        (["program:agent", "--host", "no such host"], "name an address of this machine with --host"),
+        (["program:agent", "--db", "mysql://x"], "another database can be named with --db"),
+        (["program:agent", "--db", "sqlite:///no/such/folder/a.db"], "Make it first"),
+        (["program:agent", "--db", "sqlite:///locked/a.db"], "read-only for this user"),
+        (["program:agent", "--port", "80x"], "0 to 65535, and not '80x'"),
+        (["program:agent", "--max-runs", "many"], "a whole number, 0 or more, and not 'many'"),
         (["program:agent", "--port", "99999"], "0 to 65535"),
         (["program:agent", "--drain", "-1"], "0 or more"),
         (["program:agent", "--drain", "inf"], "0 or more"),
@@ -261,11 +286,13 @@ def test_behind_a_prefix(here: Path) -> None:
 def test_mistakes_are_one_sentence(
     here: Path, arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (here / "broken.py").write_text("1 / 0")
-    (here / "needy.py").write_text("import no_such_package")
+    (here / "plain.py").write_text("")
+    (here / "locked").mkdir(0o500)
+    if "locked" in arguments[-1] and os.access(here / "locked", os.W_OK):  # the administrator may write everywhere
+        monkeypatch.setattr(os, "access", lambda *_: False)
     monkeypatch.chdir(here)
     monkeypatch.setattr(sys, "path", sys.path.copy())
-    for name in ("program", "broken", "needy"):
+    for name in ("program", "plain"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     try:
         code: int | str | None = main(["serve", *arguments])
@@ -275,6 +302,35 @@ def test_mistakes_are_one_sentence(
     told = capsys.readouterr().err
     assert words in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "frames"),
+    [
+        ("def f():\n    return 1 / 0\n\nf()\n", "ZeroDivisionError: division by zero", [4, 2]),
+        ("import no_such_package\n", "No module named 'no_such_package'", [1]),
+        ("import helpers\n", "KeyError: 'x'", [1]),
+        ("from andon import Agent\nAgent('')\n", "ConfigurationError", [2]),
+        ("x = 1\ndef f(:\n", "SyntaxError", [2]),
+        ("import sys\nsys.exit('no key')\n", '`if __name__ == "__main__":`', [2]),
+    ],
+)
+@pytest.mark.parametrize("command", [["serve"], ["run"]])
+def test_the_traceback_of_a_program_that_fails_is_the_user_s_part_of_it(
+    here: Path, program: str, words: str, frames: list[int], command: list[str]
+) -> None:
+    (here / "broken.py").write_text(program)
+    (here / "helpers.py").write_text("{}['x']\n")
+    with andon(here, *command, "broken:agent") as process:
+        out, told = process.communicate(timeout=HANG)
+    assert (process.returncode, out) == (2, "")
+    *before, last = told.splitlines()
+    assert last.startswith("andon: 'broken' can't be imported: ")
+    assert words in told
+    assert [int(each) for each in re.findall(r'broken\.py", line (\d+)', "\n".join(before))] == frames
+    assert "importlib" not in told
+    assert f"{os.sep}andon{os.sep}" not in told
+    assert ("helpers.py" in told) is ("helpers" in program)
 
 
 def test_a_port_in_use_is_named(here: Path) -> None:

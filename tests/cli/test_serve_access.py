@@ -62,6 +62,7 @@ def serving(here: Path, *options: str, **environment: str) -> Iterator[tuple[htt
 def test_tokens_come_from_the_command_the_environment_and_a_file(here: Path) -> None:
     lines = ["", "# people", "ada-1 user=ada   # the first", "", "olga-1 user=olga admin", "robot-1 admin"]
     (here / "tokens").write_text("\n".join([*lines, "#eve-1 admin", "c#1 user=c#2 #c"]))
+    (here / "tokens").chmod(0o600)
     options = ("--token", "t1", "--token", "t2", "--token-file", "tokens")
     with serving(here, *options, ANDON_TOKEN="t3\n") as (client, hint):
         assert "$ANDON_TOKEN" in hint
@@ -142,6 +143,22 @@ def test_mistakes_are_one_sentence_without_the_token(
     assert words in told
     assert "geheim" not in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(("mode", "told"), [(0o644, 1), (0o640, 1), (0o600, 0)])
+def test_a_token_file_that_others_can_read_is_told_of(
+    here: Path,
+    mode: int,
+    told: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (here / "tokens").write_text("geheim admin\n")
+    (here / "tokens").chmod(mode)
+    fail(here, ["--token-file", "tokens", "--cors-origin", "nonsense"], monkeypatch, capsys)
+    assert caplog.text.count("chmod 600 tokens") == told
+    assert "geheim" not in caplog.text
 
 
 def test_an_empty_variable_is_a_mistake(

@@ -25,7 +25,7 @@ async def weather(city: str) -> str:
     return f"rain in {city}"
 
 
-def _ask_then_tell(request: ModelRequest) -> Turn:
+def ask_then_tell(request: ModelRequest) -> Turn:
     if request.messages[-1].role == "tool":
         return "It rains."
     return ["Let me look. ", Call("weather", {"city": "Oslo"}), Call("volcano", {})]
@@ -37,7 +37,7 @@ def drive(environment: str, program: str) -> Any:
     assert python.exists(), f"there is no {python}: make it with `make clients`"
     agents = [
         Agent("story", ScriptedModel.story(pace=0.005), description="Tells stories."),
-        Agent("tools", ScriptedModel(then=_ask_then_tell), tools=[weather]),
+        Agent("tools", ScriptedModel(then=ask_then_tell), tools=[weather]),
         Agent("broken", ScriptedModel(then=Fail(ModelError("out of order")))),
     ]
     with serving(*agents) as live:

@@ -60,7 +60,7 @@ async def states_of(agent: Agent, cancel_at: RunEvent | None = None, **options: 
             states.append(run.status)
         return run.status
 
-    run = agent.start("go", **options)  # type: ignore[arg-type]
+    run = agent.start("go", **options)  # type: ignore[call-overload]
     look(run)
     async with run:
         reader = asyncio.create_task(read_until(run, cancel_at))

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -27,8 +28,8 @@ class Late(SQLStore):
         super().__init__(url)
         self.taken, self.may_answer, self.mute = Flag(), Flag(), False
 
-    async def take_up(self, run_id: str, owner: str, seconds: float) -> Taken | None:
-        answer = await super().take_up(run_id, owner, seconds)
+    async def take_up(self, run_id: str, owner: str, seconds: float, *more: Any) -> Taken | None:
+        answer = await super().take_up(run_id, owner, seconds, *more)
         if not self.taken.is_set():
             self.taken.set()
             await self.may_answer.arrived()
@@ -126,14 +127,14 @@ def test_what_is_given_back_is_not_what_another_answer_has_got(url: str) -> None
             agent, asking, may_ask, decided = on(here, "Done.", tools=till.tools), Flag(), Flag(), Flag()
             calls = itertools.count(1)
 
-            async def take_up(run_id: str, owner: str, seconds: float) -> Taken | None:
+            async def take_up(run_id: str, owner: str, seconds: float, *more: Any) -> Taken | None:
                 number = next(calls)
                 if number == 1:  # the first one's question comes late
                     asking.set()
                     await may_ask.arrived()
                 if number == 3:  # and what the second one has got is given back when the first one has its answer
                     await decided.arrived()
-                answer = await SQLStore.take_up(store, run_id, owner, seconds)
+                answer = await SQLStore.take_up(store, run_id, owner, seconds, *more)
                 if number == 2:
                     raise StoreError("the answer was lost, says the test")
                 return answer

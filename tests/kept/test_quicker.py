@@ -35,9 +35,9 @@ class Overtaken(SQLStore):
         super().__init__(url)
         self._before = before
 
-    async def take_up(self, run_id: str, owner: str, seconds: float) -> Taken | None:
+    async def take_up(self, run_id: str, owner: str, seconds: float, *more: Any) -> Taken | None:
         await self._before()
-        return await super().take_up(run_id, owner, seconds)
+        return await super().take_up(run_id, owner, seconds, *more)
 
 
 class Slow(SQLStore):
@@ -137,8 +137,40 @@ def test_a_cancel_that_a_server_has_told_of_is_not_looked_for(postgres_url: str)
     play(main)
 
 
-def test_a_cancel_that_was_heard_of_and_then_lost_with_the_server_is_told_to_it_again(postgres_url: str) -> None:
+@pytest.mark.parametrize("by", ["ada", "mallory"])
+def test_a_notification_that_the_runs_row_does_not_know_stops_nothing(postgres_url: str, by: str) -> None:
+    """Every role that may connect to the database can send one: also with the right owner, and beside a real one."""
+
+    async def main() -> None:
+        async with runtimes(postgres_url) as (here, there):
+            going, told = Flag(), Flag()
+            agent, _ = on(here, [Reach(going), Stall()]), on(there)
+            await listening(here)
+            run = agent.start("go", run_id="r1")
+            await run.open()
+            await going.arrived()
+            assert run.tenure is not None
+            store_of(here).listen(lambda names: told.set() if names == ["r1"] else None)
+            forged = dump_notice("r1", run.tenure.owner, CancelRequest.make(by="mallory", reason="because I can"))
+            with psycopg.connect(postgres_url, autocommit=True) as admin:
+                admin.execute("SELECT pg_notify(%s, %s)", (push.CHANNEL, forged))
+                await told.arrived()  # that somebody should look is all that was passed on
+                assert not run.is_cancelling
+                assert await there.cancel(run_id="r1", by=by) == {"r1": CancelOutcome.requested}
+                admin.execute("SELECT pg_notify(%s, %s)", (push.CHANNEL, forged))
+            await run.ended()
+            stored = await check_stored(there, "r1", RunStatus.cancelled, CancelCause.user)
+            assert stored.receipt is not None
+            assert (stored.receipt.by, stored.receipt.reason) == (by, None)
+
+    play(main)
+
+
+def test_a_cancel_that_was_heard_of_and_then_lost_with_the_server_is_told_to_it_again(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was seen before it was on the disk, and never got there; but the run is stopping, and everybody must know."""
+    monkeypatch.setattr(push, "compared", lambda driver, said: said)  # the row was there when it was looked at
 
     async def main() -> None:
         async with runtimes(postgres_url) as (here, there):
@@ -191,7 +223,7 @@ def test_a_cancel_is_not_heard_by_a_run_of_that_id_in_another_schema_of_the_same
             on(other, "OK.")
             agents, told = [on(runtime, [Stall()]) for runtime in (here, there)], Flag()
             await listening(there)
-            store_of(there).listen(lambda *_: None, None, lambda *_: told.set())  # told after the keeper
+            store_of(there).listen(lambda names: told.set() if names == ["r1"] else None)  # told after the keeper
             runs = [agent.start("go", run_id="r1") for agent in agents]
             for run in runs:
                 await run.open()

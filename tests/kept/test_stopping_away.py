@@ -97,6 +97,7 @@ def test_a_run_that_the_store_has_not_taken_in_yet_can_be_stopped(url: str) -> N
             await until(lambda: runtime.run("r1") is not None)
             answer = await asyncio.wait_for(client.post("/agents/works/runs/r1/cancel"), 2)
             assert (answer.status_code, answer.json()["stored"]) == (202, False)
+            assert answer.headers["location"].endswith(f"/runs/{answer.headers['andon-run-id']}")
             store.delay = 0.0
             assert (await starting).json()["status"] == "CANCELLED"
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from andon import Agent, Retry, RunResult, RunStatus
-from andon.errors import ConfigurationError, ModelConnectionError, ModelError, ModelStreamError, RateLimitError
+from andon.errors import ModelConnectionError, ModelError, ModelStreamError, RateLimitError, SetupError
 from andon.messages import Text
 from andon.testing.providers import Answer, FakeChat, call, cut, end, fail, finish, raw, reasoning, stall, text
 from tests.support import HANG, play
@@ -108,6 +108,7 @@ def test_half_a_character_in_an_error(api: Api) -> None:
                 *_, last = [event async for event in run]
         assert last.error is not None
         assert "not ? this" in last.error
+        assert "not ? this" in str((await run.result()).error)  # as a log would write it
 
     play(main)
 
@@ -384,6 +385,6 @@ def test_the_key_is_in_no_error_of_a_stream(api: Api) -> None:
 @each_api
 @pytest.mark.parametrize("key", ["sk-secret-1\n", "sk-sécret-1"])
 def test_a_key_that_can_not_be_one(api: Api, key: str) -> None:
-    result = Agent("Tester", api.make_model("m", key, "http://127.0.0.1:9/v1")).run("go")
-    assert isinstance(result.error, ConfigurationError)
-    assert "sk-s" not in str(result.error)
+    with pytest.raises(SetupError) as caught:
+        Agent("Tester", api.make_model("m", key, "http://127.0.0.1:9/v1")).run("go")
+    assert "sk-s" not in str(caught.value)

@@ -19,6 +19,7 @@ from andon.errors import (
     ModelConnectionError,
     ModelError,
     RateLimitError,
+    SetupError,
 )
 from andon.messages import Reasoning, Text, ToolCall, ToolResult
 from andon.models.openai import OpenAIChat, OpenAIResponses, faults
@@ -434,10 +435,10 @@ def test_the_key_is_in_no_error(api: Api) -> None:
 def test_without_a_key_the_error_says_what_to_do(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    result = Agent("Tester", api.make_model(ID)).run("go")
-    assert isinstance(result.error, ConfigurationError)
-    assert "OPENAI_API_KEY" in str(result.error)
-    assert "api_key=" in str(result.error)
+    with pytest.raises(SetupError) as caught:
+        Agent("Tester", api.make_model(ID)).run("go")
+    assert "OPENAI_API_KEY" in str(caught.value)
+    assert "api_key=" in str(caught.value)
 
 
 @each_api

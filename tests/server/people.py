@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 from fastapi.routing import APIWebSocketRoute
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from andon import Agent
@@ -64,6 +65,17 @@ def client_of(live: Live, name: str) -> Iterator[httpx.Client]:
     with live.another_client() as client:
         client.headers.update(bearer(name))
         yield client
+
+
+def refusal_of(live: Live, *protocols: str, headers: dict[str, str] | None = None, **query: str) -> tuple[int, str]:
+    """How the handshake of a live connection is answered: there is no connection then."""
+    url = f"ws://127.0.0.1:{live.port}/run_live?{urlencode(query)}"
+    offered: Any = list(protocols) or None
+    with pytest.raises(InvalidStatus) as caught:
+        connect(url, additional_headers=headers or {}, subprotocols=offered, proxy=None)
+    response = caught.value.response
+    assert response.body is not None
+    return response.status_code, json.loads(response.body)["detail"]
 
 
 def close_of(live: Live, *protocols: str, headers: dict[str, str] | None = None, **query: str) -> tuple[int, str]:

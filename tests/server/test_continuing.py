@@ -82,6 +82,15 @@ def test_our_answers() -> None:
         assert [frame.id for frame in read] == list(range(1, len(read) + 1))
 
 
+@pytest.mark.parametrize("tool", [1, [], {"tool_call_id": [1]}, {"tool_call_id": {"a": 1}, "confirmed": True}])
+def test_what_is_no_tool_of_the_family_is_refused(tool: Any) -> None:
+    with serving(helper(BOTH)) as live:
+        pause(live)
+        refused = live.client.post(f"{RUNS}/r/continue", json={"tools": [tool]})
+        assert (refused.status_code, "tool_call_id" in refused.json()["detail"]) == (400, True)
+        assert live.client.get(f"{RUNS}/r").json()["status"] == "PAUSED"
+
+
 def test_the_familys_form() -> None:
     with serving(helper(BOTH)) as live:
         pause(live)
@@ -164,7 +173,7 @@ def test_a_refusal_with_a_reason() -> None:
     [
         ({}, 400, "no answer to"),
         ({"answers": {"x": True}}, 400, "no question 'x'"),
-        ({"answers": "{"}, 400, "no JSON"),
+        ({"answers": "{"}, 400, "not JSON"),
         ({"answers": "[]"}, 400, "an object"),
         ({"tools": "{}"}, 400, "a list"),
         ({"tools": ["c1"]}, 400, "an object"),

@@ -11,7 +11,6 @@ import pytest
 
 from andon import Agent, RunStatus, Runtime, SessionKey, tool
 from andon.models.scripted import ScriptedModel, Stall
-from andon.server import lists
 from andon.store.sql import SQLStore
 from tests.server.live import Live, serving
 from tests.store.making import record
@@ -72,9 +71,8 @@ def test_runs_are_listed_by_what_is_asked_for() -> None:
         assert (line["agent_id"], line["session_id"], line["user_id"]) == ("helper", "s1", "ada")
 
 
-def test_what_is_asked_for_is_not_crowded_out_by_what_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_asked_for_is_not_crowded_out_by_what_is_not(tmp_path: Path) -> None:
     """A database has many runs that have ended, and others that this server has no agent for."""
-    monkeypatch.setattr(lists, "LIMIT", 2)
     store = SQLStore(f"sqlite:///{tmp_path}/andon.db")
     runtime = Runtime(store)
 
@@ -92,8 +90,8 @@ def test_what_is_asked_for_is_not_crowded_out_by_what_is_not(tmp_path: Path, mon
         def listed(path: str) -> list[str]:
             return [line["run_id"] for line in live.client.get(path).json()]
 
-        assert listed("/runs") == listed(RUNS) == ["r2", "r1"]
-        assert listed("/runs?status=RUNNING") == listed(f"{RUNS}?status=running,pending") == ["old"]
+        assert listed("/runs?limit=2") == listed(f"{RUNS}?limit=2") == ["r2", "r1"]
+        assert listed("/runs?limit=2&status=RUNNING") == listed(f"{RUNS}?limit=2&status=running,pending") == ["old"]
         assert listed("/agents/other/runs") == []
         assert live.client.get("/runs?status=PENDING,WHAT").status_code == 422
     asyncio.run(runtime.close())
@@ -153,8 +151,10 @@ def test_of_a_run_that_has_left_memory_the_record_is_left() -> None:
 
 def test_the_app_describes_itself() -> None:
     with serving(Agent("Helper", ScriptedModel())) as live:
-        paths = live.client.get("/openapi.json").json()["paths"]
-        body = paths["/agents/{agent_id}/runs"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
+        document = live.client.get("/openapi.json").json()
+        paths, schemas = document["paths"], document["components"]["schemas"]
+        content = paths["/agents/{agent_id}/runs"]["post"]["requestBody"]["content"]
+        body = schemas[content["multipart/form-data"]["schema"]["$ref"].rpartition("/")[2]]
         assert body["required"] == ["message"]
         assert {"stream", "session_id", "on_disconnect"} <= body["properties"].keys()
         for path in (

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from andon.testing.providers import FakeChat, fail
@@ -37,10 +38,16 @@ async def look() -> str:
     logging.getLogger("mine").warning("looked\\naround")
     return "Nothing."
 
+@tool
+async def fall() -> str:
+    "Fall."
+    raise ValueError("over a root")
+
+clumsy = Agent("Clumsy", ScriptedModel(Call("fall"), then="Ouch."), tools=[fall])
 helper = Agent("Helper", ScriptedModel(Call("look"), then="OK."), tools=[look])
 silent = Agent("Silent", ScriptedModel(then=Stall()))
 paid = Agent("Paid", OpenAIChat("gpt-5.2", api_key=os.environ["KEY"], base_url=os.environ["URL"]))
-agents = [helper, silent, paid]
+agents = [helper, silent, paid, clumsy]
 """
 
 
@@ -65,9 +72,12 @@ class Logged:
 
 
 @contextlib.contextmanager
-def logging(here: Path, *options: str, url: str = "http://127.0.0.1:9", **environment: str) -> Iterator[Logged]:
-    (here / "program.py").write_text(PROGRAM)
+def logging(
+    here: Path, *options: str, url: str = "http://127.0.0.1:9", before: str = "", **environment: str
+) -> Iterator[Logged]:
+    (here / "program.py").write_text(before + PROGRAM)
     (here / "tokens").write_text(f"# who may ask\n{ADA} user=ada\n")
+    (here / "tokens").chmod(0o600)
     command = [sys.executable, "-m", "andon", "serve", "program:agents", "--port", "0", "--drain", "0", *options]
     with subprocess.Popen(
         command,
@@ -117,6 +127,45 @@ def test_without_being_asked_it_tells_of_nothing_but_trouble(tmp_path: Path) -> 
         assert logged.end() == []
 
 
+def test_without_being_asked_it_tells_of_trouble_and_who_used_the_kill_switch(tmp_path: Path) -> None:
+    with logging(tmp_path, "--token", TOKEN) as logged:
+        logged.client.headers["authorization"] = f"Bearer {TOKEN}"
+        wanted = {"message": "Hi", "run_id": "r1", "session_id": "s1", "stream": False}
+        assert logged.client.post("/agents/clumsy/runs", json=wanted).status_code == 200
+        for which in ({"all": True}, {"agent_id": "helper", "reason": "it\nmisbehaves"}, {"session_id": "s1"}):
+            assert logged.client.post("/runs/cancel", json={**which, "by": "ann"}).status_code == 200
+        blocked = logged.client.post("/runs/cancel", json={"user_id": "bob", "block": True})
+        assert blocked.status_code == 200
+        lines = logged.end()
+    tool, *traceback = lines[: (cancels := [" cancels " in line for line in lines].index(True))]
+    about = "[run_id=r1 session_id=s1 agent_id=clumsy]"
+    assert tool == f"WARNING andon.agent.calling: tool fall (call_1) failed: ValueError: over a root {about}"
+    assert traceback[0] == "    Traceback (most recent call last):"
+    assert traceback[-1] == "    ValueError: over a root"
+    assert all(line.startswith("    ") for line in traceback)
+    assert lines[cancels:] == [
+        "WARNING andon.server.visit: ann cancels all runs (no reason given)",
+        "WARNING andon.server.visit: ann cancels all runs of agent 'helper' (it\\x0amisbehaves)",
+        "WARNING andon.server.visit: admin cancels all runs of user 'bob' (no reason given)",
+        "WARNING andon.server.visit: user 'bob' was blocked by admin (no reason given)",
+    ]
+
+
+def test_a_program_that_has_set_up_a_log_keeps_it(tmp_path: Path) -> None:
+    """And one that has only silenced a library's complaints has set up none."""
+    for setting, kept in (
+        ("logging.basicConfig(filename='own.log', level=logging.INFO)", True),
+        ("logging.getLogger().addHandler(logging.NullHandler())", False),
+    ):
+        with logging(tmp_path, before=f"import logging\n{setting}\n") as logged:
+            logged.client.post("/runs/cancel", json={"all": True, "by": "ann\nCRITICAL", "reason": "so\nCRITICAL"})
+            lines = logged.end()
+        told = (tmp_path / "own.log").read_text() if kept else "\n".join(lines)
+        assert "cancels all runs" in told
+        assert not any(line.startswith("CRITICAL") for line in told.splitlines())  # a log of one's own escapes nothing
+        assert bool(lines) is not kept
+
+
 @pytest.mark.parametrize("style", ["json", "text"])
 def test_no_secret_is_ever_written(tmp_path: Path, style: str) -> None:
     """A server that was used with right and wrong tokens, and whose provider fails and quotes the key."""
@@ -138,8 +187,8 @@ def test_no_secret_is_ever_written(tmp_path: Path, style: str) -> None:
             assert "RunError" in told[2].text
             url = str(logged.client.base_url).replace("http", "ws", 1)
             protocols: Any = ["andon", f"bearer.{wrong}"]
-            with connect(f"{url}/run_live", subprotocols=protocols, proxy=None) as socket:
-                assert socket.subprotocol == "andon"
+            with pytest.raises(InvalidStatus):
+                connect(f"{url}/run_live", subprotocols=protocols, proxy=None)
             logged.client.get(f"/agents?token={wrong}")
             logged.end()
         for text in (logged.output, *(answer.text for answer in told)):

@@ -14,7 +14,7 @@ from andon import Agent, ConfigurationError
 from andon.models.scripted import ScriptedModel
 from andon.server import create_app
 from tests.server.live import Live, serving, serving_app
-from tests.server.people import ROUTES, at, bearer, close_of, guarded
+from tests.server.people import ROUTES, at, bearer, guarded, refusal_of
 
 RUNS = "/agents/helper/runs"
 PAGE = "https://page.example"
@@ -100,15 +100,15 @@ def test_other_origins_are_foreign(live: Live, origin: str) -> None:
     origin = origin.format(url=live.url)
     for method, path in (("GET", "/runs"), ("POST", RUNS), ("OPTIONS", RUNS)):
         assert live.client.request(method, path, headers={"origin": origin}).status_code == 403
-    code, reason = close_of(live, headers={"Origin": origin}, **TALK)
-    assert code == 1008
-    assert "origin" in reason
+    code, detail = refusal_of(live, headers={"Origin": origin}, **TALK)
+    assert code == 403
+    assert "origin" in detail
 
 
-def test_a_live_connection_by_another_name_is_closed(live: Live) -> None:
-    code, reason = close_of(live, headers={"Host": "evil.example", "Origin": "http://evil.example"}, **TALK)
-    assert code == 1008
-    assert "evil.example" in reason
+def test_a_live_connection_by_another_name_is_refused(live: Live) -> None:
+    code, detail = refusal_of(live, headers={"Host": "evil.example", "Origin": "http://evil.example"}, **TALK)
+    assert code == 403
+    assert "evil.example" in detail
 
 
 def test_our_own_pages_may_ask(live: Live) -> None:
@@ -127,7 +127,7 @@ def test_with_a_token_the_name_is_a_proxys_to_choose_and_pages_are_still_checked
             live.client.post(RUNS, data=form, headers={**mine, "origin": "https://agents.example"}).status_code == 200
         )
         assert live.client.get("/runs", headers={**mine, "origin": PAGE}).status_code == 200  # unreadable without CORS
-        assert close_of(live, headers={**bearer("ada"), "Origin": PAGE}, **TALK)[0] == 1008
+        assert refusal_of(live, headers={**bearer("ada"), "Origin": PAGE}, **TALK)[0] == 403
 
 
 def test_a_page_that_was_allowed_may_ask_and_read() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from andon import Agent, ModelError, RunStatus, tool
+from andon import Agent, ModelError, RunStatus, Trim, tool
 from andon.models.scripted import Call, Fail, Say, ScriptedModel, Spend, Think
-from andon.server import host
+from andon.server import keys
 from andon.store import memory
 from tests.server.live import Frame, frames, serving
 from tests.support import Do, Flag, Hold, Silence, Worker
@@ -87,6 +87,18 @@ def test_a_retry_is_told_to_whoever_asks_for_all() -> None:
         assert read[-1]["content"] == "OK."
 
 
+def test_a_shortened_context_is_told_to_whoever_asks_for_all() -> None:
+    with serving(helper(context=Trim(messages=1))) as live:
+        live.post(RUNS, message="Hello", session_id="s", stream="false")
+        for events in ("all", ""):
+            with live.stream(RUNS, message="Hello again", session_id="s", events=events) as stream:
+                told = [frame.data["context"] for frame in stream if frame.event == "ContextReduced"]
+            assert [set(each) for each in told] == ([FIELDS] if events else [])
+
+
+FIELDS = {"messages_before", "messages_after", "tokens_before", "tokens_after"}
+
+
 def test_a_stream_is_not_to_be_buffered_or_cached() -> None:
     with serving(helper("Hello!")) as live, live.client.stream("POST", RUNS, data={"message": "Hi"}) as response:
         assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -159,7 +171,7 @@ def test_a_plain_answer_is_the_result() -> None:
 
 def test_json_works_as_well_as_a_form() -> None:
     with serving(helper("Hello!")) as live:
-        asked = {"message": "Hi", "stream": False, "session_id": None, "unknown": [1], "timeout": 30}
+        asked = {"message": "Hi", "stream": False, "session_id": None, "timeout": 30}
         assert live.client.post(RUNS, json=asked).json()["content"] == "Hello!"
         parts = {"message": (None, "Hi"), "stream": (None, "False")}
         assert live.client.post(RUNS, files=parts).json()["content"] == "OK."
@@ -304,22 +316,25 @@ def test_the_same_key_is_not_another_request() -> None:
         assert ask("Hi", session_id="s1").json()["run_id"] == first["run_id"]
 
 
-def test_a_key_whose_run_nobody_knows_any_more_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_whose_run_nobody_knows_any_more_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been a payment: to forget how it went is no reason to pay twice."""
     monkeypatch.setattr(memory, "RECORDS_KEPT", 0)
     agent = helper("One.", "Two.")
     agent.runtime.keep_ended(seconds=0)
     with serving(agent) as live:
 
-        def ask() -> Any:
+        def ask(key: str) -> Any:
             fields = {"message": "Hi", "stream": "false"}
-            return live.client.post(RUNS, data=fields, headers={"idempotency-key": "k1"}).json()
+            return live.client.post(RUNS, data=fields, headers={"idempotency-key": key})
 
-        first, second = ask(), ask()
-        assert (first["content"], second["content"]) == ("One.", "Two.")
+        first, again = ask("k1").json(), ask("k1")
+        assert (again.status_code, again.json()["run_id"]) == (409, first["run_id"])
+        assert "of which nothing is kept: use a new one" in again.json()["detail"]
+        assert (first["content"], ask("k2").json()["content"]) == ("One.", "Two.")
 
 
 def test_keys_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "KEYS_KEPT", 2)
+    monkeypatch.setattr(keys, "KEYS_OF_A_USER", 2)
     with serving(helper()) as live:
 
         def ask(key: str) -> str:

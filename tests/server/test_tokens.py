@@ -16,7 +16,7 @@ from andon.models.scripted import ScriptedModel, Stall
 from andon.server import Token, create_app
 from andon.server.access import Keyring
 from tests.server.live import Live, serving, serving_app
-from tests.server.people import OPEN, ROUTES, SECRETS, TOKENS, at, bearer, client_of, close_of, guarded
+from tests.server.people import OPEN, ROUTES, SECRETS, TOKENS, at, bearer, client_of, guarded, refusal_of
 from tests.support import HANG
 
 RUNS = "/agents/helper/runs"
@@ -56,9 +56,9 @@ def test_a_good_token_opens_it(live: Live, name: str) -> None:
 
 @pytest.mark.parametrize("protocols", [(), ("andon",), ("andon", "bearer.wrong"), ("bearer.",)])
 def test_a_live_connection_needs_one_too(live: Live, protocols: tuple[str, ...]) -> None:
-    code, reason = close_of(live, *protocols, app_name="helper", user_id="ada", session_id="s1")
-    assert code == 1008
-    assert "token" in reason
+    code, detail = refusal_of(live, *protocols, app_name="helper", user_id="ada", session_id="s1")
+    assert code == 401
+    assert "token" in detail
 
 
 @pytest.mark.parametrize("secret", [SECRETS["ada"], "with/slash=="])

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from andon import Event, RunEvent, RunStatus, SessionKey
-from andon.core.events import ToolView
+from andon.core.events import ContextView, ToolView
 from andon.core.journal import Journal
 from andon.core.receipt import CancelRequest, Interrupt, Receipt
 from andon.core.shared import Lease, Progress
@@ -122,8 +122,10 @@ def test_every_kind_of_event_comes_back_as_it_was(url: str) -> None:
 def test_a_text_that_tells_more_than_its_text_keeps_it() -> None:
     plain = events("r1", (1,))[0]
     empty: dict[str, Any] = {"reason": "", "error": "", "parent_run_id": "", "interrupts": [], "delay": 0.0}
+    empty["output"] = {}
     full = {"tool": ToolView("t", "look", {}), "status": RunStatus.running, "usage": Usage()}
     request = CancelRequest(CancelCause.user, None, None, CancelMode.now, None, 1.25)
+    full["context"] = ContextView(9, 3, 900, 300)
     full["receipt"] = Receipt.of(request, CancelMode.now, Phase.waiting, [], Usage(), [])
     facts = empty | full
     assert set(facts) == {field.name for field in msgspec.structs.fields(Event) if not field.required} - {"content"}

@@ -142,8 +142,10 @@ def test_an_error_in_a_transaction_undoes_it(url: str) -> None:
 
             def half(tx: transaction.Tx) -> None:
                 from andon.store.sql import sessions
+                from andon.store.sql.codec import dump
 
-                sessions.save(tx, record("r1", RunStatus.completed), said("One"))
+                ended = record("r1", RunStatus.completed)
+                sessions.save(tx, ended, dump(ended), dump(said("One")))
                 raise KeyError("half way")
 
             with pytest.raises(KeyError, match="half way"):

@@ -16,6 +16,7 @@ from sqlalchemy import create_engine, inspect
 
 from andon import Event, RunEvent, RunStatus
 from andon.core.selection import Selection
+from andon.core.store import SessionKey
 from andon.store.sql import SQLStore, migrations
 from tests.store.making import KEY, LONG, events, opened, said
 from tests.store.test_schema import execute
@@ -98,6 +99,27 @@ def test_what_was_begun_with_version_1_goes_on(old: str) -> None:
             assert await store.read_events("r1", 0, 9) == []
             assert len(await store.read_events("r4", 0, 9)) == 3
             assert await store.load(KEY) == []
+
+    play(main)
+
+
+def test_states_are_as_before(old: str) -> None:
+    state = '{"a":{"b":[1,"\u00e9"]}}'
+    ((id, agent, user, session),) = execute(
+        old, "SELECT id, agent_id, user_id, session_id FROM andon_sessions ORDER BY id LIMIT 1"
+    )
+    execute(old, f"UPDATE andon_sessions SET state = '{state}' WHERE id = {id}")
+    key = SessionKey(str(agent), str(user) or None, str(session))
+
+    async def main() -> None:
+        async with opened(old) as store:
+            found = await store.find_session(key)
+            assert found is not None
+            assert found.state == {"a": {"b": [1, "é"]}}
+            changed = await store.update_session(key, {"c": 2})
+            assert changed is not None
+            assert changed.state == {**found.state, "c": 2}
+            assert (await store.history(key)) != []
 
     play(main)
 

@@ -14,7 +14,7 @@ from andon.core.selection import Selection
 from andon.core.shared import Progress
 from andon.core.states import CancelOutcome
 from andon.errors import StoreError
-from andon.store.sql import engine, sessions, transaction
+from andon.store.sql import engine, sessions, states, transaction
 from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said
 from tests.store.server import Server
 from tests.store.test_processes import Bell
@@ -202,7 +202,7 @@ def test_what_fails_on_its_way_with_the_commit_undoes_all_of_it(postgres_url: st
             await store.ping()
 
             def write(tx: transaction.Tx) -> None:
-                sessions.create(tx, KEY, {})
+                states.create(tx, KEY, "{}")
                 tx.write(text("INSERT INTO andon_meta (version) VALUES (NULL)"))
 
             with pytest.raises(StoreError, match=r"could not be asked.*null"):

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
 from andon import CancelOutcome, RunStatus
@@ -138,6 +139,27 @@ def test_of_what_a_server_can_not_say_exactly_it_says_that_something_has_changed
             await told
             assert heard == []
             assert list((await store.renew(leases, None)).cancels) == names
+
+    play(main)
+
+
+@pytest.mark.parametrize("said", ['["r1","me",{"odd":' + "[" * 7000, "+" + "[" * 7000])
+def test_what_somebody_says_without_a_bottom_only_has_everybody_look(
+    postgres_url: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every role that may connect can say it. The connection stays."""
+    monkeypatch.setattr(push, "PING_SECONDS", LONG)
+
+    async def main() -> None:
+        async with opened(postgres_url) as store:
+            called = Bell()
+            store.listen(called)
+            await called.next()  # it has connected
+            told = called.next()
+            with psycopg.connect(postgres_url, autocommit=True) as anybody:
+                anybody.execute("SELECT pg_notify(%s, %s)", (push.CHANNEL, said))
+            await told
+            assert "can't be watched" not in caplog.text
 
     play(main)
 

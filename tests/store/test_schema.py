@@ -254,5 +254,6 @@ def test_what_the_tables_are_is_what_the_store_uses(url: str) -> None:
     if not url.startswith("sqlite"):
         names = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename"
     tables = [str(name) for (name,) in execute(url, names)]
-    whole = ["blocks", "cancels", "events", "meta", "news", "records", "runs", "sessions"]
+    whole = ["blocks", "cancels", "events", "histories", "keys", "meta", "news", "records", "runs", "secrets"]
+    whole += ["sessions", "states"]
     assert tables == [f"andon_{name}" for name in whole]

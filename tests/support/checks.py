@@ -76,10 +76,11 @@ async def cut(
     prompt: str = "go",
     mode: str = "now",
     grace: float | None = None,
+    output_type: Any = None,
     **options: Unpack[RunOptions],
 ) -> Ended:
     """Start a run, cancel it when it has come so far (None: before its first step), and wait for its end."""
-    async with agent.start(prompt, **options) as run:
+    async with agent.start(prompt, output_type=output_type, **options) as run:
         reader = asyncio.create_task(read_all(run))
         if isinstance(when, Flag):
             await when.arrived()
@@ -165,7 +166,8 @@ def check_cancelled(
     assert receipt.latency >= 0
     assert len(receipt.leftovers) == leftovers, receipt.leftovers
 
-    untold = {call_id: outcome for call_id, outcome in outcomes(result).items() if outcome != "completed"}
+    own_ends = ("completed", "failed", "refused")
+    untold = {call_id: outcome for call_id, outcome in outcomes(result).items() if outcome not in own_ends}
     told = [event.tool for event in events if event.event is RunEvent.tool_call_cancelled]
     assert len(told) == len(untold)
     assert {tool.call_id: tool.outcome for tool in told if tool is not None} == untold

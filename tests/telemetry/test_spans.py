@@ -294,7 +294,7 @@ def test_a_tool_that_ran_out_of_its_own_time(watch: Watch) -> None:
     watch.agent("A", ScriptedModel([Call("slow")], "Oh."), tools=[slow]).run("Go")
     call = watch.one("execute_tool slow")
     assert (call.status.status_code, facts(call)["error.type"]) == (StatusCode.ERROR, "andon.errors.ToolTimeoutError")
-    assert facts(call)["andon.tool.outcome"] == "cut"
+    assert facts(call)["andon.tool.outcome"] == "failed"
 
 
 def test_calls_that_never_ran_are_told_on_their_turn(watch: Watch) -> None:
@@ -313,6 +313,7 @@ def test_calls_that_never_ran_are_told_on_their_turn(watch: Watch) -> None:
     kinds = ["UnknownToolError", "BadArgumentsError", "ToolBlockedError"]
     assert [each["error.type"] for each in told] == [f"andon.errors.{kind}" for kind in kinds]
     assert [each["gen_ai.tool.call.id"] for each in told] == ["call_1", "call_2", "call_3"]
+    assert [each["andon.tool.outcome"] for each in told] == ["refused"] * 3
 
 
 # -- cancels ----------------------------------------------------------------------------------------------------------
@@ -432,7 +433,7 @@ def test_a_part_that_the_host_cancelled_before_the_run_was_told(watch: Watch, wh
 
     async def main() -> None:
         run = agent.start("Go")
-        run.begin()
+        await run.begin()
         while not (mine := [task for task in asyncio.all_tasks() if task.get_name() == name]):  # noqa: ASYNC110
             await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -450,7 +451,7 @@ def test_a_run_that_was_lost_with_its_loop(watch: Watch) -> None:
 
     async def begin() -> Run:
         run = agent.start("Go")
-        run.begin()
+        await run.begin()
         async for event in run:
             if event.event is RunEvent.tool_call_started:
                 break
@@ -551,7 +552,7 @@ def test_a_call_that_was_never_let_run_is_told(watch: Watch, ending: str) -> Non
     async def main() -> None:
         with watch.tracer.start_as_current_span("request"):
             run = agent.start("Go")
-            run.begin()
+            await run.begin()
             (question,) = (await run.result()).interrupts
         if ending == "refuse":
             await agent.continue_run(run.run_id, {question.id: Deny("no")})
@@ -566,6 +567,7 @@ def test_a_call_that_was_never_let_run_is_told(watch: Watch, ending: str) -> Non
     assert event.attributes is not None
     if ending == "refuse":
         assert event.attributes["andon.tool.denied"] is True
+        assert event.attributes["andon.tool.outcome"] == "refused"
     else:
         assert event.attributes["andon.cancel.cause"] == facts(after)["andon.cancel.cause"] == "user"
         assert before.parent is not None

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from andon import Agent, Run, RunEvent, RunStatus
+from andon import Agent, Run, RunEvent, RunStatus, tool
 from andon.errors import InsideEventLoopError
-from andon.models.scripted import ScriptedModel, Stall
+from andon.models.scripted import Call, ScriptedModel, Stall
 from andon.testing import Cancel, explore, reading, virtual_run
+from andon.testing.explorer import Kind
 from tests.testing.explorable import found, hello, raising, sound, sound_stream
 
 # -- what it reports --------------------------------------------------------------------------------------------------
@@ -88,6 +89,63 @@ def test_a_problem_says_where_it_was() -> None:
     assert problem.events == ("run 1 (cancelled): run_started, cancel_requested, run_cancelled",)
     assert str(report).startswith("my scenario: 3 problem(s) in 3 injections, ")
     assert str(problem) in str(report)
+
+
+@pytest.mark.parametrize("inject", ["cancel", "host", "teardown", "leave"])
+def test_a_problem_names_the_line_of_the_user_s_own(inject: Kind) -> None:
+    @tool
+    async def fetch() -> str:
+        await asyncio.sleep(1)  # in the tool
+        return "fetched"
+
+    async def scenario() -> None:
+        agent = Agent("Fetcher", ScriptedModel(Call("fetch"), then="Done."), tools=[fetch])
+        async for _ in reading(agent.stream_async("Hi")):  # in the scenario
+            pass
+
+    def refuse(runs: Sequence[Run]) -> None:
+        assert runs[0].status is RunStatus.completed, "not completed"
+
+    report = explore(scenario, inject=inject, check=refuse, next_prompt=None, max_problems=1000)
+    with open(__file__, encoding="utf-8") as file:
+        lines = dict(enumerate(file, 1))
+    in_tool, in_scenario = (
+        next(number for number, line in lines.items() if line.rstrip().endswith(f"# in the {place}"))
+        for place in ("tool", "scenario")
+    )
+    named = {problem.line for problem in report.problems}
+    expected = {
+        f"{__file__}:{in_scenario}, in scenario: {lines[in_scenario].strip()}",
+        f"{__file__}:{in_tool}, in fetch: {lines[in_tool].strip()}",
+    }
+    assert expected - named == set()
+    assert {str(line).partition(":")[0] for line in named} == {__file__}
+    assert f"\n    at {__file__}:{in_tool}, in fetch: await asyncio.sleep(1)" in str(report)
+
+
+def test_who_waits_is_told_with_the_line_of_the_user_s_own() -> None:
+    async def scenario() -> None:
+        lock = asyncio.Lock()
+
+        @tool
+        async def book() -> str:
+            await lock.acquire()  # never released
+            return "booked"
+
+        agent = Agent("Booking", ScriptedModel([Call("book"), Call("book")], then="Done."), tools=[book])
+        await agent.invoke_async("Hi")
+
+    with open(__file__, encoding="utf-8") as file:
+        line = next(number for number, text in enumerate(file, 1) if text.rstrip().endswith("# never released"))
+    told = rf"in acquire \(locks.py:\d+\) called by book \(test_explorer.py:{line}\)"
+    found(explore(scenario), rf"tool book \(call_2\) {told}")
+
+
+def test_what_would_try_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"steps=\[100000\] would try nothing: the scenario takes the steps 1 to \d+"):
+        explore(sound, steps=[100_000])
+    with pytest.raises(TypeError, match=r"give the async function itself, explore\(scenario\)"):
+        explore(sound())  # type: ignore[arg-type]
 
 
 def test_single_steps_can_be_tried() -> None:

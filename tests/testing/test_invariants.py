@@ -293,7 +293,19 @@ def test_a_tool_event_of_the_wrong_kind(cancelled: Run) -> None:
     events = list(cancelled.journal.events)
     at = index(cancelled, RunEvent.tool_call_completed)
     events[at] = replace(events[at], event=RunEvent.tool_call_error)
-    only(check_calls(own(cancelled), events), "ended with tool_call_error, but its result has status ok")
+    found = list(check_calls(own(cancelled), events))
+    only(iter(found[:1]), "ended with tool_call_error, but its result has status ok")
+    only(iter(found[1:]), "ended with tool_call_error and the outcome completed")
+
+
+def test_a_call_that_failed_though_it_never_began(cancelled: Run) -> None:
+    end = cancelled.journal.events[index(cancelled, RunEvent.tool_call_completed)]
+    assert end.tool is not None
+    failed = replace(end, event=RunEvent.tool_call_error, tool=replace(end.tool, outcome=ToolOutcome.failed))
+    told = [failed if event is end else event for event in cancelled.journal.events]
+    events = [event for event in told if event.event is not RunEvent.tool_call_started]
+    found = list(check_calls(own(cancelled), events))
+    assert any("failed, though it never started" in problem for problem in found), found
 
 
 def test_a_call_that_starts_or_ends_twice(cancelled: Run) -> None:

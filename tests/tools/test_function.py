@@ -50,7 +50,8 @@ class Call:
         self.gone = threading.Event()
         run = SimpleNamespace(
             runtime=SimpleNamespace(abandoned=self.abandoned),
-            bounds=SimpleNamespace(abandoned_threads=abandoned_threads),
+            bounds=SimpleNamespace(abandoned_threads=abandoned_threads, abandoned_user_threads=16),
+            user_id=None,
             leave_behind=lambda key, name: self.named.append(name),
             picked_up=lambda key: self.gone.set(),
             children=[],
@@ -473,7 +474,7 @@ def test_a_cut_leaves_the_thread_behind_named_and_drops_what_it_brings(
         assert call.abandoned == {}
         # What the thread left on the loop came before `gone`, so it has been dealt with.
         (record,) = caplog.records
-        assert record.name == "andon"
+        assert record.name == "andon.tools.thread"
         assert record.levelno == logging.INFO
         assert record.getMessage() == f"late result of tool work (call-1) dropped{suffix}"
 
@@ -558,7 +559,7 @@ def test_a_result_that_comes_at_the_moment_of_the_cut_is_dropped_too(caplog: pyt
 
 def test_with_too_many_abandoned_threads_none_is_started() -> None:
     call, calls = Call(abandoned_threads=2), list[str]()
-    call.abandoned.update({"a": "thread of a", "b": "thread of b"})
+    call.abandoned.update({Call().scope: "thread of a", Call().scope: "thread of b"})
 
     @tool
     def work() -> None:

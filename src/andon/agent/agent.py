@@ -6,25 +6,30 @@ It holds no state of a run. What it does hold is the cord: whoever has the agent
 
 from __future__ import annotations
 
-import inspect
+import copy
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from andon.agent.calling import Plan
 from andon.agent.carry import Earlier
+from andon.agent.context import ContextPolicy
+from andon.agent.history import bring
+from andon.agent.homes import Homes
 from andon.agent.hooks import Hooks
+from andon.agent.instructions import InstructionsFunction, check_instructions
 from andon.agent.loop import Loop
-from andon.agent.options import RunOptions, check_id
-from andon.agent.output import Output
+from andon.agent.options import RunOptions, check_id, check_limits
+from andon.agent.output import NO_TYPE, Form, form_of
 from andon.agent.resuming import Resuming
 from andon.agent.retry import Retry
-from andon.agent.subagent import AgentTool
+from andon.agent.sessions import Sessions
+from andon.agent.subagent import AgentTool, sub_agents
 from andon.core.budget import Budget
 from andon.core.cord import Cord
 from andon.core.limits import Limits
-from andon.core.receipt import CancelRequest, RunResult
+from andon.core.receipt import CancelRequest, OutputT, RunResult
 from andon.core.run import Run
 from andon.core.runtime import Runtime
 from andon.core.session import Session
@@ -37,23 +42,32 @@ from andon.errors import (
     NoModelError,
 )
 from andon.messages import Message, user
-from andon.models.base import Model
+from andon.models.base import Model, check_model, check_setup
 from andon.store.memory import MemoryStore
 from andon.sync import BlockingStream, check_blocking, run_blocking
 from andon.telemetry import AUTOMATIC, Telemetry
 from andon.tools.base import Tool
 from andon.tools.function import as_tool
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm, TypeVar
+
+    T = TypeVar("T", default=object)
+
 __all__ = ["Agent", "RunOptions"]
 
 
-class Agent(Resuming):
+class Agent(Resuming[OutputT]):
     """A model, its instructions and its tools.
 
     >>> agent = Agent(name="Storyteller", model=ScriptedModel.story())
     >>> result = agent.run("Tell me about the sea.", timeout=2)
     >>> result.stop_reason
     'cancelled'
+
+    `max_turns`, `timeout` and `budget` limit each of its runs. A call that gives its own value has that one instead,
+    and `None` for no limit. `deps` is what its tools, hooks and instructions get as `ctx.deps`, unless a call gives its
+    own.
     """
 
     def __init__(
@@ -63,22 +77,28 @@ class Agent(Resuming):
         *,
         id: str | None = None,
         description: str | None = None,
-        instructions: str | None = None,
+        instructions: str | InstructionsFunction | None = None,
         tools: Sequence[Tool | Callable[..., Any]] = (),
         hooks: Sequence[object] = (),
         runtime: Runtime | None = None,
         parallel_tools: bool = True,
         retry: Retry | None = None,
         telemetry: Telemetry | None = None,
+        max_turns: int | None = 50,
+        timeout: float | None = None,
+        budget: Budget | int | None = None,
+        deps: Any = None,
+        output_type: TypeForm[OutputT] = NO_TYPE,
+        output_retries: int = 2,
+        context: ContextPolicy | None = None,
     ) -> None:
         if model is not None:
-            _check_model(model)
+            check_model(model)
         if not isinstance(name, str):
             raise ConfigurationError(f"the name must be text, not {type(name).__name__}")
-        if not isinstance(instructions, str | None):
-            raise ConfigurationError(f"the instructions must be text, not {type(instructions).__name__}")
+        check_instructions(instructions)
         if not isinstance(runtime, Runtime | None):
-            raise ConfigurationError(f"{runtime!r} is no Runtime")
+            raise ConfigurationError(f"{runtime!r} is no Runtime: give one, for a database Runtime(open_store(url))")
         if not isinstance(telemetry, Telemetry | None):
             raise ConfigurationError(f"{telemetry!r} is no Telemetry; to switch it off: Telemetry(enabled=False)")
         for what, given in (("tools", tools), ("hooks", hooks)):
@@ -86,20 +106,23 @@ class Agent(Resuming):
                 raise ConfigurationError(f"{what} must be a list, not {type(given).__name__}: write {what}=[…]")
         self.name, self.model, self.description, self.instructions = name, model, description, instructions
         self.id = id or _slug(name)
-        self.tools = [as_tool(tool) for tool in tools]
-        names = [tool.name for tool in self.tools]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ConfigurationError(f"two tools are named {', '.join(twice)}: rename one with @tool(name=...)")
-        for tool in self.tools:
-            _ = tool.parameters  # built here and now: the schema library takes a while to load, and no run should wait
+        self.tools = _checked_tools(tools)
         self.hooks = list(hooks)
         Hooks(self.hooks)  # refuses what is none, here and now
         self.brought_runtime = runtime is not None
         """It was made with a runtime, and so with a store, that somebody chose for it."""
+        self._homes = Homes()
         self.move_to(Runtime() if runtime is None else runtime)
         self.parallel_tools = parallel_tools
         self.retry = retry or Retry()
+        self.output_type, self._output = output_type, form_of(output_type)
+        self.output_retries = _checked_retries(output_retries)
+        if context is not None and (isinstance(context, type) or not callable(context)):
+            raise ConfigurationError(f"context is {context!r}; use Trim(…), Summarise(…), or a function of your own")
+        self.context = context
         self.telemetry = telemetry or AUTOMATIC
+        self.max_turns, self.timeout, self.budget = check_limits(max_turns, timeout, budget)
+        self.deps = deps
         self.session_id = _fresh_id()
         """The agent's own conversation, which runs without a `session_id` go on with."""
         self._cord = Cord()
@@ -116,45 +139,90 @@ class Agent(Resuming):
         """Have the runs that start from now on use another runtime, and so its store."""
         if runtime.store is None:
             runtime.store = MemoryStore()
+        if isinstance(runtime.store, MemoryStore):
+            runtime.store.forgetting.spare(runtime.holds)
         if runtime.is_shared:
             from andon.agent.orphans import end_orphan  # like all that only shared stores need
 
             runtime.keep(end_orphan)
         self.runtime = runtime
         self._session: Session | None = None
+        for each in sub_agents(self):
+            each.be_used_on(runtime)
+
+    def on(self, runtime: Runtime) -> Self:
+        """This agent, with its runs on another runtime. All else is shared: `cancel` stops the runs of both."""
+        if runtime is self.runtime:
+            return self
+        there = copy.copy(self)
+        there.move_to(runtime)
+        return there
+
+    def be_used_on(self, runtime: Runtime) -> None:
+        """An agent on this runtime has this one, or one that has this one, as a tool: its runs may be there."""
+        if not self.brought_runtime and self._homes.add(runtime):
+            for each in sub_agents(self):
+                each.be_used_on(runtime)
 
     # -- running ------------------------------------------------------------------------------------------------------
 
     @overload
-    def run(self, prompt: str, *, stream: Literal[False] = False, **options: Unpack[RunOptions]) -> RunResult: ...
+    def run(
+        self, prompt: str, *, stream: Literal[False] = False, **options: Unpack[RunOptions]
+    ) -> RunResult[OutputT]: ...
 
     @overload
-    def run(self, prompt: str, *, stream: Literal[True], **options: Unpack[RunOptions]) -> BlockingStream: ...
+    def run(
+        self, prompt: str, *, stream: Literal[False] = False, output_type: TypeForm[T], **options: Unpack[RunOptions]
+    ) -> RunResult[T]: ...
 
-    def run(self, prompt: str, *, stream: bool = False, **options: Unpack[RunOptions]) -> RunResult | BlockingStream:
+    @overload
+    def run(
+        self, prompt: str, *, stream: Literal[True], output_type: Any = None, **options: Unpack[RunOptions]
+    ) -> BlockingStream: ...
+
+    def run(
+        self, prompt: str, *, stream: bool = False, output_type: Any = None, **options: Unpack[RunOptions]
+    ) -> RunResult[Any] | BlockingStream:
         """Run to the end and return the result; with `stream=True`, return an iterator over the events."""
         check_blocking("`async for event in agent.stream_async(...)`" if stream else "`await agent.invoke_async(...)`")
-        run = self.start(prompt, **options)
+        run = self.start(prompt, output_type=output_type, **options)
         return BlockingStream(run) if stream else run_blocking(run)
 
-    async def invoke_async(self, prompt: str, **options: Unpack[RunOptions]) -> RunResult:
+    @overload
+    async def invoke_async(self, prompt: str, **options: Unpack[RunOptions]) -> RunResult[OutputT]: ...
+
+    @overload
+    async def invoke_async(
+        self, prompt: str, *, output_type: TypeForm[T], **options: Unpack[RunOptions]
+    ) -> RunResult[T]: ...
+
+    async def invoke_async(
+        self, prompt: str, *, output_type: Any = None, **options: Unpack[RunOptions]
+    ) -> RunResult[Any]:
         """Run to the end and return the result. A cancelled or failed run returns too: see its `status`."""
-        run = self.start(prompt, **options)
+        run = self.start(prompt, output_type=output_type, **options)
         await run.open()
         await run.attend()
         return await run.result()
 
-    def stream_async(self, prompt: str, **options: Unpack[RunOptions]) -> EventStream:
+    def stream_async(self, prompt: str, *, output_type: Any = None, **options: Unpack[RunOptions]) -> EventStream:
         """Run, and read the events as they come. Leaving early cancels the run."""
-        return EventStream(self.start(prompt, **options))
+        return EventStream(self.start(prompt, output_type=output_type, **options))
 
-    def start(self, prompt: str, **options: Unpack[RunOptions]) -> Run:
+    @overload
+    def start(self, prompt: str, **options: Unpack[RunOptions]) -> Run[OutputT]: ...
+
+    @overload
+    def start(self, prompt: str, *, output_type: TypeForm[T], **options: Unpack[RunOptions]) -> Run[T]: ...
+
+    def start(self, prompt: str, *, output_type: Any = None, **options: Unpack[RunOptions]) -> Run[Any]:
         """Make the handle of a run, which begins at `async with agent.start(...) as run`."""
         if not isinstance(prompt, str):
             raise ConfigurationError(f"the prompt must be text, not {type(prompt).__name__}")
         if not prompt.strip():
             raise EmptyPromptError("the prompt is empty: give the agent some text to answer")
-        return self._make([user(prompt)], options)
+        return self._make([user(prompt)], options, output_type=output_type)
 
     def _make(
         self,
@@ -162,20 +230,22 @@ class Agent(Resuming):
         options: RunOptions,
         earlier: Earlier | None = None,
         restored: tuple[RunRecord, list[Message], list[Message]] | None = None,
+        output_type: Any = None,
     ) -> Run:
         if unknown := options.keys() - RunOptions.__annotations__.keys():
-            known = ", ".join(RunOptions.__annotations__)
+            known = ", ".join([*RunOptions.__annotations__, "output_type"])
             raise TypeError(f"there is no option {', '.join(sorted(unknown))} for a run; there are: {known}")
         for name in ("session_id", "user_id", "run_id"):
             check_id(name, options.get(name))
-        plan = self._plan()
+        plan = self._plan(options)
         session = self._find_session(options.get("session_id"), options.get("user_id"))
-        output_type = options.get("output_type")
-        output = None if output_type is None else Output(output_type)
-        max_turns, on_busy = options.get("max_turns"), options.get("on_busy", "reject")
-        if max_turns is not None and not (isinstance(max_turns, int) and max_turns >= 1):
-            raise ConfigurationError(f"max_turns is {max_turns!r}; it is a whole number, 1 or more")
-        if on_busy not in ("reject", "queue", "cancel"):
+        output = self._output if output_type is None else form_of(output_type)
+        max_turns, timeout, budget = check_limits(
+            options.get("max_turns", self.max_turns),
+            options.get("timeout", self.timeout),
+            options.get("budget", self.budget),
+        )
+        if (on_busy := options.get("on_busy", "reject")) not in ("reject", "queue", "cancel"):
             raise ConfigurationError(f'on_busy is {on_busy!r}; use "reject", "queue" or "cancel"')
         if not isinstance(metadata := options.get("metadata"), dict | None):
             raise ConfigurationError(f"metadata must be a dict, not {type(metadata).__name__}")
@@ -185,10 +255,11 @@ class Agent(Resuming):
             session,
             options.get("run_id") or _fresh_id(),
             on_busy=on_busy,
-            limits=Limits(options.get("timeout"), options.get("cancel_on")),
+            limits=Limits(timeout, options.get("cancel_on")),
             metadata=metadata or {},
-            budget=Budget.of(options.get("budget")),
+            budget=budget,
             detached=options.get("detached", False),
+            heeds_arm=self._is_own(options.get("session_id"), options.get("user_id")),
         )
         loop = self._make_loop(plan, run, messages, max_turns, output, earlier)
         if restored is not None:
@@ -202,7 +273,7 @@ class Agent(Resuming):
         run: Run,
         messages: list[Message],
         max_turns: int | None,
-        output: Output | None,
+        output: Form | None,
         earlier: Earlier | None,
     ) -> Loop:
         """The loop; or, if anybody listens, the loop that tells of itself."""
@@ -213,17 +284,30 @@ class Agent(Resuming):
         trace = RunTrace(tracing, run, self.name, self.description, plan.model, earlier.run_id if earlier else None)
         return TracedLoop(plan, run, messages, max_turns, output, earlier, trace)
 
-    def _plan(self) -> Plan:
+    def _plan(self, options: RunOptions) -> Plan:
         if self.model is None:
             raise NoModelError(f"agent {self.name!r} has no model: give it one with Agent(name=..., model=...)")
+        check_setup(self.model)
+        check_setup(self.context)
         assert self.runtime.store is not None
         tools = {tool.name: tool for tool in self.tools}
+        history = options.get("messages")
         return Plan(
-            self.model, self.instructions, tools, Hooks(self.hooks), self.parallel_tools, self.retry, self.runtime.store
+            self.model,
+            self.instructions,
+            tools,
+            Hooks(self.hooks),
+            self.parallel_tools,
+            self.retry,
+            self.runtime.store,
+            options.get("deps", self.deps),
+            None if history is None else bring(history, self.runtime.store),
+            self.output_retries,
+            self.context,
         )
 
     def _find_session(self, session_id: str | None, user_id: str | None) -> Session:
-        if user_id is None and session_id in (None, self.session_id):
+        if self._is_own(session_id, user_id):
             own = self._own_session()
             if self.runtime.keeper is None:
                 return own
@@ -233,14 +317,24 @@ class Agent(Resuming):
             return session
         return self.runtime.session(SessionKey(self.id, user_id, session_id or self.session_id))
 
+    def _is_own(self, session_id: str | None, user_id: str | None) -> bool:
+        """Do these mean the agent's own conversation?"""
+        return user_id is None and session_id in (None, self.session_id)
+
     def _own_session(self) -> Session:
         if self._session is None:
             self._session = self.runtime.session(SessionKey(self.id, None, self.session_id))
         return self._session
 
+    @property
+    def sessions(self) -> Sessions:
+        """The agent's sessions in its store, to be read, replaced, forked and deleted."""
+        return Sessions(self.runtime, self._own_session())
+
     def as_tool(self, name: str | None = None, description: str | None = None, *, events: bool = False) -> Tool:
         """This agent as a tool of another one. Each call is a run of its own, in a fresh session.
 
+        It is on the runtime of the run that calls it, and so in its store, unless this agent was made with `runtime=`.
         With `events=True` its events are shown in the stream of the run that called it, under their own run id.
         """
         return AgentTool(self, name, description, events)
@@ -256,7 +350,9 @@ class Agent(Resuming):
     ) -> CancelOutcome:
         """Cancel every run of this agent in flight. Never waits; safe from anywhere, a signal handler too.
 
-        With nothing in flight, the next run that begins within `arm_seconds` is cancelled before it sends anything.
+        With nothing in flight, it is armed: the next run of the agent's own conversation (without `session_id` and
+        `user_id`) that begins within `arm_seconds` is cancelled before it sends anything. To stop one run and no
+        other, use `run.cancel()` or `cancel_run`.
         """
         return self._cord.pull(CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace), self._arm_seconds)
 
@@ -268,20 +364,39 @@ class Agent(Resuming):
         mode: CancelMode | str = CancelMode.now,
         grace: float | None = None,
     ) -> CancelOutcome:
-        """Cancel exactly this run, of any agent on this runtime. Never waits; safe from anywhere."""
-        return self.runtime.cancel_run(run_id, CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace))
+        """Cancel exactly this run, of any agent on this runtime. Never waits; safe from anywhere.
+
+        Of an agent that is used as a tool, its runs on the runtimes of those that use it are found too.
+        """
+        request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace)
+        outcome = self.runtime.cancel_run(run_id, request)
+        if outcome is CancelOutcome.unknown:
+            for runtime in self._homes:
+                if (run := runtime.run(run_id)) is not None and run.agent_id == self.id:
+                    return run.ask(request)
+                if runtime.has_ended(run_id):
+                    outcome = CancelOutcome.already_finished
+        return outcome
 
     @property
     def _arm_seconds(self) -> float:
         return self.runtime.bounds.arm_seconds
 
 
-def _check_model(model: object) -> None:
-    stream = getattr(model, "stream", None)
-    if isinstance(model, type) or not callable(stream):
-        raise ConfigurationError(f"{model!r} is no model: give an object that has the method stream(request, sink)")
-    if inspect.isasyncgenfunction(stream):
-        raise ConfigurationError(f"{model!r} yields, but a model pushes: let stream(request, sink) call sink.text(…)")
+def _checked_tools(given: Iterable[Tool | Callable[..., Any]]) -> list[Tool]:
+    tools = [as_tool(each) for each in given]
+    names = [tool.name for tool in tools]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigurationError(f"two tools are named {', '.join(twice)}: rename one with @tool(name=...)")
+    for tool in tools:
+        _ = tool.parameters  # built here and now: the schema library takes a while to load, and no run should wait
+    return tools
+
+
+def _checked_retries(given: int) -> int:
+    if not (isinstance(given, int) and given >= 0):
+        raise ConfigurationError(f"output_retries is {given!r}; it is a whole number, 0 or more")
+    return given
 
 
 def _fresh_id() -> str:

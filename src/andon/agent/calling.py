@@ -9,46 +9,73 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from andon.agent.calls import OUT_OF_TIME, CallRecord
+from andon.agent.context import ContextPolicy
 from andon.agent.hooks import AfterTool, BeforeTool, Happening, Hooks
+from andon.agent.instructions import InstructionsFunction
 from andon.agent.retry import Retry
+from andon.agent.sizes import check_size, cut_short
 from andon.core.events import RunEvent
 from andon.core.family import current
+from andon.core.holdup import watch
 from andon.core.receipt import Interrupt
 from andon.core.run import Run
-from andon.core.states import CancelMode, Phase
+from andon.core.states import CancelMode, Phase, ToolOutcome
 from andon.core.step import Cut, CutAloneError, as_exception
 from andon.core.store import Store
-from andon.errors import BadResultError, ToolBlockedError, ToolInterrupted, ToolTimeoutError, UnknownToolError, describe
+from andon.errors import (
+    BadResultError,
+    SubAgentLostError,
+    ToolBlockedError,
+    ToolError,
+    ToolInterrupted,
+    ToolTimeoutError,
+    UnknownToolError,
+    describe,
+)
+from andon.messages import Message
 from andon.models.base import Model
 from andon.tools.base import NO_OUTPUT, Tool, ToolContext, traits_of
 
+log = logging.getLogger(__name__)
+
+E = TypeVar("E", bound=BaseException)
+
 
 class Plan(Struct, frozen=True):
-    """What an agent brings to each of its runs."""
+    """What an agent, and the call that started it, bring to a run."""
 
     model: Model
-    instructions: str | None
+    instructions: str | InstructionsFunction | None
     tools: Mapping[str, Tool]
     hooks: Hooks
     parallel_tools: bool
     retry: Retry
     store: Store
+    deps: Any = None
+    """What tools, hooks and instructions get as `deps`."""
+    history: list[Message] | None = None
+    """What is to take the place of what was said in the session before this run."""
+    output_retries: int = 2
+    context: ContextPolicy | None = None
 
 
 class Calling:
     """Runs tool calls for a run, and tells the hooks of them."""
 
-    __slots__ = ("_plan", "_run")
+    __slots__ = ("_lost", "_plan", "_run")
 
     def __init__(self, plan: Plan, run: Run) -> None:
         self._plan, self._run = plan, run
+        self._lost: SubAgentLostError | None = None
+        """A call can't be said to have been done, nor to have failed: the run ends with this, once the others have."""
 
     async def _call(self, records: Sequence[CallRecord]) -> None:
         """Run calls side by side, each to its end or its question; a cancel leaves their records as they are.
@@ -61,11 +88,16 @@ class Calling:
                 await self._begin(record)
             for record in records:
                 await self._end(record)
+            if self._lost is not None:
+                raise self._lost
         except Cut:
             for record in records:
                 if record.step is not None:  # nothing that was begun is left to itself
                     await record.step.wait()
             raise
+        finally:
+            for record in records:
+                record.error = None
 
     async def _begin(self, record: CallRecord) -> None:
         self._run.gate(CancelMode.after_tools)
@@ -84,7 +116,7 @@ class Calling:
             if isinstance(verdict, BeforeTool) and verdict.refusal is not None:
                 raise ToolBlockedError(verdict.refusal)
         except Exception as error:  # noqa: BLE001 - the boundary: the model is told
-            self._fail(record, error)
+            self._fail(record, error, ToolOutcome.refused)
             return
         self._count(calls=0 if record.has_started else 1)  # entered again after a question, it is the same call
         self._run.gate(CancelMode.after_tools)
@@ -118,29 +150,36 @@ class Calling:
 
     async def _invoke(self, record: CallRecord, tool: Tool, bound: Any) -> None:
         """Run in the call's own task, so that it is known to have ended the moment it has, whatever the others do."""
+        watched = 0
         try:
             current.set(record.scope)  # runs that the tool starts are this run's children, until it has ended
             record.scope.entered = True
+            watched = watch.enter(record.scope)
             text = await tool.invoke(bound, self._context(record))
             if not isinstance(text, str):
                 raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
+            text = check_size(record.call.name, text, self._run.runtime.max_result_bytes)
         except asyncio.CancelledError:  # by far the most frequent of those that are no failure: nothing is asked in it
             raise
         except BaseException as error:
-            asking = _asking(error)
+            asking = _part_of(error, ToolInterrupted)
             if asking is None and not isinstance(error, Exception):
                 raise
             if record.scope.cancelled:
+                if isinstance(error, Exception):  # breaking a call off may make it fail: that is no news, but kept
+                    self._log(logging.INFO, record, "raised %s after it was cut", describe(error), error)
                 return
             if asking is not None:
                 record.ask(asking.questions)
             elif isinstance(error, Exception):  # the boundary: the model is told
+                self._lost = self._lost or _part_of(error, SubAgentLostError)
                 self._fail(record, error)
         else:
             # After a cut it ended too late to be believed.
             if not record.scope.cancelled and record.finish(text if text.strip() else NO_OUTPUT):
-                self._run.journal.add(RunEvent.tool_call_completed, tool=record.ended_view())
+                self._run.journal.add(RunEvent.tool_call_completed, tool=record.ended_view(record.outcome))
         finally:
+            watch.leave(watched)
             record.scope.entered = False
 
     async def _end(self, record: CallRecord) -> None:
@@ -150,7 +189,9 @@ class Calling:
                 record.step.outcome()
             except CutAloneError:
                 if record.cancelled_alone is None:
-                    self._fail(record, ToolTimeoutError(OUT_OF_TIME[record.outcome]))
+                    left = record.outcome  # asked once: a thread may end at any moment
+                    ended_as = left if left is ToolOutcome.abandoned else ToolOutcome.failed
+                    self._fail(record, ToolTimeoutError(OUT_OF_TIME[left]), ended_as)
             except Exception as error:  # noqa: BLE001 - the boundary: the model is told
                 self._fail(record, error)
         if record.cancelled_alone is not None:
@@ -158,11 +199,26 @@ class Calling:
             tool, reason = record.ended_view(record.outcome), record.cancelled_alone.reason
             self._run.journal.add(RunEvent.tool_call_cancelled, tool=tool, reason=reason)
         if not record.interrupts:
-            await self._tell(AfterTool, call=record.call, result=record.result())
+            facts: dict[str, Any] = {"outcome": record.outcome, "error": record.error}
+            record.error = None
+            await self._tell(AfterTool, call=record.call, result=record.result(), **facts)
 
-    def _fail(self, record: CallRecord, error: Exception) -> None:
-        if record.finish(describe(error), "error"):
-            self._run.journal.add(RunEvent.tool_call_error, tool=record.ended_view(record.outcome))
+    def _fail(self, record: CallRecord, error: Exception, outcome: ToolOutcome = ToolOutcome.failed) -> None:
+        text = cut_short(describe(error), self._run.runtime.max_result_bytes)
+        if not record.finish(text, "error", outcome):
+            return
+        record.error = error
+        self._run.journal.add(RunEvent.tool_call_error, tool=record.ended_view(outcome))
+        if outcome is ToolOutcome.refused and isinstance(error, ToolError):
+            # Only the kind: what a model asks for, and why a person says no, is no part of a log.
+            self._log(logging.INFO, record, "was refused: %s", type(error).__name__)
+        else:
+            shown = None if isinstance(error, ToolTimeoutError) else error  # that one is ours: it says all there is
+            self._log(logging.WARNING, record, f"{outcome.value}: %s", describe(error), shown)
+
+    def _log(self, level: int, record: CallRecord, what: str, why: str, error: Exception | None = None) -> None:
+        facts = {"facts": self._run.names}
+        log.log(level, f"tool %s (%s) {what}", record.call.name, record.call.id, why, exc_info=error, extra=facts)
 
     def _context(self, record: CallRecord) -> ToolContext:
         run = self._run
@@ -174,6 +230,8 @@ class Calling:
             deadline=run.deadline,
             answers=record.answers,
             passed_on=record.passed_on,
+            metadata=run.metadata,
+            deps=self._plan.deps,
         )
 
     def _count(self, calls: int = 0) -> None:
@@ -189,7 +247,13 @@ class Calling:
             return None
         run, phase = self._run, self._run.phase
         happening = kind(
-            run_id=run.run_id, session_id=run.session_id, agent_id=run.agent_id, user_id=run.user_id, **facts
+            run_id=run.run_id,
+            session_id=run.session_id,
+            agent_id=run.agent_id,
+            user_id=run.user_id,
+            metadata=run.metadata,
+            deps=self._plan.deps,
+            **facts,
         )
         if phase not in (Phase.tools, Phase.ending):
             run.phase = Phase.hook
@@ -202,8 +266,8 @@ def _copy(arguments: dict[str, Any]) -> Any:
     return msgspec.json.decode(msgspec.json.encode(arguments))
 
 
-def _asking(error: BaseException) -> ToolInterrupted | None:
-    """What a tool asks; in a task group it arrives in a group of errors."""
+def _part_of(error: BaseException, kind: type[E]) -> E | None:
+    """The error, if it is of this kind; out of a task group it arrives in a group of errors."""
     if isinstance(error, BaseExceptionGroup):
-        return next((found for each in error.exceptions if (found := _asking(each)) is not None), None)
-    return error if isinstance(error, ToolInterrupted) else None
+        return next((found for each in error.exceptions if (found := _part_of(each, kind)) is not None), None)
+    return error if isinstance(error, kind) else None

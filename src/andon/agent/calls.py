@@ -59,6 +59,7 @@ class CallRecord:
         "_sources",
         "_started",
         "call",
+        "error",
         "interrupts",
         "problem",
         "refusal",
@@ -77,6 +78,8 @@ class CallRecord:
         """The questions for whose answers it waits."""
         self.refusal: str | None = None
         """What a person said who refused it."""
+        self.error: Exception | None = None
+        """What went wrong, until the hooks were told: it must not outlive that, since its frames know this record."""
         self._asked = 0
         self._answers: list[Any] = []
         self._sources: dict[str, str] = {}  # the ids that other runs gave to the questions that it passes on
@@ -91,12 +94,11 @@ class CallRecord:
     def start(self) -> None:
         self._started = True
 
-    def finish(self, text: str, status: Any = "ok") -> bool:
+    def finish(self, text: str, status: Any = "ok", outcome: ToolOutcome = ToolOutcome.completed) -> bool:
         """It came to an end of its own. False if it was cancelled first."""
         if self._result is not None or self._fate.setdefault("end", None) is not None:
             return False
-        cut_alone = self.step is not None and self.step.was_cut_alone  # its time was up
-        self._ended_as = self.outcome if cut_alone else ToolOutcome.completed
+        self._ended_as = outcome
         self._result = ToolResult(self.call.id, self.call.name, sendable(text), status)
         return True
 
@@ -220,11 +222,11 @@ class CallRecord:
         return _TRUTH[outcome]
 
     def receipt(self) -> ToolReceipt:
-        return ToolReceipt(self.call.id, self.call.name, self.outcome)
+        return ToolReceipt(self.call.id, self.call.name, self.outcome, self.scope.receipt)
 
     def view(self) -> ToolView:
         return ToolView(self.call.id, self.call.name, self.call.arguments)
 
-    def ended_view(self, outcome: ToolOutcome = ToolOutcome.completed) -> ToolView:
+    def ended_view(self, outcome: ToolOutcome) -> ToolView:
         text = self._truth(outcome) if self._result is None else self._result.content
         return ToolView(self.call.id, self.call.name, self.call.arguments, text, outcome)

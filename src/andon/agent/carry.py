@@ -9,21 +9,35 @@ tool says that this does no harm.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
 
 from andon.agent.calls import CallRecord
+from andon.agent.output import Form
 from andon.agent.settle import FAILED, MARKERS
 from andon.core.receipt import ToolReceipt
 from andon.core.run import Run
 from andon.core.states import ToolOutcome
 from andon.core.store import OpenCall, RunRecord
 from andon.errors import NotContinuableError
-from andon.messages import Message, Text, assistant, user
+from andon.messages import Message, Text, ToolResult, assistant, user
 from andon.tools.base import Tool, traits_of
 
 GO_ON = "You were cut off here. Go on from where you stopped, and do not repeat what you have said."
 _LAST_WORDS = {*MARKERS.values(), FAILED}
+
+
+KEPT: Any = object()
+"""In place of what may be given anew when a paused run goes on: keep what it has."""
+
+
+class Anew(Struct, frozen=True):
+    """What may be given anew to a paused run that goes on: what no store keeps."""
+
+    deps: Any = KEPT
+    output: Form | None = None
+    """The form of its answer; None for the one that it has."""
 
 
 class Earlier(Struct, frozen=True):
@@ -66,9 +80,14 @@ def reopen(earlier: Earlier, messages: list[Message], run: Run, tools: Mapping[s
         tool = tools.get(call.name)
         again = outcome is ToolOutcome.not_started or (tool is not None and traits_of(tool).idempotent)
         if outcome is None or tool is None or not again:
-            record.finish(result.content, result.status)
+            record.finish(result.content, result.status, outcome or outcome_of(result))
         records.append(record)
     return records
+
+
+def outcome_of(result: ToolResult) -> ToolOutcome:
+    """What became of a call, where only its result is known: that it failed is all that an error says."""
+    return ToolOutcome.completed if result.status == "ok" else ToolOutcome.failed
 
 
 def restore_calls(record: RunRecord, messages: list[Message], run: Run) -> tuple[list[Message], list[CallRecord]]:
@@ -77,11 +96,12 @@ def restore_calls(record: RunRecord, messages: list[Message], run: Run) -> tuple
     if messages[-1].role == "tool":
         results = {result.call_id: result for result in messages.pop().tool_results}
     states = {} if record.bookmark is None else {state.call_id: state for state in record.bookmark.calls}
+    ended = {} if record.bookmark is None else {each.call_id: each.outcome for each in record.bookmark.ended}
     calls = []
     for call in messages[-1].tool_calls:
         restored = CallRecord(run, call)
         if (result := results.get(call.id)) is not None:
-            restored.finish(result.content, result.status)
+            restored.finish(result.content, result.status, ended.get(call.id) or outcome_of(result))
         else:
             questions = [interrupt for interrupt in record.interrupts if interrupt.call_id == call.id]
             restored.restore(states.get(call.id, OpenCall(call.id)), questions)

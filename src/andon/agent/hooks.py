@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,11 +21,13 @@ from msgspec import Struct
 
 from andon.core.receipt import RunResult
 from andon.core.run import Run
-from andon.core.states import CancelMode
+from andon.core.states import CancelMode, ToolOutcome
 from andon.core.step import Cut, CutAloneError, as_exception
-from andon.errors import HookDefinitionError, describe
+from andon.errors import HookDefinitionError, confide
 from andon.messages import Message, ToolCall, ToolResult, Usage
 from andon.models.base import ModelRequest
+
+log = logging.getLogger(__name__)
 
 
 class Happening(Struct, kw_only=True):
@@ -34,6 +37,10 @@ class Happening(Struct, kw_only=True):
     session_id: str
     agent_id: str
     user_id: str | None
+    metadata: dict[str, Any] = {}
+    """What the caller gave the run, and is kept with it."""
+    deps: Any = None
+    """What the caller gave the run's tools, hooks and instructions, and is kept nowhere."""
 
 
 class BeforeModel(Happening):
@@ -60,10 +67,16 @@ class BeforeTool(Happening):
 
 
 class AfterTool(Happening):
-    """A tool call has ended, with its result or with an error."""
+    """A tool call has ended, with its result or with an error.
+
+    `error` is what the tool raised, or what kept the call from running. Don't keep it longer than you need it: it holds
+    the frames of the tool.
+    """
 
     call: ToolCall
     result: ToolResult
+    outcome: ToolOutcome
+    error: Exception | None = None
 
 
 class MessageAdded(Happening):
@@ -110,42 +123,50 @@ class Hooks:
         """Tell all who want to know, one after the other."""
         for name, method in self._methods[type(happening)]:
             problem = await _call(run, name, method, happening, cut_by)
-            if problem is not None:
-                run.warn(problem)
-                if isinstance(happening, BeforeTool) and happening.refusal is None:
-                    happening.refusal = f"{problem}, so the call was refused"
+            if problem is not None and isinstance(happening, BeforeTool) and happening.refusal is None:
+                happening.refusal = f"{problem}, so the call was refused"
 
 
-def _call_here(run: Run, name: str, method: Callable[[Any], Any], happening: Happening) -> Any:
-    """Call a sync hook, here on the loop. Nothing can bound it, but it is told how long it held all up."""
+def _call_here(run: Run, name: str, function: Callable[[Any], Any], given: Any) -> Any:
+    """Call a sync function, here on the loop. Nothing can bound it, but it is told how long it held all up."""
     began = time.monotonic()
     try:
-        return method(happening)
+        return function(given)
     except GeneratorExit as error:  # the hook's own: nothing waits here that could be closed
         raise as_exception(error) from None
     finally:
         if (took := time.monotonic() - began) > run.bounds.hook_seconds:
-            run.warn(f"{name} blocked the event loop for {took:.2g} s; make it async, or move the work to a thread")
+            slow = f"{name} blocked the event loop for {took:.2g} s; make it async, or move the work to a thread"
+            run.warn(slow, log)
+
+
+async def call(run: Run, name: str, function: Callable[[Any], Any], given: Any, cut_by: CancelMode | None) -> Any:
+    """Call a function that isn't ours: a sync one here on the loop, an async one as a step of the run, bounded."""
+    seconds = run.bounds.hook_seconds
+    if inspect.iscoroutinefunction(function):
+        return await run.step(functools.partial(function, given), name=name, cut_by=cut_by, timeout=seconds)
+    if not inspect.isawaitable(pending := _call_here(run, name, function, given)):
+        return pending
+    try:  # async behind a sync face: a lambda, a decorator
+        return await run.step(lambda: pending, name=name, cut_by=cut_by, timeout=seconds)
+    finally:
+        if inspect.iscoroutine(pending) and inspect.getcoroutinestate(pending) == inspect.CORO_CREATED:
+            pending.close()  # the run was cancelled before it began
 
 
 async def _call(
     run: Run, name: str, method: Callable[[Any], Any], happening: Happening, cut_by: CancelMode | None
 ) -> str | None:
-    """Call one hook, and say what went wrong with it."""
-    seconds = run.bounds.hook_seconds
+    """Call one hook, and report what went wrong with it."""
     try:
-        if inspect.iscoroutinefunction(method):
-            await run.step(functools.partial(method, happening), name=name, cut_by=cut_by, timeout=seconds)
-        elif inspect.isawaitable(pending := _call_here(run, name, method, happening)):
-            try:  # async behind a sync face: a lambda, a decorator
-                await run.step(lambda: pending, name=name, cut_by=cut_by, timeout=seconds)
-            finally:
-                if inspect.iscoroutine(pending) and inspect.getcoroutinestate(pending) == inspect.CORO_CREATED:
-                    pending.close()  # the run was cancelled before it began
+        await call(run, name, method, happening, cut_by)
     except CutAloneError:
-        return f"{name} took longer than {seconds:g} s"
+        problem = f"{name} took longer than {run.bounds.hook_seconds:g} s"
+        run.warn(problem, log)
+        return problem
     except (Cut, KeyboardInterrupt, GeneratorExit):  # the last one comes if this coroutine is closed while it waits
         raise
     except BaseException as error:  # noqa: BLE001 - a CancelledError too: a step never lets the host's out
-        return f"{name} failed: {describe(error)}"
+        run.warn(f"{name} failed", log, error)
+        return f"{name} failed: {confide(error)}"
     return None

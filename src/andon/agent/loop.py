@@ -12,27 +12,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from andon.agent import settle
 from andon.agent.calling import Calling, Plan
 from andon.agent.calls import CallRecord
-from andon.agent.carry import Earlier, reopen, restore_calls
+from andon.agent.carry import KEPT, Anew, Earlier, reopen, restore_calls
+from andon.agent.fitting import Aside, Fitting
 from andon.agent.hooks import AfterModel, BeforeModel, MessageAdded, RunEnded
-from andon.agent.output import Output
+from andon.agent.instructions import instruct
+from andon.agent.output import Expected, Form, repair_prompt
 from andon.agent.turn import Turn
 from andon.core.budget import Budget
 from andon.core.events import RunEvent
+from andon.core.receipt import ToolReceipt
 from andon.core.run import Run
 from andon.core.signal import Completed, Failed, Fate
 from andon.core.states import CancelMode, CancelOutcome, Phase, StopReason
 from andon.core.step import Cut
-from andon.core.store import Bookmark, RunRecord
+from andon.core.store import Bookmark, RunRecord, SessionStore
 from andon.core.work import Settlement
-from andon.errors import describe
-from andon.messages import Block, Message, ToolCall, Usage, assistant
+from andon.errors import ContextLengthError, describe
+from andon.messages import Block, Message, ToolCall, Usage, assistant, user
 from andon.models.base import ModelRequest, ToolSpec
+
+log = logging.getLogger(__name__)
 
 
 class Loop(Calling):
@@ -40,11 +48,13 @@ class Loop(Calling):
 
     __slots__ = (
         "_announced",
+        "_aside",
+        "_before",
         "_earlier",
+        "_expected",
+        "_fitting",
         "_max_turns",
         "_opened",
-        "_output",
-        "_parsed",
         "_spent",
         "_text",
         "_turns",
@@ -60,11 +70,12 @@ class Loop(Calling):
         run: Run,
         messages: list[Message],
         max_turns: int | None = None,
-        output: Output | None = None,
+        output: Form | None = None,
         earlier: Earlier | None = None,
     ) -> None:
         super().__init__(plan, run)
-        self._max_turns, self._output, self._earlier = max_turns, output, earlier
+        self._max_turns, self._earlier = max_turns, earlier
+        self._expected = None if output is None else Expected(output, plan.output_retries)
         self.messages = messages
         """What the run has added to the conversation."""
         self.turn: Turn | None = None
@@ -73,11 +84,13 @@ class Loop(Calling):
         """The calls that have no message of results yet."""
         self.calls: Sequence[CallRecord] = ()
         """Every call so far."""
+        self._aside = Aside()
+        self._fitting = None if plan.context is None else Fitting(plan.context, plan, run, self._aside, self._ask)
         self._spent = Usage()
         self._text = ""
+        self._before: Sequence[ToolReceipt] = ()  # what became of the calls of which there is no record here
         self._announced = self._turns = 0
         self._opened = False
-        self._parsed: Any = None
 
     def begin(self) -> None:
         """Nobody has to be told."""
@@ -94,10 +107,20 @@ class Loop(Calling):
                 return StopReason.max_turns
             self._turns += 1
             await self._model_turn()
-            if not self.open_calls:
-                if self._output is not None:
-                    self._parsed = self._output.parse(self.messages[-1].text)
+            if not self.open_calls and await self._accept():
                 return StopReason.end_turn
+
+    async def _accept(self) -> bool:
+        """Take the answer for what was asked for. False if the model has to try again, and was told why."""
+        if self._expected is None:
+            return True
+        error = self._expected.take(self.messages[-1].text, last=self._turns == self._max_turns)
+        if error is None:
+            return True
+        self._run.journal.add(RunEvent.model_retry, error=describe(error), delay=0.0)
+        self.messages.append(user(repair_prompt(error)))
+        await self._announce()
+        return False
 
     async def _open_session(self) -> None:
         session = self._run.session
@@ -105,7 +128,11 @@ class Loop(Calling):
         if session.changes:
             await self._run.step(session.unchanged, name="a change of the session", cut_by=CancelMode.after_turn)
         base = session.base
-        if not session.ahead:
+        if self._plan.history is not None:
+            session.loaded = False  # should this be cut, nobody knows what was said until it is read again
+            base = await self._run.step(self._bring, name="the store", cut_by=CancelMode.after_turn)
+            session.ahead = False  # the store has all that was said before
+        elif not session.ahead:
             base = await self._run.step(self._load, name="the store", cut_by=CancelMode.after_turn)
         if self._earlier is not None:
             base = self._earlier.lift(base)
@@ -122,17 +149,35 @@ class Loop(Calling):
         tenure = self._run.tenure
         return self._plan.store.load(self._run.session.key) if tenure is None else tenure.base()
 
+    async def _bring(self) -> list[Message]:
+        """Put the history that was brought in place of what was said before, for good."""
+        history, store, tenure = self._plan.history or [], self._plan.store, self._run.tenure
+        if tenure is not None:
+            await tenure.bring(history)
+        else:
+            await cast(SessionStore, store).replace_session(self._run.session.key, history)
+        return list(history)
+
     async def _model_turn(self) -> None:
         """Ask the model, and take what it answers."""
         self._count()
         self._run.gate(CancelMode.after_turn)
-        request = self._request()
-        await self._tell(BeforeModel, request=request)
-        self._run.gate(CancelMode.after_turn)
+        request = await self._prepare()
+        try:
+            turn = await self._answer(request)
+        except ContextLengthError:
+            shorter = await self._prepare_shorter(request)
+            if shorter is None:
+                raise
+            turn = await self._answer(shorter)
+        await self._take(turn)
+
+    async def _answer(self, request: ModelRequest) -> Turn:
+        """Have the model answer, in as many attempts as it may take."""
         attempt = 0
         while True:
             attempt += 1
-            turn = self.turn = Turn(self._run, request)
+            turn = self.turn = Turn(self._run, request, self._plan.model)
             self._run.phase = Phase.waiting
             try:
                 await self._run.step(
@@ -141,7 +186,7 @@ class Loop(Calling):
                     cut_by=CancelMode.after_tools,
                     on_cut=turn.shut,
                 )
-                break
+                return turn
             except Cut:
                 self._charge(turn.spent_cut)
                 raise
@@ -154,7 +199,6 @@ class Loop(Calling):
                 self._spent += turn.spent_failed()
                 self.turn = None
                 await self._back_off(delay, error)
-        await self._take(turn)
 
     async def _use_tools(self) -> bool:
         """Run the calls of a turn, and answer each of them. False if a person has to be asked first."""
@@ -178,18 +222,41 @@ class Loop(Calling):
 
     # -- one model call -----------------------------------------------------------------------------------------------
 
-    def _request(self) -> ModelRequest:
+    def _request(self, instructions: str | None) -> ModelRequest:
         specs = [ToolSpec(tool.name, tool.description, tool.parameters) for tool in self._plan.tools.values()]
-        output = self._output.spec if self._output is not None else None
-        return ModelRequest(self._run.session.messages, self._plan.instructions, specs, output)
+        output = self._expected.form.spec if self._expected is not None else None
+        return ModelRequest(self._run.session.messages, instructions, specs, output)
+
+    async def _prepare(self) -> ModelRequest:
+        """What is to be sent, with what the conversation must be to fit, and what hooks have to say to it."""
+        request = self._request(await instruct(self._run, self._plan.instructions, self._plan.deps))
+        if self._fitting is not None:
+            request = await self._fitting.fit(request)
+            self._count()  # it may have asked a model
+        await self._tell(BeforeModel, request=request)
+        self._run.gate(CancelMode.after_turn)
+        return request
+
+    async def _prepare_shorter(self, refused: ModelRequest) -> ModelRequest | None:
+        """The same with less of the conversation, since the provider found it too long; None if there is no less."""
+        fitting, turn = self._fitting, self.turn
+        if fitting is None or turn is None or turn.shown:
+            return None
+        self._spent += turn.spent_failed()
+        self.turn = None
+        fitting.refused(refused)
+        request = await self._prepare()
+        return request if fitting.measure(request) < fitting.measure(refused) else None
 
     def _ask(self, turn: Turn) -> Awaitable[None]:
         """The model call itself, in a task of its own."""
-        return turn.play(self._plan.model)
+        return turn.play()
 
     async def _back_off(self, seconds: float, error: Exception) -> None:
         self._run.phase = Phase.backoff
         self._run.journal.add(RunEvent.model_retry, error=describe(error), delay=seconds)
+        facts = {"facts": self._run.names}
+        log.info("the model failed, and is asked again in %.2g s: %s", seconds, describe(error), extra=facts)
         await self._run.step(lambda: asyncio.sleep(seconds), name="back-off", cut_by=CancelMode.after_turn)
 
     async def _take(self, turn: Turn) -> None:
@@ -204,6 +271,8 @@ class Loop(Calling):
         self._text += turn.content()
         self._spent += usage
         self._charge(turn.spent_cut if usage.total_tokens is None else turn.spent)
+        if self._fitting is not None:
+            self._fitting.learn(turn.request, self.messages[-1], usage)
         await self._tell(AfterModel, message=self.messages[-1], usage=usage)
         await self._announce()
 
@@ -238,22 +307,34 @@ class Loop(Calling):
 
     def progress(self) -> Settlement:
         asking = [question for record in self.open_calls if record.asks for question in record.interrupts]
-        ends = [record.receipt() for record in self.calls]
+        ends = [*self._before, *(record.receipt() for record in self.calls)]
+        ended = [*self._before, *(record.receipt() for record in self.calls if record.has_result)]
         calls = [record.state() for record in self.open_calls if not record.has_result]
         left = self._run.budget_left() or Budget()
-        bookmark = Bookmark(self._turns, self._max_turns, self._run.limits.timeout, left.tokens, left.tool_calls, calls)
-        return Settlement(self.so_far(), self._text, self._spent, ends, [], interrupts=asking, bookmark=bookmark)
+        schema = None if self._expected is None else self._expected.form.kept
+        limits = self._max_turns, self._run.limits.timeout, left.tokens, left.tool_calls
+        mark = Bookmark(self._turns, *limits, calls, ended, schema)
+        spent, made = self._spent + self._aside.spent, self._aside.made
+        return Settlement(self.so_far(), self._text, spent, ends, [], [], asking, mark, shortened=made)
 
     def restore(self, record: RunRecord, base: list[Message], messages: list[Message]) -> None:
         """Be where the run was paused, in another process."""
         self.messages, self.open_calls = restore_calls(record, messages, self._run)
         self.calls = self.open_calls
+        here = {each.call.id for each in self.calls}
+        ended = [] if record.bookmark is None else record.bookmark.ended
+        self._before = [each for each in ended if each.call_id not in here]
         self._text, self._spent = record.content, record.usage or Usage()
         self._turns = record.bookmark.turns if record.bookmark is not None else 0
         self._announced, self._opened = len(self.messages), True
         self._run.session.open(base, self.messages)
+        self._aside.made = record.shortened
 
-    def answer(self, answers: Mapping[str, Any]) -> None:
+    def answer(self, answers: Mapping[str, Any], anew: Anew | None = None) -> None:
+        if anew is not None and anew.deps is not KEPT:
+            self._plan = msgspec.structs.replace(self._plan, deps=anew.deps)
+        if anew is not None and anew.output is not None:
+            self._expected = Expected(anew.output, self._plan.output_retries)
         for record in self.open_calls:
             if record.asks:
                 record.answer(answers)
@@ -275,6 +356,8 @@ class Loop(Calling):
             calls = [*calls, *open_calls]
             text += turn.content()
             spent += turn.spent_failed() if isinstance(fate, Failed) else turn.spent_cut()
+        spent += self._aside.spent
+        answer = self._expected if isinstance(fate, Completed) else None
         # A thread may end at any moment: what is said of its call is decided once, so that all say the same. (Of those
         # that are open, some may have ended in an earlier run, and have their results.)
         ends = {record: record.receipt() for record in calls}
@@ -283,10 +366,12 @@ class Loop(Calling):
             settle.settle(self.messages, blocks, results, fate),
             text,
             spent,
-            list(ends.values()),
+            [*self._before, *ends.values()],
             [record.ended_view(end.outcome) for record, end in ends.items() if not record.has_result],
             [end for record, end in ends.items() if record.is_open],
-            output=self._parsed if isinstance(fate, Completed) else None,
+            output=None if answer is None else answer.value,
+            output_data=None if answer is None else answer.data,
+            shortened=self._aside.made,
         )
 
     def ended(self) -> None:

@@ -5,21 +5,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
 from andon.core.budget import Budget
+from andon.core.receipt import is_seconds
 from andon.core.session import OnBusy
 from andon.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
+from andon.messages import Message
 
 
 class ContinueOptions(TypedDict, total=False):
-    """What a run that goes on with an earlier one takes."""
+    """What a run that goes on with an earlier one takes.
 
-    output_type: type[BaseModel] | None
-    """The pydantic model that the answer must be; `result.output` is one then."""
+    Without `timeout`, `max_turns` or `budget` the agent's own counts. `None` sets no limit for this run. `output_type`
+    is not among them: the type of a result follows from it, so it is a parameter of its own wherever a run is made.
+    """
+
     timeout: float | None
     """Seconds after which the run is cancelled with cause `deadline`; waiting in a queue counts, pauses don't."""
     max_turns: int | None
@@ -27,7 +29,9 @@ class ContinueOptions(TypedDict, total=False):
     budget: Budget | int | None
     """Tokens that the run and its children may spend, or `Budget(tokens=…, tool_calls=…)`."""
     metadata: dict[str, Any] | None
-    """Yours; kept with the run."""
+    """Yours; kept with the run, and handed to tools, hooks and instructions."""
+    deps: Any
+    """Handed to tools, hooks and instructions as `ctx.deps`, and kept nowhere; without it, the agent's own."""
     cancel_on: asyncio.Event | threading.Event | None
     """Cancel the run when this is set: an asyncio.Event of the same loop, or a threading.Event."""
     on_busy: OnBusy
@@ -45,6 +49,8 @@ class RunOptions(ContinueOptions, total=False):
     """Whose conversation it is: two users' sessions never meet."""
     run_id: str | None
     """The run's id, if you want to choose it."""
+    messages: Sequence[Message | Mapping[str, Any]] | None
+    """What was said before the prompt. It takes the place of what was said in the session."""
 
 
 def check_id(name: str, given: object) -> None:
@@ -53,3 +59,15 @@ def check_id(name: str, given: object) -> None:
         raise ConfigurationError(f"{name} must be text, not {type(given).__name__}")
     if given == "":  # a form's field that was left empty must not lead everybody into one conversation
         raise ConfigurationError(f"{name} is empty: give some text, or leave it out")
+
+
+def check_limits(
+    max_turns: int | None, timeout: float | None, budget: Budget | int | None
+) -> tuple[int | None, float | None, Budget | None]:
+    """What limits a run, or is the default for the runs of an agent."""
+    whole = isinstance(max_turns, int) and not isinstance(max_turns, bool)
+    if max_turns is not None and not (whole and max_turns >= 1):
+        raise ConfigurationError(f"max_turns is {max_turns!r}; it is a whole number, 1 or more, or None for no limit")
+    if not is_seconds(timeout):
+        raise ConfigurationError(f"timeout is {timeout!r}; it is a number of seconds, 0 or more, or None for no limit")
+    return max_turns, timeout, Budget.of(budget)

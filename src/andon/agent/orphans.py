@@ -8,11 +8,13 @@ is not known, so each is said to have been cut, its outcome unknown.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from andon.agent.calls import ASKING, CUT, NOT_APPROVED
+from andon.agent.carry import outcome_of
 from andon.agent.settle import settle
 from andon.core.events import TERMINAL_EVENT, Event, RunEvent, ToolView
 from andon.core.family import orphaned_by
@@ -23,20 +25,29 @@ from andon.core.states import CancelMode, Phase, RunStatus, StopReason, ToolOutc
 from andon.core.store import RunRecord
 from andon.messages import UNKNOWN_USAGE, Message, ToolCall, ToolResult
 
+_ENDS = frozenset({RunEvent.tool_call_completed, RunEvent.tool_call_error, RunEvent.tool_call_cancelled})
 _PHASES = {RunStatus.pending: Phase.pending, RunStatus.paused: Phase.paused}
 
 
 async def end_orphan(store: SharedStore, taken: Taken, request: CancelRequest) -> None:
     """End it as cancelled, and what waits for it. Should someone else have been quicker, theirs is its end."""
-    record, messages, events = settle_orphan(taken, request)
+    told: dict[str, ToolOutcome] = {}
+    if any(result.status == "error" for message in taken.messages for result in message.tool_results):
+        # Only the events tell whether a call failed, was refused, or was cancelled alone.
+        told = outcomes_in(taken.record.run_id, await read_all(store, taken.record.run_id))
+    record, messages, events = settle_orphan(taken, request, told)
     for which, why in orphaned_by(record):  # first: once it has ended, nobody would come back to it
         await store.request_cancel(which, why)
     await store.finish(taken.lease, record, messages, events)
 
 
-def settle_orphan(taken: Taken, request: CancelRequest) -> tuple[RunRecord, list[Message], list[Event]]:
-    """How it ends: its record, its messages, and its last events."""
+def settle_orphan(
+    taken: Taken, request: CancelRequest, told: Mapping[str, ToolOutcome] | None = None
+) -> tuple[RunRecord, list[Message], list[Event]]:
+    """How it ends: its record, its messages, and its last events. `told` is what is known of calls that ended."""
     record, messages = taken.record, list(taken.messages)
+    outcomes = {result.call_id: outcome_of(result) for message in messages for result in message.tool_results}
+    outcomes |= told or {}
     known: dict[str, ToolResult] = {}
     if messages and messages[-1].role == "tool":
         known = {result.call_id: result for result in messages.pop().tool_results}
@@ -49,7 +60,9 @@ def settle_orphan(taken: Taken, request: CancelRequest) -> tuple[RunRecord, list
     results = [known.get(call.id) or _result(call, call.id in asking, call.id in asks_first) for call in calls]
     content = record.content or "".join(message.text for message in messages if message.role == "assistant")
     messages = settle(messages, (), results, request) if messages else []
-    receipts = [ToolReceipt(call.id, call.name, cut.get(call.id, ToolOutcome.completed)) for call in calls]
+    if record.continues is None:  # else earlier calls may be those of the run that it went on with
+        calls = [call for message in messages for call in message.tool_calls]
+    receipts = [ToolReceipt(call.id, call.name, cut.get(call.id) or outcomes[call.id]) for call in calls]
     # What it had spent is written where it rests. A run that was at work may have spent any number since.
     usage = record.usage if record.usage and record.status is not RunStatus.running else UNKNOWN_USAGE
     phase = _PHASES.get(record.status) or (Phase.tools if cut else Phase.waiting)
@@ -66,6 +79,19 @@ def settle_orphan(taken: Taken, request: CancelRequest) -> tuple[RunRecord, list
         cut_calls=[each for each in receipts if each.call_id in cut],
     )
     return ended, messages, _events(taken, ended, [call for call in calls if call.id in cut], results)
+
+
+def outcomes_in(run_id: str, events: Sequence[Event]) -> dict[str, ToolOutcome]:
+    """What became of a run's calls, as far as its events tell. A sub-agent's events may be among them."""
+    outcomes: dict[str, ToolOutcome] = {}
+    for event in events:
+        if event.event not in _ENDS or event.run_id != run_id or event.tool is None or event.tool.outcome is None:
+            continue
+        outcome = event.tool.outcome
+        if outcome is ToolOutcome.completed and event.event is RunEvent.tool_call_error:
+            outcome = ToolOutcome.failed  # an older version wrote it, which had no other word
+        outcomes[event.tool.call_id] = outcome
+    return outcomes
 
 
 def _started(record: RunRecord) -> set[str]:

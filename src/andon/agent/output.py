@@ -1,50 +1,158 @@
 # SPDX-License-Identifier: Apache-2.0
 """Structured output: what is asked of the model, and what its answer is taken for.
 
-The model is given the schema; whether the answer fits is decided here, whoever the model is. An answer that doesn't
-fit fails the run: the text stays in the conversation, and on the error.
+The model is given the schema; whether the answer fits is decided here, whoever the model is. What doesn't fit is told
+to the model, a few times; then the run fails, and the text stays in the conversation and on the error.
+
+Providers want an object at the schema's root. Any other type is asked for as the field `result` of one.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import inspect
+import re
+from typing import Any, Protocol
 
+from andon.agent.json_schema import RESULT, JsonSchema, without_fence
 from andon.errors import ConfigurationError, OutputError
 from andon.models.base import OutputSpec
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
+NO_TYPE: Any = None
+"""No `output_type`. It is no `… | None`, because that keeps type checkers from reading `int | str` as one type."""
+
+_MODULES = r"(?:\w+\.)+(?=\w)"
 
 
-class Output:
-    """What a run's answer must be."""
+class Form(Protocol):
+    """The form that an answer must have."""
 
-    __slots__ = ("_kind", "spec")
+    @property
+    def spec(self) -> OutputSpec | None:
+        """What the model is told of it; nothing for plain text."""
+        ...
 
-    def __init__(self, kind: type[BaseModel]) -> None:
-        if not isinstance(kind, type) or not callable(getattr(kind, "model_validate_json", None)):
-            raise ConfigurationError(f"output_type is {kind!r}; it is a class made with pydantic.BaseModel")
-        self._kind = kind
-        schema = _rooted(kind.model_json_schema())
-        if schema.get("type") != "object":
-            raise ConfigurationError(
-                f"output_type {kind.__name__} is no object: providers want one, so put it into a field of a model"
-            )
-        self.spec = OutputSpec(kind.__name__, schema)
+    @property
+    def kept(self) -> dict[str, Any] | None:
+        """What a paused run keeps of it, so that another process can go on; None for what only a program has."""
+        ...
 
-    def parse(self, text: str) -> BaseModel:
+    def parse(self, text: str) -> Any:
+        """The answer as what was asked for. Raises `OutputError`, which says what is wrong with it."""
+        ...
+
+    def dump(self, value: Any) -> Any:
+        """The parsed answer as JSON has it."""
+        ...
+
+
+def form_of(output_type: Any) -> Form | None:
+    """What an `output_type` asks for. Raises `ConfigurationError` if it can't be one."""
+    if output_type is None or isinstance(output_type, JsonSchema):
+        return output_type
+    return PlainText() if output_type is str else TypedOutput(output_type)
+
+
+class PlainText:
+    """The answer as it is: what `output_type=str` means."""
+
+    spec = kept = None
+
+    def parse(self, text: str) -> str:
+        return text
+
+    def dump(self, value: str) -> str:
+        return value
+
+
+class TypedOutput:
+    """An answer of any type that pydantic can adapt."""
+
+    kept = None
+
+    def __init__(self, kind: Any) -> None:
+        from pydantic import PydanticUserError, TypeAdapter, create_model
+        from pydantic.errors import PydanticUndefinedAnnotation
+
+        self.name = name = _name_of(kind)
+        if isinstance(kind, str):
+            raise ConfigurationError(f"output_type is {kind!r}, a text: give the type itself")
+        if isinstance(kind, dict) or inspect.isroutine(kind):
+            what = "a dict" if isinstance(kind, dict) else "a function"
+            raise ConfigurationError(f"output_type is {what}: give a type, such as a dataclass or a pydantic model")
+        try:
+            self._adapter = self._whole = TypeAdapter(kind)
+            schema = _rooted(self._adapter.json_schema())
+            self._wrapped = schema.get("type") != "object"
+            if self._wrapped:
+                self._whole = TypeAdapter(create_model(name, result=(kind, ...)))
+                schema = self._whole.json_schema()
+        except (PydanticUserError, PydanticUndefinedAnnotation, NameError) as error:
+            detail = str(error).partition("\n\n")[0]  # what follows is advice to those who extend pydantic
+            raise ConfigurationError(f"output_type is {name}, and can't be one: {detail}") from None
+        self.spec = OutputSpec(name, schema)
+
+    def parse(self, text: str) -> Any:
         from pydantic import ValidationError
 
+        bare = without_fence(text)
         try:
-            return self._kind.model_validate_json(text)
+            value = self._whole.validate_json(bare)
         except ValidationError as error:
-            where = "; ".join(_say(each) for each in error.errors(include_url=False)[:3])
-            raise OutputError(f"the answer is no {self._kind.__name__}: {where}", text=text) from None
+            if not self._wrapped:
+                raise self._wrong(error, text) from None
+            try:  # a model that does not hold to the schema often leaves the wrapping out
+                return self._adapter.validate_json(bare)
+            except ValidationError:
+                raise self._wrong(error, text) from None
+        return getattr(value, RESULT) if self._wrapped else value
+
+    def dump(self, value: Any) -> Any:
+        return self._adapter.dump_python(value, mode="json", fallback=str, warnings=False)
+
+    def _wrong(self, error: Any, text: str) -> OutputError:
+        where = "; ".join(_say(each) for each in error.errors(include_url=False)[:3])
+        return OutputError(f"the answer is no {self.name}: {where}", text=text)
+
+
+class Expected:
+    """What one run is to answer, and, once it has, the answer in that form."""
+
+    __slots__ = ("_left", "_tries", "data", "form", "value")
+
+    def __init__(self, form: Form, retries: int) -> None:
+        self.form, self._left, self._tries = form, retries, 0
+        self.value: Any = None
+        self.data: Any = None
+        """The value as JSON has it."""
+
+    def take(self, text: str, *, last: bool) -> OutputError | None:
+        """Take an answer. What is wrong with it is returned, to be told to the model; or raised, after the last try."""
+        self._tries += 1
+        try:
+            value = self.form.parse(text)
+        except OutputError as error:
+            if last or not self._left:
+                tries = f"; it was asked {self._tries} times" if self._tries > 1 else ""
+                raise OutputError(f"{error}{tries}", text=error.text) from None
+            self._left -= 1
+            return error
+        self.value, self.data = value, self.form.dump(value)
+        return None
+
+
+def repair_prompt(error: OutputError) -> str:
+    """What the model is told if its answer does not fit."""
+    return f"This can't be used: {error}. Answer again, with nothing but JSON that fits the schema."
 
 
 def _say(error: Any) -> str:
     place = ".".join(map(str, error["loc"]))
     return f"{place}: {error['msg']}" if place else str(error["msg"])
+
+
+def _name_of(kind: Any) -> str:
+    """As the source has it, without the modules: `Trip`, `list[Trip]`, `int | str`."""
+    return kind.__name__ if isinstance(kind, type) else re.sub(_MODULES, "", str(kind))
 
 
 def _rooted(schema: dict[str, Any]) -> dict[str, Any]:

@@ -8,31 +8,37 @@ that paused it. A cut one goes on as a new run that names it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, Unpack, overload
 
-from andon.agent.carry import Earlier, take_up
+from andon.agent.carry import KEPT, Anew, Earlier, take_up
+from andon.agent.homes import Homes
+from andon.agent.json_schema import JsonSchema
 from andon.agent.options import ContinueOptions, RunOptions, check_id
+from andon.agent.output import form_of
 from andon.core.budget import Budget
 from andon.core.events import RunEvent
 from andon.core.pause import check_answers
-from andon.core.receipt import RunResult
+from andon.core.receipt import OutputT, RunResult
 from andon.core.run import Run
 from andon.core.runtime import Runtime
 from andon.core.session import Session
 from andon.core.states import RunStatus
-from andon.core.store import Bookmark, RunRecord
+from andon.core.store import Bookmark, RequestKey, RunRecord
 from andon.errors import AnswersError, ConfigurationError, NotContinuableError, RunIdTakenError, UnknownRunError
 from andon.messages import Message
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from typing_extensions import TypeForm, TypeVar
+
+    T = TypeVar("T", default=object)
 
 
-class Resuming:
+class Resuming(Generic[OutputT]):
     """The part of an agent that goes on with its runs."""
 
     id: str
     runtime: Runtime
+    _homes: Homes
     _session: Session | None
 
     def _make(
@@ -41,12 +47,17 @@ class Resuming:
         options: RunOptions,
         earlier: Earlier | None = None,
         restored: tuple[RunRecord, list[Message], list[Message]] | None = None,
+        output_type: Any = None,
     ) -> Run:
         raise NotImplementedError
 
     def _own_session(self) -> Session:
         raise NotImplementedError
 
+    def on(self, runtime: Runtime) -> Self:
+        raise NotImplementedError
+
+    @overload
     async def continue_run(
         self,
         run_id: str,
@@ -54,16 +65,41 @@ class Resuming:
         *,
         new_run_id: str | None = None,
         **options: Unpack[ContinueOptions],
-    ) -> RunResult:
+    ) -> RunResult[OutputT]: ...
+
+    @overload
+    async def continue_run(
+        self,
+        run_id: str,
+        answers: Mapping[str, Any] | None = None,
+        *,
+        new_run_id: str | None = None,
+        output_type: TypeForm[T],
+        **options: Unpack[ContinueOptions],
+    ) -> RunResult[T]: ...
+
+    async def continue_run(
+        self,
+        run_id: str,
+        answers: Mapping[str, Any] | None = None,
+        *,
+        new_run_id: str | None = None,
+        output_type: Any = None,
+        **options: Unpack[ContinueOptions],
+    ) -> RunResult[Any]:
         """Go on with a run, and wait for its end.
 
         A paused one goes on under its own id with `answers`, one for each of its interrupts; `False`, or
         `Deny("why")`, refuses a call. Wrong or missing answers raise `AnswersError`, and nothing changes. One that was
-        cancelled, failed or was lost goes on from where it was cut, as a new run, for which `options` are; its id is
+        cancelled, failed or was lost goes on from where it was cut, as a new run, for which `options` are. Its id is
         `new_run_id`, if you want to choose it. The same call with the same `new_run_id` makes no second run: it raises
         `RunIdTakenError`.
+
+        A paused run keeps its options. `deps` and `output_type` may be given anew, and must be where the run was paused
+        in another process: they are kept in no store. Without them the agent's own count there. A new run gets those
+        that are given here, or the agent's own.
         """
-        run = await self.resume_run(run_id, answers, new_run_id=new_run_id, **options)
+        run = await self.resume_run(run_id, answers, new_run_id=new_run_id, output_type=output_type, **options)
         await run.attend()
         return await run.result()
 
@@ -73,29 +109,44 @@ class Resuming:
         answers: Mapping[str, Any] | None = None,
         *,
         new_run_id: str | None = None,
+        output_type: Any = None,
+        request_key: RequestKey | None = None,
         **options: Unpack[ContinueOptions],
     ) -> Run:
-        """The same, but return the handle of the run as soon as it goes on."""
+        """The same, but return the handle of the run as soon as it goes on.
+
+        `request_key` is for servers: a shared store keeps it, and raises `KeyUsedError` if it was used before.
+        """
         check_id("new_run_id", new_run_id)
+        there = await self._where(run_id)
+        if unknown := options.keys() - ContinueOptions.__annotations__.keys():
+            known = ", ".join([*ContinueOptions.__annotations__, "output_type"])
+            raise TypeError(f"there is no option {', '.join(sorted(unknown))} to go on with; there are: {known}")
         try:
-            return await self._resume(run_id, answers or {}, new_run_id, options)
+            return await there._resume(run_id, answers or {}, new_run_id, request_key, options, output_type)
         except NotContinuableError:
             # Perhaps because the same call was made before: then the run that it made is worth more than the reason.
-            if new_run_id not in (None, run_id) and await self._is_taken(new_run_id):
+            if new_run_id not in (None, run_id) and await there._is_taken(new_run_id):
                 raise RunIdTakenError(f"run id {new_run_id!r} is taken: run {run_id!r} may go on as that one") from None
             raise
 
     async def _resume(
-        self, run_id: str, answers: Mapping[str, Any], new_run_id: str | None, options: ContinueOptions
+        self,
+        run_id: str,
+        answers: Mapping[str, Any],
+        new_run_id: str | None,
+        request_key: RequestKey | None,
+        options: ContinueOptions,
+        output_type: Any,
     ) -> Run:
         if (run := self._own_run(run_id)) is not None:
             if run.is_paused:
                 _check_own_id(run_id, new_run_id)
-            if options:
-                raise TypeError(f"a paused run keeps its options; {', '.join(options)} can't be given")
+                _check_kept(options)
+            anew = Anew(options.get("deps", KEPT), form_of(output_type))
             await self.runtime.check_blocks(run.session.key)
             if (run := self._own_run(run_id)) is not None:  # it may have gone on elsewhere meanwhile
-                await run.resume(answers)
+                await run.resume(answers, anew, request_key)
                 return run
         if self.runtime.keeper is not None:
             from andon.core.taking import given_back
@@ -104,8 +155,11 @@ class Resuming:
         record = await self._find_record(run_id)
         if record.status is RunStatus.paused and self.runtime.keeper is not None:
             _check_own_id(run_id, new_run_id)
+            _check_kept(options)
             await self.runtime.check_blocks(record.session)
-            return await self._restore(record, answers, options.get("output_type"))
+            return await self._restore(record, answers, request_key, options, output_type)
+        if record.status in (RunStatus.pending, RunStatus.running, RunStatus.cancelling):
+            raise NotContinuableError(f"run {run_id!r} is {record.status.name}: wait for its end, or cancel it")
         if record.status not in (RunStatus.cancelled, RunStatus.error):
             raise NotContinuableError(f"run {run_id!r} is {record.status.name}: to go on, send another prompt")
         if answers:
@@ -120,11 +174,19 @@ class Resuming:
         earlier.lift(await self.runtime.store.load(record.session))  # refused here, rather than by a run that fails
         key = record.session
         named: RunOptions = {"session_id": key.session_id, "user_id": key.user_id, "run_id": new_run_id}
-        run = self._make(take_up(left), {**options, **named}, earlier)
+        run = self._make(take_up(left), {**options, **named}, earlier, output_type=output_type)
+        run.request_key = request_key
         await run.open()
         return run
 
-    async def _restore(self, record: RunRecord, answers: Mapping[str, Any], output_type: type[BaseModel] | None) -> Run:
+    async def _restore(
+        self,
+        record: RunRecord,
+        answers: Mapping[str, Any],
+        request_key: RequestKey | None,
+        given: ContinueOptions,
+        output_type: Any,
+    ) -> Run:
         """Go on with a run that was paused in another process, or in an earlier one."""
         from andon.agent.orphans import read_all  # like all that only shared stores need
         from andon.core.taking import take_paused_for
@@ -148,24 +210,31 @@ class Resuming:
             "session_id": record.session.session_id,
             "user_id": record.session.user_id,
             "run_id": record.run_id,
-            "output_type": output_type,
             "timeout": mark.timeout,
             "max_turns": mark.max_turns,
             "budget": None if mark.tokens is mark.tool_calls is None else Budget(mark.tokens, mark.tool_calls),
             "metadata": record.metadata,
         }
-        run = self._make([], options, restored=(record, base, messages))
+        if "deps" in given:
+            options["deps"] = given["deps"]
+        if output_type is None and mark.output_schema is not None:
+            output_type = JsonSchema(mark.output_schema)
+        run = self._make([], options, restored=(record, base, messages), output_type=output_type)
+        run.request_key = record.request_key
         run.answer(answers)
         # Nobody must see it here before: someone else may be quicker, and what they make of the run is what it is.
         seconds = self.runtime.bounds.settle_seconds
-        held = await take_paused_for(self.runtime.keeper, record.run_id, len(events), seconds)
+        held = await take_paused_for(self.runtime.keeper, record.run_id, len(events), seconds, request_key)
         if held is None:
             raise NotContinuableError(quicker)
-        run.begin_again(events, record.created_at, held)
+        run.begin_again(events, record, held)
         return run
 
     async def rollback_run(self, run_id: str) -> None:
         """Put the session back to what it was before that run. The run, with its receipt, stays on record."""
+        await (await self._where(run_id))._roll_back(run_id)
+
+    async def _roll_back(self, run_id: str) -> None:
         if (run := self._own_run(run_id)) is not None:
             raise NotContinuableError(f"run {run_id!r} is {run.status.name}: cancel it, then take it back")
         record = await self._find_record(run_id)
@@ -176,6 +245,21 @@ class Resuming:
         session.refresh(await store.load(record.session))
         if self.runtime.keeper is not None and record.session == self._own_session().key:
             self._own_session().show(session.messages)
+
+    async def _where(self, run_id: str) -> Self:
+        """This agent, on the runtime that has the run: its own, or that of an agent that has used it as a tool."""
+        others = [runtime for runtime in self._homes if runtime is not self.runtime]
+        if others and not await self._has(self.runtime, run_id):
+            for runtime in others:
+                if await self._has(runtime, run_id):
+                    return self.on(runtime)
+        return self
+
+    async def _has(self, runtime: Runtime, run_id: str) -> bool:
+        if (run := runtime.run(run_id)) is not None:
+            return run.agent_id == self.id
+        record = None if runtime.store is None else await runtime.store.find(run_id)
+        return record is not None and record.session.agent_id == self.id
 
     def _own_run(self, run_id: str) -> Run | None:
         """The run, if it has not ended and is this agent's."""
@@ -198,3 +282,9 @@ def _check_own_id(run_id: str, new_run_id: str | None) -> None:
     if new_run_id not in (None, run_id):
         detail = f"run {run_id!r} is paused, and goes on under its own id, not as {new_run_id!r}"
         raise ConfigurationError(f"{detail}: leave the new id out. Nothing has changed")
+
+
+def _check_kept(options: ContinueOptions) -> None:
+    """Refuse what a paused run has already: to pass over it would hide that it counts for nothing."""
+    if fixed := sorted(options.keys() - {"deps"}):
+        raise TypeError(f"a paused run keeps its options; {', '.join(fixed)} can't be given")

@@ -1,37 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
 """An agent as another agent's tool.
 
-Each call is a run of its own, a child of the run that called it, in a session of its own. It is cancelled with its
-parent; cancelled alone, it gives its parent an error result. What it asks a person, its parent asks, and an answer
-reaches the very question that it was given to, or none: the child may have been answered or ended by others meanwhile.
+Each call is a run of its own, a child of the run that called it, in a session of its own, and on its parent's runtime:
+what the one survives, the other does. It is cancelled with its parent; cancelled alone, it gives its parent an error
+result. What it asks a person, its parent asks, and an answer reaches the very question that it was given to, or none:
+the child may have been answered or ended by others meanwhile. If it can't be found, its parent ends with an error.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import re
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from andon.core.events import RunEvent
-from andon.core.family import child_id
+from andon.core.family import child_id, current
 from andon.core.receipt import RunResult
 from andon.core.run import Run
-from andon.core.states import RunStatus
+from andon.core.states import RunStatus, StopReason
 from andon.core.store import RunRecord
 from andon.core.stream import EventStream
-from andon.errors import AnswersError, BadArgumentsError, NotContinuableError, ToolError, describe
+from andon.errors import (
+    AndonError,
+    AnswersError,
+    BadArgumentsError,
+    NotContinuableError,
+    SubAgentLostError,
+    ToolError,
+    describe,
+)
 from andon.tools.base import ToolContext
 
 if TYPE_CHECKING:
     from andon.agent.agent import Agent
+
+TRIES = 3
+"""How often an answer is brought to a run that others may be answering at the same moment."""
 
 
 class AgentTool:
     """Made by `agent.as_tool()`."""
 
     def __init__(self, agent: Agent, name: str | None, description: str | None, events: bool) -> None:
-        self._agent, self._events = agent, events
+        self.agent, self._events = agent, events
         self.name = name or re.sub(r"[^a-zA-Z0-9_-]", "_", agent.id)[:64]
         self.description = description or agent.description or f"Ask {agent.name}."
         self.parameters: dict[str, Any] = {
@@ -44,7 +58,7 @@ class AgentTool:
         }
 
     def __repr__(self) -> str:
-        return f"<tool {self.name}: {self._agent!r}>"
+        return f"<tool {self.name}: {self.agent!r}>"
 
     def bind(self, arguments: dict[str, Any]) -> dict[str, Any]:
         prompt = arguments.get("prompt")
@@ -53,14 +67,19 @@ class AgentTool:
         return {"prompt": prompt}
 
     async def invoke(self, bound: dict[str, Any], ctx: ToolContext) -> str:
+        agent = self._on_the_callers_runtime()
         # The id is made of the call's, so that a tool that is entered again finds the run that waits for the answer.
         run_id = child_id(ctx.run_id, ctx.call_id)
         if not ctx.passed_on:
-            run = self._agent.start(
-                bound["prompt"], run_id=run_id, user_id=ctx.user_id, session_id=os.urandom(16).hex()
+            run = agent.start(
+                bound["prompt"],
+                run_id=run_id,
+                user_id=ctx.user_id,
+                session_id=os.urandom(16).hex(),
+                deps=self._deps(ctx),
             )
             await run.open()
-        elif isinstance(found := await self._go_on(run_id, ctx), Run):
+        elif isinstance(found := await self._go_on(agent, run_id, ctx), Run):
             run = found
         else:
             return self._told(found)
@@ -70,17 +89,52 @@ class AgentTool:
             ctx.pass_on(result.interrupts)
         return self._told(result)
 
-    async def _go_on(self, run_id: str, ctx: ToolContext) -> Run | RunRecord:
+    def _on_the_callers_runtime(self) -> Agent:
+        """The agent, where the run is that calls it; or where it was made to be, if somebody chose that."""
+        call = current.get()
+        if call is None or self.agent.brought_runtime:
+            return self.agent
+        self.agent.be_used_on(call.run.runtime)
+        return self.agent.on(call.run.runtime)
+
+    async def _go_on(self, agent: Agent, run_id: str, ctx: ToolContext) -> Run | RunRecord:
         """The run that has asked, with its answers; or what became of it meanwhile."""
-        runtime = self._agent.runtime
-        assert runtime.store is not None
-        found = runtime.run(run_id) or await runtime.store.find(run_id)
-        if found is None:
-            raise ToolError(f"{self._agent.name} has asked, and is gone: run {run_id!r} is not known any more")
-        if found.status is RunStatus.paused:
-            with contextlib.suppress(NotContinuableError, AnswersError):  # others have answered it, or ended it
-                return await self._agent.resume_run(run_id, ctx.pass_on(found.interrupts))
-        return found
+        store, keeper = agent.runtime.store, agent.runtime.keeper
+        assert store is not None
+        failure: Exception | None = None
+        for _ in range(TRIES):
+            here = agent.runtime.run(run_id)
+            found: Run | RunRecord | None = here
+            if keeper is None:
+                found = here or await store.find(run_id)
+            elif here is None or (failure is not None and here.is_paused):  # another process may have it by now
+                from andon.core.following import follow  # like all that only shared stores need
+
+                found = await follow(keeper, run_id, to_pause=True)
+            if found is None or _agent_id(found) != agent.id:
+                raise self._lost(run_id, "is not known any more")
+            if found.status is not RunStatus.paused:
+                return found
+            answers = ctx.pass_on(found.interrupts)
+            resume = functools.partial(agent.resume_run, run_id, answers, deps=self._deps(ctx))
+            try:
+                run = await (resume() if keeper is None else keeper.ask(resume))
+            except (NotContinuableError, AnswersError) as error:  # others have answered it, or ended it
+                failure = error
+            except AndonError as error:
+                raise self._lost(run_id, f"can't be gone on with: {describe(error)}") from None
+            else:
+                ctx.delivered(answers)
+                return run
+        raise self._lost(run_id, f"can't be gone on with: {failure}")
+
+    def _lost(self, run_id: str, why: str) -> SubAgentLostError:
+        asked = f"{self.agent.name} had asked a person, but its run {run_id!r} {why}."
+        return SubAgentLostError(f"{asked} What it had done until then is unknown.")
+
+    def _deps(self, ctx: ToolContext) -> Any:
+        """Its own, or those of the run that calls it: both serve the same person."""
+        return ctx.deps if self.agent.deps is None else self.agent.deps
 
     async def _follow(self, run: Run, ctx: ToolContext) -> None:
         """Wait for its end or its next question. If this is cut, the run is ended first."""
@@ -92,11 +146,23 @@ class AgentTool:
 
     def _told(self, ended: RunResult | RunRecord) -> str:
         """What its parent's model is told of its end."""
+        if ended.stop_reason is StopReason.max_turns:
+            raise ToolError(f"{self.agent.name} was not done when it had no turns left; it had said: {ended.content!r}")
         if ended.status is RunStatus.completed:
-            return ended.content
-        if ended.status is RunStatus.paused:
-            raise ToolError(f"{self._agent.name} has asked, and can't be gone on with here")
+            if ended.output is None:
+                return ended.content
+            # Not the content: that has all that was said, also answers that did not fit.
+            return ended.message.text if isinstance(ended, RunResult) else msgspec.json.encode(ended.output).decode()
         if (receipt := ended.receipt) is not None:  # its reason is for people, and stays out of conversations
-            raise ToolError(f"{self._agent.name} was cancelled ({receipt.cause}); it had said: {ended.content!r}")
+            raise ToolError(f"{self.agent.name} was cancelled ({receipt.cause}); it had said: {ended.content!r}")
         error = describe(ended.error) if isinstance(ended.error, Exception) else ended.error
-        raise ToolError(f"{self._agent.name} failed: {error}")
+        raise ToolError(f"{self.agent.name} failed: {error}")
+
+
+def _agent_id(found: Run | RunRecord) -> str:
+    return found.agent_id if isinstance(found, Run) else found.session.agent_id
+
+
+def sub_agents(agent: Agent) -> list[Agent]:
+    """The agents that this one has as tools."""
+    return [tool.agent for tool in agent.tools if isinstance(tool, AgentTool)]

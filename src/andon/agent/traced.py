@@ -14,13 +14,13 @@ from typing import Any
 
 from andon.agent.calling import Plan
 from andon.agent.calls import CallRecord
-from andon.agent.carry import Earlier
+from andon.agent.carry import Anew, Earlier
 from andon.agent.loop import Loop
-from andon.agent.output import Output
+from andon.agent.output import Form
 from andon.agent.turn import Turn
 from andon.core.run import Run
 from andon.core.signal import Failed
-from andon.core.states import CancelCause, RunStatus, StopReason
+from andon.core.states import CancelCause, RunStatus, StopReason, ToolOutcome
 from andon.errors import AndonError
 from andon.messages import Message, Usage
 from andon.telemetry.tracing import RunTrace
@@ -43,7 +43,7 @@ class TracedLoop(Loop):
         run: Run,
         messages: list[Message],
         max_turns: int | None,
-        output: Output | None,
+        output: Form | None,
         earlier: Earlier | None,
         trace: RunTrace,
     ) -> None:
@@ -64,8 +64,8 @@ class TracedLoop(Loop):
             self._trace.end_turn()
         return reason
 
-    def answer(self, answers: Mapping[str, Any]) -> None:
-        super().answer(answers)
+    def answer(self, answers: Mapping[str, Any], anew: Anew | None = None) -> None:
+        super().answer(answers, anew)
         self._trace.begin([])
 
     def ended(self) -> None:
@@ -87,7 +87,7 @@ class TracedLoop(Loop):
         await super()._model_turn()
 
     async def _ask(self, turn: Turn) -> None:
-        self._trace.begin_model(turn.request)
+        self._trace.begin_model(turn.request, turn.model)
         try:
             await super()._ask(turn)
         except Exception as error:
@@ -136,8 +136,8 @@ class TracedLoop(Loop):
         elif record.scope.cancelled and self._run.signal.request is not None:
             self._trace.cancel_call(call, outcome)
 
-    def _fail(self, record: CallRecord, error: Exception) -> None:
-        super()._fail(record, error)
+    def _fail(self, record: CallRecord, error: Exception, outcome: ToolOutcome = ToolOutcome.failed) -> None:
+        super()._fail(record, error, outcome)
         if record.refusal is not None:
             self._trace.deny_call(record.call)
         elif record.cancelled_alone is None:

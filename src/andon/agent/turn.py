@@ -18,7 +18,7 @@ from andon.core.events import RunEvent
 from andon.core.run import Run
 from andon.core.states import Phase
 from andon.errors import BadArgumentsError, ModelError, ToolError, UnknownToolError
-from andon.messages import UNKNOWN_USAGE, Block, Reasoning, Text, ToolCall, Usage, estimate_tokens, sendable
+from andon.messages import UNKNOWN_USAGE, Block, Reasoning, Text, ToolCall, Usage, estimate_tokens, pieces_of, sendable
 from andon.models.base import Model, ModelRequest
 
 _WORD = r"[a-zA-Z0-9_-]{1,64}"  # compiled when it is first wanted, like all patterns here: imports are to be quick
@@ -61,10 +61,12 @@ class _Call:
 class Turn:
     """The sink of one model call."""
 
-    __slots__ = ("_parts", "_run", "_shut", "_text", "_usage", "_write", "request", "sent", "shown")
+    __slots__ = ("_parts", "_quiet", "_run", "_shut", "_text", "_usage", "_write", "model", "request", "sent", "shown")
 
-    def __init__(self, run: Run, request: ModelRequest) -> None:
-        self._run, self.request = run, request
+    def __init__(self, run: Run, request: ModelRequest, model: Model, *, quiet: bool = False) -> None:
+        self._run, self.request, self.model = run, request, model
+        self._quiet = quiet
+        """Readers are not shown it: what the model says is no part of the run's answer."""
         self._write: Callable[[str], None] | None = None
         self._parts: list[list[str] | _Reasoning | _Call] = []
         self._text: list[str] | None = None
@@ -72,9 +74,9 @@ class Turn:
         self._shut = False
         self.sent = self.shown = False
 
-    async def play(self, model: Model) -> None:
+    async def play(self) -> None:
         self.sent = True
-        await model.stream(self.request, self)
+        await self.model.stream(self.request, self)
 
     def shut(self) -> None:
         """After a cut nothing more is shown, whatever the model goes on to say."""
@@ -113,7 +115,8 @@ class Turn:
         part.signature = signature
         if text:
             part.pieces.append(text)
-            self._run.journal.add(RunEvent.reasoning, text)
+            if not self._quiet:
+                self._run.journal.add(RunEvent.reasoning, text)
 
     def tool_call(
         self, call_id: str, name: str = "", arguments: str | dict[str, Any] = "", *, done: bool = False
@@ -161,7 +164,7 @@ class Turn:
 
     def _begin_text(self) -> tuple[list[str], Callable[[str], None]]:
         pieces = self._text = []
-        write = self._run.journal.pen(RunEvent.run_content)
+        write = _unheard if self._quiet else self._run.journal.pen(RunEvent.run_content)
         if self._run.meter is not None:
             write = self._run.meter.watch(write)
         self._write = write
@@ -170,7 +173,8 @@ class Turn:
 
     def _show(self, part: list[str] | _Reasoning | _Call) -> None:
         self.shown = True
-        self._run.phase = Phase.streaming
+        if not self._quiet:
+            self._run.phase = Phase.streaming
         self._parts.append(part)
 
     # -- what is left of it -------------------------------------------------------------------------------------------
@@ -228,6 +232,10 @@ class Turn:
         )
 
 
+def _unheard(text: str) -> None:
+    """Nobody is shown it."""
+
+
 def _call_ids(request: ModelRequest) -> set[str]:
     """The ids that the conversation has: some servers count from 0 in every answer."""
     return {block.id for message in request.messages for block in message.content if isinstance(block, ToolCall)}
@@ -256,13 +264,5 @@ def _join(pieces: list[str]) -> str:
 
 
 def _sent_text(request: ModelRequest) -> list[str]:
-    pieces = [request.instructions or ""]
-    for message in request.messages:
-        for block in message.content:
-            if isinstance(block, ToolCall):
-                pieces.append(block.name + msgspec.json.encode(block.arguments).decode())
-            elif isinstance(block, Text | Reasoning):
-                pieces.append(block.text)
-            else:
-                pieces.append(block.content)
-    return pieces
+    said = (piece for message in request.messages for piece in pieces_of(message))
+    return [request.instructions or "", *said]

@@ -16,8 +16,8 @@ from importlib import import_module
 
 from andon import __version__
 from andon.cli.mistake import Exit, Mistake, mistake_of
-from andon.cli.options import Help
-from andon.cli.show import prepare_streams
+from andon.cli.options import Help, not_taken
+from andon.cli.show import harmless, prepare_streams
 from andon.errors import AndonError
 
 MODULES = {
@@ -32,7 +32,7 @@ MODULES = {
 }
 
 EPILOG = """
-where runs are looked for: --url, --db, $ANDON_URL, ./andon.db if it is there, http://127.0.0.1:7777
+where runs are looked for: --url, --db, $ANDON_URL, $ANDON_DB, http://127.0.0.1:7777 if a server answers, ./andon.db
 
 exit codes:
   0    all well; a run that was followed has completed
@@ -52,8 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         arguments = sys.argv[1:]
     asked = [name for name in arguments[:1] if name in MODULES]
-    options = make_parser(asked or MODULES).parse_args(arguments)
+    parser = make_parser(asked or MODULES)
+    options, unknown = parser.parse_known_args(arguments)
+    options.given = list(arguments)
     try:
+        if unknown:
+            raise not_taken(parser, asked, unknown)
         code = int(options.run(options))
         sys.stdout.flush()
     except Mistake as mistake:
@@ -85,7 +89,9 @@ def make_parser(names: Iterable[str] = MODULES) -> argparse.ArgumentParser:
 
 
 def _say(mistake: Mistake) -> Exit:
-    print(f"andon: {mistake}", file=sys.stderr)
+    if mistake.details:
+        print(harmless(mistake.details), end="", file=sys.stderr)
+    print(f"andon: {harmless(str(mistake))}", file=sys.stderr)
     return mistake.code
 
 

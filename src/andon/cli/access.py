@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
-import itertools
+import logging
 import os
 import socket
-from pathlib import Path
+import stat
 from typing import TYPE_CHECKING, Any
 
 from andon.cli.mistake import Mistake
+from andon.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from andon.server.access import Token
+    from andon.server.tokens import TokenFile
+
+log = logging.getLogger(__name__)
 
 VARIABLE = "ANDON_TOKEN"
 
@@ -23,7 +26,12 @@ LIMITS = {
     "max_user_runs": "runs at once of one user",
     "max_body": "bytes of a request",
     "max_message": "characters of a prompt",
+    "max_paused_runs": "runs that wait for a person, of all agents",
+    "max_user_paused_runs": "runs of one user that wait for a person",
     "max_events": "events of a run, which is cancelled then; 0 for no limit",
+    "max_user_sessions": "sessions of one user with an agent",
+    "max_state": "bytes of a session's state",
+    "max_event_bytes": "bytes of a run's events, which is cancelled then; 0 for no limit",
 }
 
 
@@ -38,7 +46,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     access.add_argument(
         "--token-file",
         metavar="FILE",
-        help="a token a line: `TOKEN user=NAME`, `TOKEN admin`, or both; a word with # begins a comment",
+        help="a token a line: `TOKEN user=NAME`, `TOKEN admin`, or both; a word with # begins a comment; "
+        "read again when it changes",
     )
     access.add_argument("--allow-open", action="store_true", help="serve other machines though there is no token")
     access.add_argument(
@@ -54,6 +63,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     for name, about in LIMITS.items():
         limits.add_argument(f"--{name.replace('_', '-')}", type=_count, metavar="N", help=f"the most {about}")
+    limits.add_argument("--max-connections", type=_count, metavar="N", help="the most connections at once")
     parser.add_argument(
         "--log-format", choices=["text", "json"], help="log every request, in this form (without it: warnings alone)"
     )
@@ -88,34 +98,22 @@ def _of_environment() -> list[str]:
     return [] if token is None else [token.strip()]
 
 
-def _of_file(name: str | None) -> list[Token]:
+def _of_file(name: str | None) -> list[TokenFile]:
     if name is None:
         return []
-    from andon.server.access import Token
+    from andon.server.tokens import TokenFile
 
+    file = TokenFile(name)
     try:
-        lines = Path(name).read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise Mistake(f"--token-file {name} can't be read: {why}") from None
-    tokens = []
-    for number, line in enumerate(lines, 1):
-        # Only at the beginning of a word: inside one it is part of a token, or of a name.
-        if not (written := list(itertools.takewhile(lambda word: not word.startswith("#"), line.split()))):
-            continue
-        secret, *words = written
-        users = [word.removeprefix("user=") for word in words if word.startswith("user=")]
-        # Whoever forgets a word must not have made an admin by it.
-        if not words or len(users) > 1 or "" in users or set(words) - {"admin"} - {f"user={user}" for user in users}:
-            raise Mistake(f"--token-file {name}, line {number}: write `TOKEN user=NAME`, `TOKEN admin`, or both")
-        tokens.append(Token(secret, users[0] if users else None, "admin" in words))
-    if not tokens:
-        raise Mistake(f"--token-file {name} has no token")
-    return tokens
+        file.read()
+    except ConfigurationError as error:
+        raise Mistake(f"--token-file {error}") from None
+    if os.name == "posix" and stat.S_IMODE(file.path.stat().st_mode) & 0o077:
+        log.warning("other users of this machine can read --token-file %s: run `chmod 600 %s`", name, name)
+    return [file]
 
 
 def _count(text: str) -> int:
-    count = int(text)
-    if count < 0:
-        raise argparse.ArgumentTypeError("it is a number, 0 or more")
-    return count
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"it is a whole number, 0 or more, and not {text!r}")
+    return int(text)

@@ -14,7 +14,7 @@ from andon.cli.person import who
 from andon.cli.place import Place, add_where, find, open_place
 from andon.cli.ps import add_filters
 from andon.cli.report import Cancelled, to_json
-from andon.cli.show import Column, note, receipt_of, styled, table
+from andon.cli.show import Column, note, one_line, receipt_of, styled, table
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
 from andon.core.states import CancelCause, CancelMode, RunStatus
@@ -112,6 +112,7 @@ def _row(each: Cancelled) -> list[str]:
 
 def _tell_one(each: Cancelled) -> None:
     status = "" if each.status is None else f"; it is {each.status.name}"
-    print(f"{each.run_id}: {styled(each.outcome.name, 'green' if each.outcome else 'yellow', sys.stdout)}{status}")
+    outcome = styled(each.outcome.name, "green" if each.outcome else "yellow", sys.stdout)
+    print(f"{one_line(each.run_id)}: {outcome}{status}")
     if each.receipt is not None:
         print(receipt_of(each.receipt, sys.stdout))

@@ -13,7 +13,7 @@ from typing import Any
 from andon.cli.asking import Answers, ask, can_ask, explain_pause, given, on_the_wire
 from andon.cli.driving import Hands, drive
 from andon.cli.mistake import Exit, Mistake
-from andon.cli.options import add_parser, text
+from andon.cli.options import add_parser, database_of, text
 from andon.cli.person import leave_with_reader, who
 from andon.cli.place import Place, add_where, find, how_to_go_on, open_place, without_secrets
 from andon.cli.report import Report, to_json
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _here(options: argparse.Namespace, found: Report, answers: Answers, teller: Teller, after: int) -> Exit:
-    db = options.db or "sqlite:///andon.db"
+    db = database_of(options) or "sqlite:///andon.db"
     agent = find_agent(options.agent, db)
 
     async def go_on() -> Run:

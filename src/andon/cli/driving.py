@@ -7,7 +7,6 @@ whatever the process is doing. Whoever reads our output and leaves (`| head -1`)
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 
 from andon.agent.agent import Agent
 from andon.cli.asking import Leaving, ask, can_ask
+from andon.cli.logs import show_log
 from andon.cli.mistake import Exit
 from andon.cli.person import on_reader_gone, who
 from andon.cli.report import Report
@@ -110,7 +110,7 @@ def drive(
 
     With the `handle` of a run that has not begun, also its beginning can be cancelled, should a store keep it waiting.
     """
-    _quieten_the_log()
+    show_log(quiet=teller.quiet)
     with Hands() as hands:
         if handle is not None:
             hands.hold(partial(cancel_by_hand, handle))
@@ -160,12 +160,3 @@ def _answered(agent: Agent, report: Report, hands: Hands) -> bool:
             return True
         else:
             return True
-
-
-def _quieten_the_log() -> None:
-    """That a run failed is told anyway. Where nobody has set up logging, only what is worse is shown."""
-    log = logging.getLogger("andon")
-    if not log.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setLevel(logging.ERROR)
-        log.addHandler(handler)

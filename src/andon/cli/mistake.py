@@ -33,9 +33,11 @@ _CODES = {RunStatus.error: Exit.failed, RunStatus.cancelled: Exit.cancelled, Run
 class Mistake(Portable, Exception):  # noqa: N818 - it is the user's, and no error of ours
     """One sentence that says what is wrong and what to do."""
 
-    def __init__(self, text: str, code: Exit = Exit.usage) -> None:
+    def __init__(self, text: str, code: Exit = Exit.usage, details: str = "") -> None:
         super().__init__(text)
         self.code = code
+        self.details = details
+        """What is shown before it: the traceback of an error in the user's own program."""
 
 
 def mistake_of(error: AndonError) -> Mistake:

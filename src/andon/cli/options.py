@@ -4,9 +4,15 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
+import os
+import shlex
 import textwrap
+from collections.abc import Sequence
 from typing import Any
+
+from andon.cli.mistake import Mistake
 
 
 class Help(argparse.HelpFormatter):
@@ -31,6 +37,28 @@ def add_parser(
         formatter_class=Help,
     )
     return parser
+
+
+def database_of(options: argparse.Namespace) -> str | None:
+    """The database that was named, by --db or else by the environment."""
+    return options.db or os.environ.get("ANDON_DB") or None
+
+
+def not_taken(parser: argparse.ArgumentParser, command: Sequence[str], given: Sequence[str]) -> Mistake:
+    """What to say of arguments that a command does not know, with the option that was probably meant."""
+    name = " ".join([parser.prog, *command])
+    wrong = [each for each in given if each.startswith("-")] or given
+    near = difflib.get_close_matches(wrong[0].partition("=")[0], _options_of(parser), 1)
+    meant = f"; did you mean {near[0]}?" if near else "."
+    return Mistake(f"{name} takes no {shlex.join(wrong)}{meant} `{name} --help` lists what it takes")
+
+
+def _options_of(parser: argparse.ArgumentParser) -> list[str]:
+    """The options of a parser, and of the commands that it has."""
+    commands = [
+        each for action in parser._actions if isinstance(action.choices, dict) for each in action.choices.values()
+    ]
+    return [option for each in [parser, *commands] for option in each._option_string_actions]
 
 
 def seconds(given: str) -> float:

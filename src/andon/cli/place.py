@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from andon.cli.mistake import Exit, Mistake
-from andon.cli.options import text
+from andon.cli.options import database_of, text
 from andon.cli.report import Cancelled, Line, Report
+from andon.cli.show import note
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
@@ -33,6 +34,7 @@ LIVE = tuple(status for status in RunStatus if not status.final)
 
 if TYPE_CHECKING:
     from andon.cli.local import Local
+    from andon.cli.remote import Remote
 
 
 class Place(Protocol):
@@ -71,7 +73,8 @@ class Place(Protocol):
 
 
 def add_where(parser: argparse.ArgumentParser, *, server: bool = True) -> None:
-    group = parser.add_argument_group("where", "without any: $ANDON_URL, ./andon.db if it is there, " + DEFAULT_URL)
+    without = f"without any: $ANDON_URL, $ANDON_DB, {DEFAULT_URL} if a server answers, ./{DEFAULT_FILE}"
+    group = parser.add_argument_group("where", without)
     if server:
         group.add_argument("--url", help="a server")
         group.add_argument("--token", help="the server's token ($ANDON_TOKEN)")
@@ -79,25 +82,43 @@ def add_where(parser: argparse.ArgumentParser, *, server: bool = True) -> None:
 
 
 def open_place(options: argparse.Namespace) -> Place:
-    """The server, or the database, that was named; or whichever is there."""
+    """The server, or the database, that was named; without a name, whichever is there, the server first."""
     url, db = options.url, options.db
     if url and db:
         raise Mistake("--url and --db are two places: give one of them")
     url = url or (None if db else os.environ.get("ANDON_URL"))
-    if not url and not db and Path(DEFAULT_FILE).exists():
-        db = f"sqlite:///{DEFAULT_FILE}"
+    db = db or (None if url else database_of(options))
     if db:
         return open_database(db)
     from andon.cli.remote import Remote
 
-    return Remote(url or DEFAULT_URL, options.token or os.environ.get("ANDON_TOKEN"))
+    server = Remote(url or DEFAULT_URL, options.token or os.environ.get("ANDON_TOKEN"))
+    return server if url else _whichever_is_there(server, quiet=getattr(options, "quiet", False))
+
+
+def _whichever_is_there(server: Remote, *, quiet: bool) -> Place:
+    """The server if one answers, otherwise the file in this folder; and say which.
+
+    The server first: it has the agents, so it can go on with a run, and a file beside it is most likely its own. A
+    server that is there and hangs, or wants a token, is an error: the file must not answer in its place unasked.
+    """
+    file = f"sqlite:///{DEFAULT_FILE}" if Path(DEFAULT_FILE).exists() else None
+    tell = (lambda text: None) if quiet else note
+    if server.is_there():
+        other = f"; to ask the file in this folder instead: --db {file}" if file else ""
+        tell(f"· asking the server at {server.name}{other}")
+        return server
+    if file is None:
+        return server  # what is asked of it says what is wrong
+    tell(f"· asking {file}: no server answers at {server.name}")
+    return open_database(file)
 
 
 def how_to_go_on(options: argparse.Namespace, place: Place) -> str:
     """What `andon continue RUN` needs besides, to find the same run."""
-    flags = f"--db {shlex.quote(without_secrets(options.db))} " if options.db else ""
-    flags += f"--url {shlex.quote(options.url)} " if options.url else ""
-    return f"module:agent {flags}" if place.local else flags
+    if place.local:  # named also if nobody named it: a server may be there by then, and would be asked first
+        return f"module:agent --db {shlex.quote(place.name)} "
+    return f"--url {shlex.quote(options.url)} " if options.url else ""
 
 
 def without_secrets(url: str) -> str:

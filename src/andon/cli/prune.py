@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from andon.cli.mistake import Exit, Mistake
-from andon.cli.options import add_parser, days
+from andon.cli.options import add_parser, database_of, days
 from andon.cli.place import DEFAULT_FILE, open_database
 from andon.cli.report import to_json
 
@@ -29,15 +29,16 @@ def add(commands: Any) -> None:
     parser.add_argument("--keep-days", type=days, default=30.0, metavar="N", help="keep so many days (%(default)g)")
     parser.add_argument("--dry-run", action="store_true", help="only count")
     parser.add_argument("--json", action="store_true", help="the counts as an object, on one line")
-    group = parser.add_argument_group("where", f"without any: ./{DEFAULT_FILE}")
+    group = parser.add_argument_group("where", f"without any: $ANDON_DB, ./{DEFAULT_FILE}")
     group.add_argument("--db", metavar="URL", help="a database: sqlite:///andon.db, postgresql://…")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    if not options.db and not Path(DEFAULT_FILE).exists():
+    db = database_of(options)
+    if not db and not Path(DEFAULT_FILE).exists():
         raise Mistake(f"there is no {DEFAULT_FILE} here: name a database with --db", Exit.unreachable)
-    with closing(open_database(options.db or f"sqlite:///{DEFAULT_FILE}")) as place:
+    with closing(open_database(db or f"sqlite:///{DEFAULT_FILE}")) as place:
         counts = place.prune(options.keep_days * DAY, dry_run=options.dry_run)
     if options.json:
         print(to_json({**counts, "keep_days": options.keep_days, "dry_run": options.dry_run}))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any, Literal, TypeVar
@@ -19,6 +20,7 @@ import msgspec
 from andon import __version__
 from andon.cli.mistake import Exit, Mistake
 from andon.cli.report import Cancelled, Line, Report, event_of
+from andon.cli.show import one_line
 from andon.core.events import Event, RunEvent
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
@@ -50,6 +52,10 @@ class Away(Mistake):
 
     def __init__(self, text: str) -> None:
         super().__init__(text, Exit.unreachable)
+
+
+class Stranger(Away):
+    """Something answers there that is no Andon server."""
 
 
 class Answer:
@@ -90,6 +96,19 @@ class Remote:
             if not token.isascii() or not token.isprintable():
                 raise Mistake("the token has characters that no token has: look at --token and ANDON_TOKEN")
             self._headers["authorization"] = f"Bearer {token}"
+
+    def is_there(self) -> bool:
+        """Whether an Andon server answers. One that takes connections and says nothing is an error, not an absence."""
+        assert self._host is not None
+        try:
+            socket.create_connection((self._host, self._port or (443 if self._tls else 80)), ANSWER_SECONDS).close()
+        except OSError:
+            return False
+        try:
+            answer = self._ask("GET", "/health")  # which needs no token
+        except (Stranger, Refused):
+            return False
+        return isinstance(answer, dict) and "status" in answer
 
     # -- the verbs ----------------------------------------------------------------------------------------------------
 
@@ -258,14 +277,15 @@ class Remote:
     def _refusal(self, response: Answer) -> Mistake:
         status = response.status
         if status == 401:
-            return Refused(status, f"{self.name} wants a token: give it with --token or ANDON_TOKEN", {}, Exit.usage)
+            what = "does not know this token" if "authorization" in self._headers else "wants a token"
+            return Refused(status, f"{self.name} {what}: give it with --token or ANDON_TOKEN", {}, Exit.usage)
         body = self._json(response)
         if not isinstance(body, dict) or not isinstance(detail := body.get("detail"), str):
             return self._stranger(f"status {status}")
         if status >= 500:
-            return Away(f"{self.name} can't answer now ({status}): {detail}")
+            return Away(f"{self.name} can't answer now ({status}): {one_line(detail)}")
         code = Exit.usage if status in (400, 403, 413, 422) else Exit.failed
-        return Refused(status, f"{self.name} says: {detail}", body, code)
+        return Refused(status, f"{self.name} says: {one_line(detail)}", body, code)
 
     def _json(self, response: Answer) -> Any:
         try:
@@ -281,8 +301,8 @@ class Remote:
         except msgspec.ValidationError as error:
             raise self._stranger(str(error)) from None
 
-    def _stranger(self, why: str) -> Away:
-        return Away(f"what answers at {self.name} is no Andon server ({why}): look at --url")
+    def _stranger(self, why: str) -> Stranger:
+        return Stranger(f"what answers at {self.name} is no Andon server ({why}): look at --url")
 
 
 def _path(agent_id: str, run_id: str) -> str:

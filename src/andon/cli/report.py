@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from andon.core.escaping import escaped_json
 from andon.core.events import Event, RunEvent
 from andon.core.receipt import Interrupt, Receipt, RunResult
 from andon.core.states import CancelOutcome, Phase, RunStatus, StopReason
@@ -93,7 +94,7 @@ def to_json(value: Any) -> str:
     """One line, whatever is in it: text that is no Unicode is escaped, foreign objects become their text."""
     plain = msgspec.to_builtins(value, enc_hook=str)
     try:
-        return msgspec.json.encode(plain).decode()
+        return escaped_json(msgspec.json.encode(plain).decode())
     except UnicodeEncodeError:
         return json.dumps(plain)
 

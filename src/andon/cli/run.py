@@ -14,10 +14,10 @@ from andon.agent.agent import Agent, RunOptions
 from andon.cli.asking import explain_pause
 from andon.cli.driving import drive
 from andon.cli.mistake import Exit, Mistake
-from andon.cli.options import add_parser, seconds, text
+from andon.cli.options import add_parser, database_of, seconds, text
 from andon.cli.place import without_secrets
+from andon.cli.program import find_agents
 from andon.cli.report import Report
-from andon.cli.serve import find_agents
 from andon.cli.show import is_terminal
 from andon.cli.telling import Teller
 from andon.core.run import Run
@@ -43,7 +43,9 @@ def add(commands: Any) -> None:
     group = parser.add_argument_group("the conversation")
     group.add_argument("--session", type=text, metavar="ID", help="the conversation to go on with (a fresh one)")
     group.add_argument("--user", type=text, metavar="ID", help="whose conversation it is")
-    group.add_argument("--db", metavar="URL", help="where it is kept: sqlite:///andon.db, postgresql://… (in memory)")
+    group.add_argument(
+        "--db", metavar="URL", help="where it is kept: sqlite:///andon.db, postgresql://… ($ANDON_DB, or in memory)"
+    )
     group.add_argument("--timeout", type=seconds, metavar="SECONDS", help="cancel the run after so long")
     add_telling(parser)
     parser.set_defaults(run=run)
@@ -58,9 +60,12 @@ def add_telling(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    agent = find_agent(options.agent, options.db)
+    db = database_of(options)
+    agent = find_agent(options.agent, db)
     prompt = _prompt(options.prompt)
-    wanted: RunOptions = {"timeout": options.timeout, "user_id": options.user, "session_id": options.session}
+    wanted: RunOptions = {"user_id": options.user, "session_id": options.session}
+    if options.timeout is not None:  # else the agent's own
+        wanted["timeout"] = options.timeout
     handle = agent.start(prompt, **wanted)
 
     async def begin() -> Run:
@@ -69,7 +74,8 @@ def run(options: argparse.Namespace) -> int:
 
     teller = Teller(as_json=options.json, quiet=options.quiet, owner=True)
     report = drive(agent, begin, teller, no_input=options.no_input, handle=handle)
-    how = f"{options.agent} --db {shlex.quote(without_secrets(options.db))} " if options.db else None
+    flags = f"--db {shlex.quote(without_secrets(options.db))} " if options.db else ""  # the environment stays as it is
+    how = None if db is None else f"{options.agent} {flags}"
     return conclude(report, teller, how)
 
 

@@ -9,25 +9,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib
+import errno
 import os
 import socket
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from andon.agent.agent import Agent
 from andon.cli import access
-from andon.cli.mistake import Mistake
-from andon.cli.options import days
+from andon.cli.mistake import Mistake, mistake_of
+from andon.cli.options import count, database_of, days, duration
+from andon.cli.program import find_agents
 from andon.core.runtime import Runtime
 from andon.core.shared import SharedStore
-from andon.errors import ConfigurationError, MissingExtraError, StoreError, describe
-from andon.store import open_store
+from andon.errors import ConfigurationError, MissingExtraError, StoreError
+from andon.store import MemoryStore, open_store
 
 DEFAULT_DB = "sqlite:///andon.db"
+DRAIN = 10.0
 MIN_LEASE = 0.5
 """Shorter ones would be lost to any hiccup."""
+
+UNSHARED = (
+    "--workers needs a database that the processes share, and this one is in the memory of each: a run would be known "
+    f"to one of them alone. Give --db {DEFAULT_DB}, or postgresql://…"
+)
 
 
 def add(commands: Any) -> None:
@@ -38,17 +44,24 @@ def add(commands: Any) -> None:
     parser.add_argument("--port", type=_port, default=7777, help="the port; 0 picks a free one (%(default)s)")
     parser.add_argument("--root-path", default="", help="the prefix that a proxy in front takes off")
     parser.add_argument(
-        "--drain", type=_seconds, default=10.0, metavar="SECONDS", help="what runs get to finish in (%(default)s)"
+        "--drain", type=duration, metavar="SECONDS", help=f"what runs get to finish in ({DRAIN:g}; 0 with --reload)"
+    )
+    processes = parser.add_argument_group("processes")
+    processes.add_argument(
+        "--workers", type=count, default=1, metavar="N", help="serve in so many processes, on one port and one database"
+    )
+    processes.add_argument(
+        "--reload", action="store_true", help="for development: start again when a .py file below this folder changes"
     )
     parser.add_argument(
         "--db",
         metavar="URL",
         help="where sessions and runs are kept: sqlite:///FILE, postgresql://…, or memory:// "
-        f"({DEFAULT_DB}, unless an agent was made with a runtime of its own)",
+        f"($ANDON_DB; or {DEFAULT_DB}, unless an agent was made with a runtime of its own)",
     )
     parser.add_argument(
         "--lease",
-        type=_seconds,
+        type=duration,
         default=10.0,
         metavar="SECONDS",
         help="after so long without a sign of life a run is lost, and others end it (%(default)s)",
@@ -57,42 +70,66 @@ def add(commands: Any) -> None:
         "--keep-days",
         type=days,
         metavar="N",
-        help="forget, once an hour, what nobody has touched for so many days (without it, nothing is)",
+        help="forget what nobody has touched for so many days (without it, nothing is; in memory://, 7)",
     )
     access.add(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.drain is None:
+        options.drain = 0.0 if options.reload else DRAIN
     try:
         from andon.server import create_app
         from andon.server.logs import configure
+        from andon.server.parent import Parent
         from andon.server.serving import serve
     except MissingExtraError as error:
         raise Mistake(str(error)) from error
     except ImportError as error:
         raise Mistake(f'the server is an extra ({error}): pip install "andon[server]"') from error
-    # As `python -m` does it: what is here can be imported.
-    sys.path.insert(0, os.getcwd())
     names = [*options.agents, *(["andon.cli.demo_agents:agents"] if options.demo else [])]
     if not names:
         raise Mistake("there is no agent to serve: name one, as in main:agent, or try --demo")
+    parent = Parent.of_environment()
+    if parent is None and (options.reload or options.workers > 1):
+        return _serve_elsewhere(options)
+    # As `python -m` does it: what is here can be imported.
+    sys.path.insert(0, os.getcwd())
     agents = [agent for name in names for agent in find_agents(name)]
     configure(options.log_format)  # before the store is opened, which may say what is wrong with it
     try:
         # On one runtime, so that a run's id means one run, whichever agent it is of.
         brought = [agent.runtime for agent in agents if agent.brought_runtime]
-        chosen = options.db is None and bool(brought)
-        runtime = brought[0] if chosen else open_runtime(options.db or DEFAULT_DB, options.lease, options.keep_days)
+        db = database_of(options)
+        chosen = db is None and bool(brought)
+        runtime = brought[0] if chosen else open_runtime(db or DEFAULT_DB, options.lease, options.keep_days)
+        if options.workers > 1 and not isinstance(runtime.store, SharedStore):
+            raise Mistake(UNSHARED)
         app = create_app(agents, runtime, drain=options.drain, **access.settings(options))
     except ConfigurationError as error:
         raise Mistake(str(error)) from None
-    with bound(options.host, options.port) as listener:
+    with bound(options.host, options.port) if parent is None else parent.listener as listener:
         access.check_closed(options, listener, guarded=app.state.andon.settings.guarded)
-        serve(app, listener, options.root_path, options.log_format)
+        serve(app, listener, options.root_path, options.log_format, options.max_connections, parent)
     if not chosen:
         asyncio.run(runtime.close())
     return 0
+
+
+def _serve_elsewhere(options: argparse.Namespace) -> int:
+    """Serve in other processes, which this one starts and ends."""
+    if options.reload and options.workers > 1:
+        raise Mistake("--reload starts one process again and again, and --workers keeps several: give one of them")
+    if options.workers > 1 and (database_of(options) or "").startswith("memory:"):
+        raise Mistake(UNSHARED)
+    if os.name != "posix":
+        raise Mistake("--workers and --reload need a Unix system: leave them out here")
+    from andon.cli.workers import supervise
+
+    with bound(options.host, options.port) as listener:
+        how = {"count": options.workers, "reload": options.reload, "drain": options.drain}
+        return asyncio.run(supervise(options.given, listener, **how))
 
 
 def open_runtime(url: str, lease: float, keep_days: float | None) -> Runtime:
@@ -103,37 +140,12 @@ def open_runtime(url: str, lease: float, keep_days: float | None) -> Runtime:
         store = open_store(url)
         if isinstance(store, SharedStore):
             asyncio.run(store.ping())
+        elif isinstance(store, MemoryStore) and keep_days is not None:
+            store.forgetting.keep_days = keep_days
     except (ConfigurationError, StoreError) as error:
-        raise Mistake(str(error)) from None
+        hint = "" if isinstance(error, MissingExtraError) else " (another database can be named with --db)"
+        raise Mistake(f"{error}{hint}", mistake_of(error).code) from None
     return Runtime(store, lease_seconds=lease, keep_days=keep_days)
-
-
-def find_agents(name: str) -> list[Agent]:
-    """The agent, or the agents, that `module:name` means."""
-    module_name, colon, attribute = name.partition(":")
-    if not (module_name and colon and attribute):
-        raise Mistake(f"{name!r} names no agent: write module:agent, for instance main:agent for `agent` in main.py")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise Mistake(f"{module_name!r} can't be imported: {describe(error)}") from error
-        raise Mistake(f"there is no module {module_name!r} here ({os.getcwd()}) or among what is installed") from None
-    except Exception as error:
-        raise Mistake(f"{module_name!r} can't be imported: {describe(error)}") from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            agents = (
-                [key for key, value in vars(found).items() if isinstance(value, Agent)] if part == attribute else []
-            )
-            hint = f"; the agents in it are: {', '.join(agents)}" if agents else ""
-            raise Mistake(f"there is no {attribute!r} in {module_name!r}{hint}")
-        found = getattr(found, part)
-    agents = list(found) if isinstance(found, list | tuple) else [found]
-    for agent in agents:
-        if not isinstance(agent, Agent):
-            raise Mistake(f"{name!r} is {agent!r}, which is no Agent")
-    return agents
 
 
 @contextlib.contextmanager
@@ -145,15 +157,25 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise Mistake(f"can't listen on {host}: {error}") from None
+        raise Mistake(f"can't listen on {host} ({error}): name an address of this machine with --host") from None
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _notice_the_vanished(listener)
         try:
             listener.bind(address)
         except OSError as error:
-            raise Mistake(f"can't listen on {host}, port {port} ({error}): choose another with --port") from None
+            raise Mistake(f"can't listen on {host}, port {port} ({error}): {_advice(error)}") from None
         yield listener
+
+
+def _advice(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "another program does, maybe another `andon serve`. End it, or choose another port with --port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "name an address of this machine with --host (0.0.0.0: all of them)"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "this user may not use that port. Choose one from 1024 on with --port"
+    return "choose another with --port"
 
 
 def _notice_the_vanished(listener: socket.socket) -> None:
@@ -165,14 +187,7 @@ def _notice_the_vanished(listener: socket.socket) -> None:
 
 
 def _port(text: str) -> int:
-    port = int(text)
+    port = int(text) if text.isdecimal() else -1
     if not 0 <= port < 65536:  # the system would take the rest of a division for it
-        raise argparse.ArgumentTypeError("it is a number from 0 to 65535")
+        raise argparse.ArgumentTypeError(f"it is a number from 0 to 65535, and not {text!r}")
     return port
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError("it is a number of seconds, 0 or more")
-    return seconds

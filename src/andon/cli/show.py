@@ -19,14 +19,18 @@ from typing import TextIO
 
 from msgspec import Struct
 
+from andon.core.escaping import BIDI, CONTROLS, LINES
 from andon.core.receipt import Receipt
 from andon.core.states import ToolOutcome
 from andon.messages import Usage
 
 STYLES = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 NARROWEST = 20
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_ANY_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+_ANY = CONTROLS + LINES + BIDI
+_LEFT = "\t\n\u061c\u200e\u200f"
+"""Some languages are written with these marks, which turn nothing around but signs."""
+_CONTROLS = re.compile(f"[{re.escape(''.join(sorted(set(_ANY) - set(_LEFT))))}]")
+_ANY_CONTROLS = re.compile(f"[{re.escape(_ANY)}]+")
 
 
 def prepare_streams() -> None:
@@ -51,7 +55,7 @@ def styled(text: str, style: str, stream: TextIO) -> str:
 
 def note(text: str, style: str = "dim") -> None:
     """A line on stderr, beside what the command is asked for."""
-    print(styled(text, style, sys.stderr), file=sys.stderr, flush=True)
+    print(styled(harmless(text), style, sys.stderr), file=sys.stderr, flush=True)
 
 
 def width_of(stream: TextIO) -> int | None:

@@ -92,6 +92,8 @@ class Teller:
             return f"· cancelling{_because(event.reason)}{hint}"
         if kind is RunEvent.model_retry:
             return f"· the model failed ({one_line(event.error or '')}); trying again in {event.delay or 0:.1f} s"
+        if kind is RunEvent.context_reduced and (context := event.context) is not None:
+            return f"· {context.messages_after} of {context.messages_before} messages are sent: the rest is too long"
         if kind is RunEvent.run_paused:
             return "· paused" if own else None
         if kind is RunEvent.run_continued:

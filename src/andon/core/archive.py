@@ -94,7 +94,7 @@ class Archive:
 
     def _weigh(self, run: Life) -> None:
         prompts = [message.text for message in run.own_messages if message.role == "user"]  # the rest is in the events
-        size = sum(map(_weight, run.journal.events.copy())) + sum(map(len, prompts))
+        size = sum(map(weight, run.journal.events.copy())) + sum(map(len, prompts))
         with self._lock:
             if run.run_id in self._runs:
                 self._sizes[run.run_id] = size
@@ -128,8 +128,10 @@ class Archive:
             self.held -= self._sizes.pop(run_id, 0)
 
 
-def _weight(event: Event) -> int:
+def weight(event: Event) -> int:
+    """The bytes that it takes, roughly."""
+    if event.tool is None and event.interrupts is None:
+        return EVENT_BYTES + len(event.content)
     tool = event.tool
-    return (
-        EVENT_BYTES + len(event.content) + (0 if tool is None else len(show(tool.arguments)) + len(tool.result or ""))
-    )
+    of_tool = 0 if tool is None else len(show(tool.arguments)) + len(tool.result or "")
+    return EVENT_BYTES + len(event.content) + of_tool + sum(len(show(each.payload)) for each in event.interrupts or ())

@@ -10,7 +10,7 @@ from andon.errors import ConfigurationError
 
 
 class Bounds(Struct, frozen=True, gc=False):
-    """The bounds of a runtime's runs; all in seconds, but for the last one."""
+    """The bounds of a runtime's runs; all in seconds, but for the last two."""
 
     arm_seconds: float
     cut_seconds: float
@@ -20,6 +20,7 @@ class Bounds(Struct, frozen=True, gc=False):
     child_seconds: float
     lease_seconds: float
     abandoned_threads: int
+    abandoned_user_threads: int
 
     def check(self) -> None:
         """Raise if one of them is no bound."""

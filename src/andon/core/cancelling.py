@@ -103,6 +103,7 @@ def _unstored(which: Selection, here: Outcomes, asked: list[str], error: StoreEr
         here.stored = False
         return here
     said = str(error) if isinstance(error, StoreError) else "the store takes too long to answer"
-    if asked:
-        said = f"{said} (runs of this process were asked to stop: {len(asked)}; ask again for those of others)"
-    raise StoreError(said) from None
+    done = f"runs of this process were asked to stop: {len(asked)}; ask again for those of others" if asked else ""
+    failure = StoreError(f"{said} ({done})" if done else said)
+    failure.done = done
+    raise failure from None

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-log = logging.getLogger("andon")
+log = logging.getLogger(__name__)
 
 JUMP = 2.0
 """In seconds. Less is no jump: clocks are corrected in small steps all the time."""

@@ -2,8 +2,10 @@
 """The cord of one agent: what `agent.cancel()` pulls.
 
 It stops every run of the agent in flight. Pulled when none is, it stays armed for a moment, so that a cancel that raced
-ahead of its run is not lost. To close the gap between the two, a pull arms first and then looks for runs, and a run
-registers first and then looks at the arm. Like the signal it has no lock: each dictionary is touched in single steps.
+ahead of its run is not lost. Only a run in the agent's own conversation takes an arm: a run of another session may be a
+stranger's, who has nothing to do with this cancel. To close the gap between the two, a pull arms first and then looks
+for runs, and a run registers first and then looks at the arm. Like the signal it has no lock: each dictionary is
+touched in single steps.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ if TYPE_CHECKING:
     from andon.core.receipt import CancelRequest
 
 
-class Arm(Struct, frozen=True, gc=False):
+class Arm(Struct, gc=False):
     """A cancel that waits for a run to begin."""
 
     request: CancelRequest
     at: float
+    armed: bool = False
+    """Whoever pulled the cord was told `armed`. Runs of other sessions may end after that: the arm stays."""
 
 
 class Cord:
@@ -35,7 +39,7 @@ class Cord:
     __slots__ = ("__weakref__", "_arms", "_ended_at", "live")
 
     def __init__(self) -> None:
-        self.live: dict[str, Life] = {}
+        self.live: dict[Life, None] = {}  # not by id: on two runtimes two runs may have the same
         self._ended_at: float | None = None
         self._arms: dict[int, Arm] = {}
         start_over_after_fork(self)
@@ -63,6 +67,7 @@ class Cord:
                 self._arms.pop(id(arm), None)
                 return outcome
         if CancelOutcome.already_finished not in outcomes and self._is_valid(arm, arm_seconds):
+            arm.armed = True
             return CancelOutcome.armed
         if self._arms.pop(id(arm), None) is None:  # a run took it meanwhile
             return CancelOutcome.armed
@@ -72,24 +77,23 @@ class Cord:
     def _ask_all(self, request: CancelRequest) -> set[CancelOutcome]:
         batch: Batch = {}
         try:
-            return {run.ask(request, batch) for run in self.live.copy().values()}
+            return {run.ask(request, batch) for run in self.live.copy()}
         finally:  # whoever was asked is woken, even if a Ctrl-C comes in between
             wake_all(batch, request)
 
     def add(self, run: Life, arm_seconds: float) -> None:
-        """Register a run; it is cancelled here and now if the cord was pulled just before."""
-        self.live[run.run_id] = run
+        """Register a run; it is cancelled here and now if the cord was pulled within so many seconds before."""
+        self.live[run] = None
         for key, arm in self._arms.copy().items():
             if self._is_valid(arm, arm_seconds) and self._arms.pop(key, None) is not None:
                 run.ask(arm.request)
 
     def remove(self, run: Life) -> None:
         self._ended_at = time.monotonic()
-        if self.live.get(run.run_id) is run:
-            del self.live[run.run_id]
+        self.live.pop(run, None)
 
     def _is_valid(self, arm: Arm, arm_seconds: float) -> bool:
         """Fresh, and no run had ended just before it: such a cancel was meant for that run, not for the next one."""
         if time.monotonic() - arm.at >= arm_seconds:
             return False
-        return self._ended_at is None or arm.at - self._ended_at > arm_seconds
+        return arm.armed or self._ended_at is None or arm.at - self._ended_at > arm_seconds

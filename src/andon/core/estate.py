@@ -14,9 +14,9 @@ from andon.core.receipt import CancelRequest, Receipt
 from andon.core.signal import CancelSignal, Failed, Fate, stop_reason_of
 from andon.core.states import Phase, RunStatus, StopReason
 from andon.core.step import Stepper
-from andon.core.store import DONE, RunRecord
+from andon.core.store import DONE, RequestKey, RunRecord
 from andon.core.work import Settlement
-from andon.errors import describe
+from andon.errors import confide
 from andon.messages import UNKNOWN_USAGE, Message
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Estate(Stepper):
         "created_at",
         "metadata",
         "phase",
+        "request_key",
         "run_id",
         "runtime",
         "session",
@@ -49,6 +50,8 @@ class Estate(Stepper):
         super().__init__(CancelSignal(), runtime.bounds)
         self.runtime, self.session, self.run_id, self.metadata = runtime, session, run_id, metadata
         self.created_at = time.time()
+        self.request_key: RequestKey | None = None
+        """The idempotency key of the request that starts it. A shared store takes it in together with the run."""
         self.phase = Phase.pending
         self._place: Place | None = None
         self._settlement: Settlement | None = None
@@ -111,7 +114,7 @@ class Estate(Stepper):
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary to a store that isn't ours
-            by.warn(f"the store failed: {describe(error)}")
+            by.warn("the store failed", error=error)
             return False
         if asked is DONE:
             return True
@@ -135,12 +138,15 @@ class Estate(Stepper):
             left.content,
             left.usage,
             self._receipt,
-            describe(fate.error) if isinstance(fate, Failed) else None,
+            confide(fate.error) if isinstance(fate, Failed) else None,
             left.interrupts,
             self._continues(),
             self.parent_run_id,
             left.cut_calls,
             left.bookmark,
+            left.output_data,
+            left.shortened,
+            self.request_key,
         )
 
     def _make_receipt(self) -> Receipt:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct
-
 from andon.core.receipt import Interrupt, Receipt
 from andon.core.states import RunStatus, ToolOutcome, Word
 from andon.messages import Usage
+from andon.plain import Plain
 
 
 class RunEvent(Word):
@@ -29,6 +28,7 @@ class RunEvent(Word):
     run_continued = "RunContinued"
     cancel_requested = "CancelRequested"
     model_retry = "ModelRetry"
+    context_reduced = "ContextReduced"
     store_waiting = "StoreWaiting"
     run_completed = "RunCompleted"
     run_cancelled = "RunCancelled"
@@ -48,7 +48,7 @@ TERMINAL_EVENT = {
 }
 
 
-class ToolView(Struct, frozen=True, gc=False, omit_defaults=True):
+class ToolView(Plain, frozen=True, gc=False, omit_defaults=True):
     """A tool call, as events show it."""
 
     call_id: str
@@ -58,13 +58,23 @@ class ToolView(Struct, frozen=True, gc=False, omit_defaults=True):
     outcome: ToolOutcome | None = None
 
 
-class Event(Struct, frozen=True, gc=False, omit_defaults=True):
+class ContextView(Plain, frozen=True, gc=False):
+    """How much of a conversation there was, and how much of it is sent. Tokens are an estimate."""
+
+    messages_before: int
+    messages_after: int
+    tokens_before: int
+    tokens_after: int
+
+
+class Event(Plain, frozen=True, gc=False, omit_defaults=True):
     """One thing that happened in a run.
 
     `content` is the text of content events, and all of it on terminal ones; `tool` is set on tool events; `status`,
     `usage` and, after a cancel, `receipt` on terminal ones. `model_retry` says in `error` why a model call failed that
     will be tried again, and in `delay` after how many seconds. `store_waiting` says that the run's end could not be
-    stored, and why: it is tried again, and the terminal event comes when it is.
+    stored, and why: it is tried again, and the terminal event comes when it is. `context_reduced` says in `context`
+    how much of the conversation is sent to the model, because all of it would be too long.
     """
 
     event: RunEvent
@@ -85,3 +95,6 @@ class Event(Struct, frozen=True, gc=False, omit_defaults=True):
     interrupts: list[Interrupt] | None = None
     """The questions that are open, on `run_paused`."""
     delay: float | None = None
+    output: Any = None
+    """The answer as JSON, on `run_completed`, if an `output_type` or a schema asked for one."""
+    context: ContextView | None = None

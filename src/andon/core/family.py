@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 current: contextvars.ContextVar[CallScope | None] = contextvars.ContextVar("current", default=None)
 """The tool call that this code is part of. Threads of tools have it too."""
 
+NESTED_RECEIPTS = 10
+"""So many levels of a tree have the receipts of their sub-agents in their own. Runs below have receipts too; but JSON
+with hundreds of them inside each other can't be written.
+"""
 
 # A tool that forks is at work in the parent. In the child there is no such call, and no run whose children could begin.
 os.register_at_fork(after_in_child=lambda: current.set(None))
@@ -43,7 +47,7 @@ class Kin(Estate):
 
     limits: Limits
 
-    __slots__ = ("_budget", "_children", "_detached", "born_in", "depth", "meter", "parent")
+    __slots__ = ("_budget", "_children", "_detached", "born_in", "depth", "meter", "parent", "was_called_by")
 
     def __init__(
         self,
@@ -57,6 +61,8 @@ class Kin(Estate):
         super().__init__(runtime, session, run_id, metadata)
         self._budget, self._detached = budget, detached
         self.parent: Kin | None = None
+        self.was_called_by: str | None = None
+        """The run that had started it, if that was in another process, or in an earlier one."""
         self.depth = 1
         """How many runs there are from the top of the tree down to this one."""
         self.born_in: CallScope | None = None
@@ -95,7 +101,7 @@ class Kin(Estate):
 
     @property
     def parent_run_id(self) -> str | None:
-        return None if self.parent is None else self.parent.run_id
+        return self.was_called_by if self.parent is None else self.parent.run_id
 
     def _call_above(self) -> CallScope | None:
         """The tool call that starts this run. A call that has ended starts nothing, though tasks of its making may."""
@@ -153,6 +159,8 @@ class Kin(Estate):
             self.parent._children.pop(self, None)
             if self.born_in is not None:
                 self.born_in.children.pop(self, None)
+                if self.depth <= NESTED_RECEIPTS and self.run_id == child_id(self.parent.run_id, self.born_in.call_id):
+                    self.born_in.receipt = self._receipt
             self.parent.picked_up(self)
 
     def _cascade(self) -> None:
@@ -194,6 +202,12 @@ class Kin(Estate):
 def child_id(run_id: str, call_id: str) -> str:
     """The id of the run that an agent makes of a call, if it is used as a tool: whoever enters it again finds it."""
     return f"{run_id}.{call_id}"
+
+
+def paused_below(paused: RunRecord) -> list[str]:
+    """The children whose questions a paused run has passed on."""
+    calls = [] if paused.bookmark is None else paused.bookmark.calls
+    return [child_id(paused.run_id, call.call_id) for call in calls if any(call.sources.values())]
 
 
 def orphaned_by(ended: RunRecord) -> Iterator[tuple[Selection, CancelRequest]]:

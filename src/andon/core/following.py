@@ -102,14 +102,14 @@ async def last_event(keeper: Keeper, run_id: str) -> list[Event]:
     return [] if last is None else [last]
 
 
-async def follow(keeper: Keeper, run_id: str) -> RunRecord | None:
-    """Wait until a run has ended, wherever that is."""
+async def follow(keeper: Keeper, run_id: str, *, to_pause: bool = False) -> RunRecord | None:
+    """Wait until a run has ended, wherever that is; or, with `to_pause`, until it waits for a person."""
     keeper.start()
     with keeper.news.watch(run_id) as topic:
         while True:
             seen = topic.count
             record = await keeper.ask(lambda: keeper.store.find(run_id))
-            if record is None or record.status.final:
+            if record is None or record.status.final or (to_pause and record.status is RunStatus.paused):
                 return record
             await topic.changed(seen)
             keeper.check_open()

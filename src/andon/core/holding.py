@@ -22,7 +22,7 @@ from andon.core.signal import Completed, Failed, Fate
 from andon.core.states import CancelCause, CancelMode, Phase, RunStatus, StopReason
 from andon.core.step import STRAY_CANCELS, CutAloneError, StrayCancelError
 from andon.core.work import Settlement
-from andon.errors import ConfigurationError, LeaseLostError, StartError, StoreError, describe
+from andon.errors import ConfigurationError, LeaseLostError, StartError, StoreError, confide
 from andon.messages import UNKNOWN_USAGE, Usage
 
 if TYPE_CHECKING:
@@ -114,10 +114,10 @@ class Holding(Kin):
             except Exception as error:  # noqa: BLE001 - the boundary to the store
                 waited = time.monotonic() - began
                 if self._gives_up(tenure, error, tries, waited):
-                    self.warn(f"the store could not take the run's end: {describe(error)}")
+                    self.warn("the store could not take the run's end", error=error)
                     return None
                 if tries == 0:
-                    self.journal.add(RunEvent.store_waiting, error=describe(error))
+                    self.journal.add(RunEvent.store_waiting, error=confide(error))
                 if waited > self.bounds.settle_seconds and not self.store_is_away:
                     self.store_is_away = True
                     self._waiters.wake()
@@ -160,6 +160,7 @@ class Holding(Kin):
             receipt=record.receipt,
             reason=record.receipt.reason if record.receipt else None,
             error=record.error,
+            output=record.output,
         )
 
     def _overrule(self, request: CancelRequest) -> None:
@@ -182,7 +183,7 @@ class Holding(Kin):
                 record = await self._unstoppable(lambda: tenure.follow(record, request))
             left = await self._unstoppable(tenure.left)
         except StoreError as error:  # nobody is left to wait for it
-            self.warn(f"how another worker ends the run is not known: {describe(error)}")
+            self.warn("how another worker ends the run is not known", error=error)
             if asked is None:
                 self._overrule(CancelRequest.make(CancelCause.lost))
             return RunStatus.cancelled
@@ -195,7 +196,9 @@ class Holding(Kin):
         tools = [] if record.receipt is None else record.receipt.tools
         self.signal.overrule(_fate_of(record))
         self._receipt = record.receipt
-        self._settlement = Settlement(left, record.content, record.usage or UNKNOWN_USAGE, tools, [])
+        self._settlement = Settlement(
+            left, record.content, record.usage or UNKNOWN_USAGE, tools, [], output_data=record.output
+        )
 
 
 def _fate_of(record: RunRecord) -> Fate:

@@ -8,6 +8,7 @@ one wake-up.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,28 +20,26 @@ from andon.core.seat import Seat
 from andon.core.waiters import Waiters
 
 
-def _nothing() -> None:
-    """Nobody asked."""
-
-
 class Journal:
     """A run's events. Closed by its terminal event; what comes later is refused."""
 
-    __slots__ = ("_agent_id", "_full", "_limit", "_run_id", "_session_id", "closed", "events", "resting", "waiters")
+    __slots__ = ("_agent_id", "_limit", "_look", "_run_id", "_session_id", "closed", "events", "resting", "waiters")
 
     def __init__(self, run_id: str, session_id: str, agent_id: str) -> None:
         self._run_id, self._session_id, self._agent_id = run_id, session_id, agent_id
-        self._limit = 0
-        self._full: Callable[[], object] = _nothing
+        self._limit = math.inf
+        self._look: Callable[[], float] | None = None
         self.events: list[Event] = []
         self.waiters = Waiters()
         self.closed = False
         self.resting = False
         """The run is paused: readers end here, though it may go on."""
 
-    def limit(self, count: int, full: Callable[[], object]) -> None:
-        """Have `full` called with the event of this number: once, because no number comes twice."""
-        self._limit, self._full = count, full
+    def limit(self, first: float, look: Callable[[], float]) -> None:
+        """Have `look` called with the event of this number, and with each that is of a tool. It says with which event
+        it is to be called again. Each way to write counts for itself: it may be called more often than it asked for.
+        """
+        self._limit, self._look = first, look
 
     def pen(self, kind: RunEvent) -> Callable[[str], None]:
         """A function that appends one content event and wakes the readers.
@@ -56,16 +55,19 @@ class Journal:
             if wakes:
                 wake()
 
-        limit, full = self._limit, self._full
+        if (look := self._look) is None:
+            return write
+        limit = self._limit
 
         def write_up_to_limit(content: str) -> None:
+            nonlocal limit
             append(Event(kind, run_id, session_id, agent_id, (seq := len(events) + 1), now(), content))
             if wakes:
                 wake()
-            if seq == limit:
-                full()
+            if seq >= limit:
+                limit = look()
 
-        return write_up_to_limit if limit else write
+        return write_up_to_limit
 
     def add(self, kind: RunEvent, content: str = "", **facts: Any) -> None:
         """Append one event and wake the readers; after the terminal one, nothing."""
@@ -79,8 +81,8 @@ class Journal:
             self._put(self.draft(kind, content, **facts))
 
     def ends_with(self, kind: RunEvent) -> bool:
-        """Is its last event of this kind?"""
-        return bool(self.events) and self.events[-1].event is kind
+        """Is its last event of this kind, and not one that is shown here for another run?"""
+        return bool(self.events) and self.events[-1].event is kind and self.events[-1].run_id == self._run_id
 
     def relay(self, event: Event) -> None:
         """Show an event of another run here, in this journal's order."""
@@ -100,14 +102,14 @@ class Journal:
 
     def _put(self, event: Event) -> None:
         self.events.append(event)
-        if event.seq == self._limit:
-            self._full()
+        if self._look is not None and (event.seq >= self._limit or event.tool is not None):
+            self._limit = self._look()
 
     def close(self, event: Event) -> None:
         """Append the terminal event."""
         self.publish(event)
         self.closed = True
-        self._limit, self._full = 0, _nothing  # it knows the run: let go
+        self._look = None  # it knows the run: let go
         self.waiters.wake()
 
     def rest(self, event: Event) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     EndOrphan = Callable[[SharedStore, Taken, CancelRequest], Awaitable[None]]
 
 T = TypeVar("T")
-log = logging.getLogger("andon")
+log = logging.getLogger(__name__)
 
 ORPHANS_AT_ONCE = 20
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from andon.core.shared import Lease, Renewal
     from andon.core.tenure import Tenure
 
-log = logging.getLogger("andon")
+log = logging.getLogger(__name__)
 
 TRUSTED = 0.8
 """The part of a lease in which a run may go on without a renewal; the rest is for clocks that differ."""

@@ -20,9 +20,10 @@ import msgspec
 from andon.core.budget import Budget
 from andon.core.events import Event, RunEvent
 from andon.core.journal import Journal
-from andon.core.limits import Limits, limit_events
+from andon.core.limits import Limits
 from andon.core.outliving import Outliving
 from andon.core.portal import leave_pending
+from andon.core.quota import limit_events
 from andon.core.receipt import CancelRequest
 from andon.core.session import Place
 from andon.core.signal import Batch, Completed, Failed, Fate
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from andon.core.session import OnBusy, Session
     from andon.core.work import Work
 
-log = logging.getLogger("andon")
+log = logging.getLogger(__name__)
 
 spectator: contextvars.ContextVar[Callable[[Run], None] | None] = contextvars.ContextVar("spectator", default=None)
 """Is told of every run that begins in its context (the explorer watches this way)."""
@@ -54,6 +55,7 @@ class Life(Outliving):
     __slots__ = (
         "__weakref__",
         "_cord",
+        "_heeds_arm",
         "_work",
     )
 
@@ -69,9 +71,12 @@ class Life(Outliving):
         metadata: dict[str, Any],
         budget: Budget | None = None,
         detached: bool = False,
+        heeds_arm: bool = False,
     ) -> None:
         super().__init__(runtime, session, run_id, metadata, budget, detached)
         self._cord, self._on_busy, self.limits = cord, on_busy, limits
+        self._heeds_arm = heeds_arm
+        """It is of its agent's own conversation, and an armed cancel is for it."""
         self.journal = Journal(run_id, session.key.session_id, session.key.agent_id)
         limit_events(self)
         self.tenure = None if runtime.keeper is None else runtime.keeper.tenure(cast("Run", self))
@@ -154,14 +159,14 @@ class Life(Outliving):
         """Say what the run does."""
         self._work = work
 
-    def begin(self) -> None:
+    def set_out(self) -> None:
         """Take a place in the session, register, and start the task; or raise, and nothing was recorded."""
         if self.has_begun:
             raise HandleError(f"run {self.run_id!r} has begun already; start another one")
         try:
             self._enlist()
             self.journal.add(RunEvent.run_started, parent_run_id=self.parent_run_id)
-            self._cord.add(self, self.bounds.arm_seconds)
+            self._cord.add(self, self.bounds.arm_seconds if self._heeds_arm else 0)
             self._work.begin()
             self._go()
         except BaseException:
@@ -340,7 +345,8 @@ class Life(Outliving):
             if settlement.cancelled:
                 self.journal.waiters.wake()
         elif isinstance(fate, Failed) and not self.was_refused:
-            log.warning("run %s failed: %s", self.run_id, describe(fate.error), extra={"facts": self.names})
+            why, facts = describe(fate.error), {"facts": self.names}
+            log.error("run %s failed: %s", self.run_id, why, exc_info=fate.error, extra=facts)
 
     def _retire(self, last: Event) -> None:
         """Be found among the ended, and say so."""

@@ -91,13 +91,6 @@ class Limits:
         self._timers.append(run.loop.call_later(seconds, action))
 
 
-def limit_events(run: Life) -> None:
-    """Cancel the run with the event that makes them too many."""
-    if count := run.runtime.max_events:
-        why = f"it has written {count:,} events, as many as a run may"
-        run.journal.limit(count, functools.partial(run.cancel_for, CancelCause.budget, why))
-
-
 async def _watch(run: Life, event: asyncio.Event | threading.Event) -> None:
     if isinstance(event, asyncio.Event):
         try:

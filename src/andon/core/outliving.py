@@ -19,7 +19,7 @@ from andon.core.work import Settlement
 from andon.errors import describe
 from andon.messages import UNKNOWN_USAGE, Text, assistant
 
-log = logging.getLogger("andon")
+log = logging.getLogger(__name__)
 
 
 class Outliving(Holding):

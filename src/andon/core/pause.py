@@ -16,17 +16,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from andon.core.events import Event, RunEvent
+from andon.core.family import paused_below
 from andon.core.life import Life
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest, Interrupt, describe_open
 from andon.core.signal import Batch
 from andon.core.states import CancelCause, CancelOutcome, Phase, RunStatus, check_step
 from andon.core.work import Settlement
-from andon.errors import AnswersError, NotContinuableError, StoreError, describe, show
+from andon.errors import AnswersError, NotContinuableError, StoreError, confide, show
 
 if TYPE_CHECKING:
     from andon.core.keeper import Keeper
-    from andon.core.store import RunRecord
+    from andon.core.store import RequestKey, RunRecord
     from andon.core.taking import Held
 
 _becoming = threading.RLock()
@@ -166,8 +167,11 @@ class Pausing(Life):
         """Give the answers to a run that was paused elsewhere, and has not begun here yet."""
         self._work.answer(answers)
 
-    async def resume(self, answers: Mapping[str, Any]) -> None:
-        """Go on with the answers of a person, on the running loop; or raise, and nothing has changed."""
+    async def resume(self, answers: Mapping[str, Any], anew: Any = None, request_key: RequestKey | None = None) -> None:
+        """Go on with the answers of a person, on the running loop; or raise, and nothing has changed.
+
+        `anew` is for the work: see `Work.answer`.
+        """
         answers = dict(answers) if isinstance(answers, Mapping) else answers  # a mapping of somebody's own may raise
         with _becoming:
             token = self._token  # of this pause: the answers are not those to another one's questions
@@ -176,18 +180,18 @@ class Pausing(Life):
         me = object()
         try:
             quicker = not self._take(token, me) or self.signal.request is not None
-            if quicker or (self.tenure is not None and not await self.tenure.take_up()):
+            if quicker or (self.tenure is not None and not await self.tenure.take_up(request_key)):
                 raise NotContinuableError(f"run {self.run_id!r} is {self.status.name}: someone else was quicker")
-            self._go_on(answers)
+            self._go_on(answers, anew)
         except BaseException:
             if token.is_held_by(me):
                 self._stay_behind()
             raise
 
-    def _go_on(self, answers: Mapping[str, Any]) -> None:
+    def _go_on(self, answers: Mapping[str, Any], anew: Any) -> None:
         check_step(self._stage, RunStatus.running)
         self.loop, self._stage = asyncio.get_running_loop(), RunStatus.running
-        self._work.answer(answers)
+        self._work.answer(answers, anew)
         self.session.stir()
         self.journal.add(RunEvent.run_continued)
         self._go()
@@ -204,10 +208,12 @@ class Pausing(Life):
         self.journal.waiters.wake()
         self.end_elsewhere_if_due()
 
-    def begin_again(self, events: Sequence[Event], created_at: float, held: Held) -> None:
+    def begin_again(self, events: Sequence[Event], record: RunRecord, held: Held) -> None:
         """Go on with a run that was paused elsewhere, from what the store has of it, where it was taken up."""
         assert self.tenure is not None
-        self.created_at, self.tenure.restoring, self.tenure.written = created_at, True, len(events)
+        self.created_at, self.was_called_by = record.created_at, record.parent_run_id
+        self.tenure.restoring, self.tenure.written = True, len(events)
+        self.tenure.waiting = paused_below(record)
         self.journal.events.extend(events)
         self._enlist()
         self.tenure.hold(*held)
@@ -242,7 +248,7 @@ class Pausing(Life):
             self._take_over(record, await tenure.left())
             await self._close(record.status)
         except StoreError as error:  # it was closed: how the run goes on will not be known here
-            self.cancel_for(CancelCause.lost, describe(error))
+            self.cancel_for(CancelCause.lost, confide(error))
             await self._finish()
         except Exception as error:  # noqa: BLE001 - the last boundary there is
             await self._collapse(error)

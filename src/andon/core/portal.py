@@ -27,7 +27,7 @@ from andon.errors import PortalError, describe, show
 T = TypeVar("T")
 Make = Callable[[], Coroutine[Any, Any, T]]
 Future = concurrent.futures.Future
-log = logging.getLogger("andon")
+log = logging.getLogger(__name__)
 
 CANCEL_SECONDS = 0.4
 """When the portal is closed: how long tasks may take to end. Then tools that have not ended are given up, and named."""

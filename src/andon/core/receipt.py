@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from msgspec import Struct
 
 from andon.core.states import CancelCause, CancelMode, Phase, RunStatus, StopReason, ToolOutcome
 from andon.errors import say
 from andon.messages import Message, ToolCall, Usage
+from andon.plain import Plain
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    OutputT = TypeVar("OutputT", default=object, covariant=True)
+else:  # the default is for type checkers; before Python 3.13 the standard library's has none
+    from typing import TypeVar
+
+    OutputT = TypeVar("OutputT")
 
 
 def is_seconds(value: object) -> bool:
@@ -59,15 +69,17 @@ class CancelRequest(Struct, frozen=True, gc=False):
         return cls(cause, reason, by, mode, grace, time.time())
 
 
-class ToolReceipt(Struct, frozen=True, gc=False):
+class ToolReceipt(Plain, frozen=True, gc=False, omit_defaults=True):
     """What became of one tool call."""
 
     call_id: str
     name: str
     outcome: ToolOutcome
+    receipt: Receipt | None = None
+    """If the tool is a sub-agent whose run was cancelled: the receipt of that run."""
 
 
-class Receipt(Struct, frozen=True, gc=False):
+class Receipt(Plain, frozen=True, gc=False):
     """What a cancel found and cut, with its timings."""
 
     cause: CancelCause
@@ -110,7 +122,7 @@ class Receipt(Struct, frozen=True, gc=False):
         )
 
 
-class Interrupt(Struct, frozen=True, gc=False):
+class Interrupt(Plain, frozen=True, gc=False):
     """A question to a person, for which a run waits."""
 
     id: str
@@ -134,7 +146,7 @@ class Deny(Struct, frozen=True, gc=False):
     reason: str = ""
 
 
-class RunResult(Struct, frozen=True):
+class RunResult(Plain, Generic[OutputT], frozen=True):
     """How a run ended. A cancelled or failed run returns one too; see `status` and `stop_reason`."""
 
     run_id: str
@@ -158,5 +170,14 @@ class RunResult(Struct, frozen=True):
     warnings: list[str]
     """What went wrong beside the run's work: hooks that failed or hung, a store that didn't answer."""
     metadata: dict[str, Any]
-    output: Any = None
+    output: OutputT | None = None
     """The answer as an `output_type`, if the run was given one and has completed."""
+
+    def raise_for_error(self) -> Self:
+        """Raise what made the run fail; otherwise return this result. A cancelled or paused run raises nothing.
+
+        >>> answer = agent.run("Hello").raise_for_error().content
+        """
+        if self.error is not None:
+            raise self.error
+        return self

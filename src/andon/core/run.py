@@ -7,14 +7,16 @@ import asyncio
 import contextlib
 import functools
 import sys
+from collections.abc import Generator
 from types import ModuleType, TracebackType
+from typing import Any, Generic, Self
 
 import msgspec
 
 from andon.core.journal import Reader
 from andon.core.life import spectator
 from andon.core.pause import Pausing
-from andon.core.receipt import CancelRequest, Receipt, RunResult
+from andon.core.receipt import CancelRequest, OutputT, Receipt, RunResult
 from andon.core.signal import Failed, stop_reason_of
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus, StopReason
 from andon.errors import HandleError
@@ -42,7 +44,19 @@ def _whole(name: str) -> ModuleType | None:
     return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
 
 
-class Run(Pausing):
+class Beginning:
+    """A run that was begun. Await it, to know whether its store has taken it in."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._run.admitted().__await__()
+
+
+class Run(Pausing, Generic[OutputT]):
     """One invocation of an agent, and the handle to it.
 
     >>> async with agent.start("Hello") as run:
@@ -68,7 +82,7 @@ class Run(Pausing):
         self.ensure_ending()
         return Reader(self.journal, after)
 
-    async def result(self) -> RunResult:
+    async def result(self) -> RunResult[OutputT]:
         """How the run ended. Waits for that; a cancelled or failed run has a result too.
 
         It is there with the terminal event. The `run_ended` hooks come after that, so their warnings may be missing.
@@ -80,7 +94,7 @@ class Run(Pausing):
             if (result := self._look()) is not None:
                 return result
 
-    def result_blocking(self) -> RunResult:
+    def result_blocking(self) -> RunResult[OutputT]:
         """The same for a thread."""
         self.ensure_ending()
         while True:
@@ -88,13 +102,13 @@ class Run(Pausing):
             if (result := self._look()) is not None:
                 return result
 
-    def make_result(self) -> RunResult:
+    def make_result(self) -> RunResult[OutputT]:
         """How a run that is known to have ended has ended."""
         result = self._look()
         assert result is not None
         return result
 
-    def _look(self) -> RunResult | None:
+    def _look(self) -> RunResult[OutputT] | None:
         """How it stands with the run, if it has ended or is paused."""
         if self.tenure is not None and self.tenure.refusal is not None:
             raise self.tenure.refusal
@@ -128,16 +142,28 @@ class Run(Pausing):
 
     def _check_begun(self) -> None:
         if not self.has_begun:
-            raise HandleError("this run has not begun: enter it with `async with agent.start(...) as run`")
+            raise HandleError(
+                "this run has not begun: enter it with `async with agent.start(...) as run`, or `await run.begin()`"
+            )
 
-    async def __aenter__(self) -> Run:
+    async def __aenter__(self) -> Self:
         await self.open()
         return self
 
+    def begin(self) -> Beginning:
+        """Begin, without a block that lasts as long as the run: `await run.begin()`.
+
+        The await returns when the run is admitted to its session, in memory at once, on a shared store when that has
+        taken the run in. It raises what keeps the run from starting: `SessionBusyError` (a `SessionPausedError` is one
+        too), `RunIdTakenError`, `BlockedError`; then nothing was recorded. Cancelling the await cancels the run, cause
+        `caller`, and waits for its end.
+        """
+        self.set_out()
+        return Beginning(self)
+
     async def open(self) -> None:
-        """Begin, and wait until a shared store has taken the run in; or raise what kept it from starting."""
-        self.begin()
-        await self.admitted()
+        """The same as `await run.begin()`."""
+        await self.begin()
 
     async def entered(self) -> bool:
         """Wait until a shared store has taken the run in. False if it was refused: then it never was."""
@@ -168,6 +194,11 @@ class Run(Pausing):
         """Whoever began the run goes away: what is still going is cancelled. A question may be answered later."""
         if not self._ended and not self.is_paused:
             self.cancel_for(CancelCause.caller)
+
+    async def rested(self) -> None:
+        """Wait until the run has ended, or waits for a person, and nothing else."""
+        self.ensure_ending()
+        await self._waiters.wait(lambda: self.at_rest)
 
     async def ended(self) -> None:
         """Wait until the run has ended, and nothing else: whoever waits has no part in it."""

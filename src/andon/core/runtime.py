@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from andon.core.keeper import EndOrphan, Keeper
     from andon.core.life import Life
     from andon.core.run import Run
+    from andon.core.scope import CallScope
     from andon.core.shared import SharedStore
     from andon.core.store import SessionKey, Store
 
-log = logging.getLogger("andon")
+log = logging.getLogger(__name__)
 
 ENDED_KEPT = 10_000
 
@@ -53,7 +54,10 @@ class Runtime:
     `child_seconds`: what a run waits for the runs that its tools started, before and after it cancels them.
     `lease_seconds`: on a store that several processes share, how long a run is held without a sign of life.
     `abandoned_threads`: with so many still running, sync tools get an error result.
+    `abandoned_user_threads`: the same of one user's; what one has beyond that takes nothing from the others.
     `max_events`: a run that has written so many is cancelled, with cause `budget`; 0 sets no limit.
+    `max_event_bytes`: the same with so many bytes of them, roughly.
+    `max_result_bytes`: a tool's result that is larger is an error result; 0 sets no limit.
     `max_depth`: how many runs may be at work below one another, each started by a tool of the one above.
     `keep_days`: in a store that several processes share, what was not touched for so long is forgotten, once an hour.
     """
@@ -70,10 +74,14 @@ class Runtime:
         child_seconds: float = 5.0,
         lease_seconds: float = 10.0,
         abandoned_threads: int = 64,
+        abandoned_user_threads: int = 16,
         max_events: int = 0,
+        max_event_bytes: int = 0,
+        max_result_bytes: int = 4 * 2**20,
         max_depth: int = 50,
         keep_days: float | None = None,
     ) -> None:
+        _check_store(store)
         self.bounds = Bounds(
             arm_seconds,
             cut_seconds,
@@ -83,20 +91,24 @@ class Runtime:
             child_seconds,
             lease_seconds,
             abandoned_threads,
+            abandoned_user_threads,
         )
         self.bounds.check()
-        if not (isinstance(max_events, int) and max_events >= 0):
-            raise ConfigurationError(f"max_events is {max_events!r}; it must be a whole number, 0 or more")
+        counts = {"max_events": max_events, "max_event_bytes": max_event_bytes, "max_result_bytes": max_result_bytes}
+        for name, count in counts.items():
+            if not (isinstance(count, int) and count >= 0):
+                raise ConfigurationError(f"{name} is {count!r}; it must be a whole number, 0 or more")
         if not (isinstance(max_depth, int) and not isinstance(max_depth, bool) and max_depth >= 1):
             raise ConfigurationError(f"max_depth is {max_depth!r}; it must be a whole number, 1 or more")
         if keep_days is not None and not is_seconds(keep_days):
             raise ConfigurationError(f"keep_days is {keep_days!r}; it must be a number, 0 or more, or None for all")
-        self.max_events, self.max_depth, self.keep_days = max_events, max_depth, keep_days
+        self.max_events, self.max_event_bytes, self.max_result_bytes = max_events, max_event_bytes, max_result_bytes
+        self.max_depth, self.keep_days = max_depth, keep_days
         self.store = store
         """Where sessions and runs are kept; the first agent puts a memory store here if there is none."""
         self.keeper: Keeper | None = None
         """Looks after the runs that are kept in a store that several processes share."""
-        self.abandoned: dict[object, str] = {}
+        self.abandoned: dict[CallScope, str] = {}
         """Threads of cut tools that are still running, by name."""
         self._runs: dict[str, Life] = {}
         self._leaving: dict[Life, None] = {}
@@ -145,11 +157,12 @@ class Runtime:
             return
         going = [run for run in self.runs if not run.is_paused]
         for run in going:
-            run.cancel_for(CancelCause.shutdown, "the runtime was closed")
+            if not run.rests:  # one that the store is just asked to take as paused is paused in a moment
+                run.cancel_for(CancelCause.shutdown, "the runtime was closed")
         try:
             async with asyncio.timeout(self.bounds.child_seconds + self.bounds.settle_seconds):
                 for run in going:
-                    await run.ended()
+                    await run.rested()
         except TimeoutError:
             log.warning("the runtime is closed, though some of its runs have not ended: %s", self.runs)
         finally:
@@ -309,6 +322,10 @@ class Runtime:
                 session = self._sessions[key] = Session(key)
             return session
 
+    def holds(self, key: SessionKey) -> bool:
+        """Is there a run in this session that has not ended, or anybody else who holds it?"""
+        return key in self._sessions
+
     def register(self, run: Life) -> None:
         if self._blocks:
             for key in (("user", run.user_id), ("agent", run.agent_id)):
@@ -358,3 +375,9 @@ def _give_up() -> list[asyncio.Task[None]]:
 
 portal.on_death.append(_end_lost)
 portal.on_hurry.append(_give_up)
+
+
+def _check_store(store: object) -> None:
+    if store is not None and not callable(getattr(store, "load", None)):
+        hint = f": open one with open_store({store!r})" if isinstance(store, str) else ""
+        raise ConfigurationError(f"{store!r} is no store{hint}")

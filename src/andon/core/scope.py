@@ -12,14 +12,16 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from andon.core.crowd import crowd
 from andon.core.states import CancelCause
 
 if TYPE_CHECKING:
     from andon.core.events import Event
     from andon.core.family import Kin
     from andon.core.life import Life
+    from andon.core.receipt import Receipt
 
-log = logging.getLogger("andon")
+log = logging.getLogger(__name__)
 
 
 class CallScope:
@@ -33,6 +35,7 @@ class CallScope:
         "entered",
         "heeding",
         "name",
+        "receipt",
         "run",
         "thread_running",
     )
@@ -47,6 +50,8 @@ class CallScope:
         self.thread_running = False
         self.children: dict[Kin, None] = {}
         """The runs that the tool has started, and that have not ended."""
+        self.receipt: Receipt | None = None
+        """Of the sub-agent's run that the call was, if that was cancelled."""
         self._callbacks: dict[object, Callable[[], object]] = {}
 
     @property
@@ -104,10 +109,10 @@ class CallScope:
 
     # -- the thread of a sync tool ----------------------------------------------------------------------------------
 
-    def crowded(self) -> int:
-        """How many abandoned threads are running, if they are too many for another one; else 0."""
-        abandoned = len(self.run.runtime.abandoned)
-        return abandoned if abandoned >= self.run.bounds.abandoned_threads else 0
+    def crowded(self) -> tuple[int, str]:
+        """How many abandoned threads are running, if they are too many for another one, else 0; and what bounds it."""
+        abandoned = self.run.runtime.abandoned
+        return crowd(abandoned.copy(), self.run.user_id, self.run.bounds) if abandoned else (0, "")
 
     def thread_began(self) -> None:
         self.thread_running = True

@@ -152,7 +152,7 @@ class Session:
         """Cancel every run that is ahead in the line."""
         with self._lock:
             ahead = self._places[: self._places.index(place)]
-        for other in ahead:
+        for other in reversed(ahead):  # the last one first: if one ends at once, the next must not have its turn
             other.run.cancel_for(CancelCause.superseded, f"run {place.run.run_id} takes over")
 
     async def turn(self, place: Place) -> None:

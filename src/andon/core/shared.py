@@ -16,7 +16,7 @@ from andon.core.events import Event
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Block, BlockKind, CancelEntry, Outcomes, Selection
 from andon.core.states import RunStatus
-from andon.core.store import RunRecord, SessionStore
+from andon.core.store import RequestKey, RunRecord, SessionStore
 from andon.messages import Message
 
 if TYPE_CHECKING:
@@ -94,6 +94,16 @@ class Taken(NamedTuple):
     """From when on the seconds of the lease count: when its statement was sent."""
 
 
+class KeyUse(NamedTuple):
+    """What an idempotency key was used for."""
+
+    run_id: str
+    said: str
+    """A digest of what was asked for."""
+    after: int
+    """The number of the run's last event before that: 0, unless a paused run was answered."""
+
+
 Look = Callable[[Sequence[str]], None]
 """Is told that something may have changed: of these runs, or, if there are none, of any."""
 Changed = Callable[[Sequence[str]], None]
@@ -104,6 +114,15 @@ Asked = Callable[[str, str, CancelRequest], None]
 
 class Listening(Protocol):
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class SecretStore(Protocol):
+    """A store that can give its processes a secret that all of them share."""
+
+    async def secret(self, name: str) -> str:
+        """Random text, the same for all who ask for this name. It is made when it is asked for the first time."""
+        ...
 
 
 @runtime_checkable
@@ -127,11 +146,18 @@ class SharedStore(SessionStore, Protocol):
         Raises `RunIdTakenError`; `BlockedError`; and with `reject`, `SessionPausedError` or `SessionBusyError` if
         someone is in the line who is not being cancelled. With `cancel`, whoever is ahead is asked to stop, superseded.
         Asked again by the same owner for a run that has not ended, it gives the same lease: the answer may get lost.
+        The record's `request_key` is taken in the same step, or `KeyUsedError` is raised, before any of the others.
         """
         ...
 
     async def take_turn(self, lease: Lease) -> bool:
         """If the run is the first in its line, it is running from now on. Raises `LeaseLostError`."""
+        ...
+
+    async def bring(self, lease: Lease, messages: Sequence[Message]) -> None:
+        """Put these messages in place of what was said in the session before this run, which has its turn. Asked again,
+        it changes nothing more. Raises `LeaseLostError`.
+        """
         ...
 
     async def renew(self, leases: Sequence[Lease], seconds: float | None) -> Renewal:
@@ -161,11 +187,18 @@ class SharedStore(SessionStore, Protocol):
 
     # -- a run, by others ---------------------------------------------------------------------------------------------
 
-    async def take_up(self, run_id: str, owner: str, seconds: float) -> Taken | None:
+    async def take_up(
+        self, run_id: str, owner: str, seconds: float, request_key: RequestKey | None = None
+    ) -> Taken | None:
         """Take a paused run, to go on with it. None if it isn't paused, or was asked to stop.
 
         Asked again by the same owner, who must not have it already, it gives the same lease: the answer may get lost.
+        With a `request_key`, that is taken in the same step, or `KeyUsedError` is raised.
         """
+        ...
+
+    async def find_key(self, agent_id: str, user_id: str | None, key: str) -> KeyUse | None:
+        """What this user has used an idempotency key for, as long as that run is known."""
         ...
 
     async def take_orphans(self, owner: str, seconds: float, limit: int) -> list[Taken]:
@@ -187,8 +220,8 @@ class SharedStore(SessionStore, Protocol):
         """The last one of a run's events that are written. None if none are, or they are forgotten."""
         ...
 
-    async def list_runs(self, which: Selection, limit: int) -> list[RunRecord]:
-        """Newest first."""
+    async def list_runs(self, which: Selection, limit: int, before: tuple[float, str] | None = None) -> list[RunRecord]:
+        """Newest first. `before` is where the page before ended: that run's `created_at` and id."""
         ...
 
     async def glance(self, run_ids: Sequence[str]) -> dict[str, Glance]:

@@ -106,9 +106,15 @@ class CancelOutcome(Word):
 
 
 class ToolOutcome(Word):
-    """What became of a tool call. `abandoned` may still be running."""
+    """What became of a tool call.
+
+    `failed`: the tool raised, took too long, or gave a result that can't be used. `refused`: by a person, by a hook, or
+    because no such call is possible (an unknown tool, arguments that don't fit). `abandoned` may still be running.
+    """
 
     completed = "completed"
+    failed = "failed"
+    refused = "refused"
     cut = "cut"
     abandoned = "abandoned"
     not_started = "not_started"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from andon.core.alarm import Alarm
 from andon.core.waiters import Waiters
-from andon.errors import describe
+from andon.errors import StoreError, confide, describe
 
 if TYPE_CHECKING:
     from andon.core.bounds import Bounds
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from andon.core.states import CancelMode
 
 T = TypeVar("T")
-log = logging.getLogger("andon")
+log = logging.getLogger(__name__)
 
 
 STRAY_CANCELS = 5
@@ -139,7 +139,8 @@ class Step(Generic[T]):
             self.mark_cut()
         if self.was_cut:
             if error is not None:
-                log.debug("%s failed while it was cut: %s", self.name, describe(error))
+                what, facts = describe(error), {"facts": self._run.names}
+                log.info("%s failed while it was cut: %s", self.name, what, exc_info=error, extra=facts)
             if self.was_cut_alone and not self._is_cancelled():
                 raise CutAloneError(self.name)
             raise Cut(self.abandoned)
@@ -231,7 +232,9 @@ class Step(Generic[T]):
 
 def as_exception(error: BaseException) -> Exception:
     """What counts as the failure of the work that raised it: the error itself, or a StrayError that describes it."""
-    return error if isinstance(error, Exception) else StrayError(describe(error))
+    if isinstance(error, Exception):
+        return error
+    return StrayError(describe(error)).with_traceback(error.__traceback__)
 
 
 class Stepper:
@@ -312,7 +315,7 @@ class Stepper:
         except CutAloneError:
             self.warn(f"{name} took longer than {seconds:g} s and was cut")
         except Exception as error:  # noqa: BLE001 - the boundary: beside the run's work, so reported and survived
-            self.warn(f"{name} failed: {describe(error)}")
+            self.warn(f"{name} failed", error=error)
         return None
 
     def gate(self, mode: CancelMode) -> None:
@@ -358,7 +361,11 @@ class Stepper:
         """What it is, for the log."""
         raise NotImplementedError
 
-    def warn(self, message: str) -> None:
-        """Report what went wrong beside the work: in the log, and in the result."""
-        log.warning("%r: %s", self, message, extra={"facts": self.names})
-        self.warnings.append(message)
+    def warn(self, message: str, by: logging.Logger = log, error: BaseException | None = None) -> None:
+        """Report what went wrong beside the work: in the log, with the traceback of an `error`, and, as far as users
+        may know it, in the result.
+        """
+        why = "" if error is None else f": {describe(error)}"
+        shown = None if isinstance(error, StoreError) else error  # that one is ours: it says all there is
+        by.warning("%r: %s%s", self, message, why, exc_info=shown, extra={"facts": self.names})
+        self.warnings.append(message if error is None else f"{message}: {confide(error)}")

@@ -50,6 +50,28 @@ class Bookmark(Struct, frozen=True):
     """What is left of its budget."""
     tool_calls: int | None = None
     calls: list[OpenCall] = []
+    ended: list[ToolReceipt] = []
+    """What became of the calls that have ended, of all turns so far."""
+    output_schema: dict[str, Any] | None = None
+    """The JSON schema that its answer must fit, if it was given as one."""
+
+
+class Shortened(Struct, frozen=True, gc=False):
+    """A summary that models are sent in place of a conversation's beginning, which itself is kept."""
+
+    covers: int
+    """Of how many messages, from the first one on, it is a summary."""
+    digest: str
+    """Of those messages: once they are others, it is no summary of them."""
+    summary: str
+
+
+class RequestKey(Struct, frozen=True, gc=False):
+    """The idempotency key of a request: who sends the same one again, with the same key, starts nothing anew."""
+
+    key: str
+    said: str
+    """A digest of what was asked for."""
 
 
 class RunRecord(Struct, frozen=True):
@@ -75,6 +97,12 @@ class RunRecord(Struct, frozen=True):
     """The tool calls that the run's end cut off, with what is known of each: what whoever goes on has to deal with."""
     bookmark: Bookmark | None = None
     """Where it goes on, if it is paused."""
+    output: Any = None
+    """The answer as JSON, if an `output_type` or a schema asked for one."""
+    shortened: Shortened | None = None
+    """The summary that the run has made of its session's beginning, for those that come after it."""
+    request_key: RequestKey | None = None
+    """The idempotency key of the request that started it, if that had one."""
 
 
 class SessionRecord(Struct, frozen=True, gc=False):
@@ -84,6 +112,11 @@ class SessionRecord(Struct, frozen=True, gc=False):
     state: dict[str, Any]
     created_at: float
     updated_at: float
+
+
+def brought(record: SessionRecord) -> RunRecord:
+    """Stands for who has put messages into a session, where those of runs have the run's record."""
+    return RunRecord("", record.key, RunStatus.completed, record.created_at, {}, StopReason.end_turn)
 
 
 class _Done:
@@ -131,25 +164,52 @@ class SessionStore(Store, Protocol):
     """A store that can also say which sessions there are, and what each of them is: what servers address them by."""
 
     async def history(self, session: SessionKey) -> list[tuple[RunRecord, list[Message]]]:
-        """The conversation by its runs: the record of each, and the messages that it added."""
+        """The conversation by its runs: the record of each, and the messages that it added.
+
+        What somebody has put there comes first, as if a run of no id had (see `brought`).
+        """
         ...
 
-    async def create_session(self, session: SessionKey, state: dict[str, Any]) -> SessionRecord | None:
-        """Make an empty session; None if it is there already."""
+    async def create_session(
+        self, session: SessionKey, state: dict[str, Any], messages: Sequence[Message] = ()
+    ) -> SessionRecord | None:
+        """Make a session in which this was said; None if it is there already. Raises `StateTooLargeError`."""
+        ...
+
+    async def replace_session(self, session: SessionKey, messages: Sequence[Message]) -> SessionRecord:
+        """Put these messages in place of what was said in the session, and make it if it is not there.
+
+        The records of the runs stay, but what they have added is forgotten. A store that several processes share
+        raises `SessionBusyError` if a run is in the session; of others, the runtime knows that.
+        """
         ...
 
     async def find_session(self, session: SessionKey) -> SessionRecord | None:
         """The session, if it is there."""
         ...
 
-    async def list_sessions(self, agent_id: str, user_id: str | None) -> list[SessionRecord]:
-        """A user's sessions with an agent, oldest first."""
+    async def list_sessions(
+        self, agent_id: str, user_id: str | None, limit: int | None = None, after: tuple[float, str] | None = None
+    ) -> list[SessionRecord]:
+        """A user's sessions with an agent, oldest first, without their states: so many, or all. `after` is where the
+        page before ended: that session's `created_at` and id.
+        """
+        ...
+
+    async def count_sessions(self, agent_id: str, user_id: str | None) -> int:
+        """How many sessions a user has with an agent; those may count that a run is only about to begin."""
         ...
 
     async def update_session(self, session: SessionKey, delta: dict[str, Any]) -> SessionRecord | None:
-        """Set these keys of the session's state, and return what it is then; None if it is not there."""
+        """Set these keys of the session's state, and return what it is then; None if it is not there.
+
+        Raises `StateTooLargeError`, and then nothing has changed.
+        """
         ...
 
-    async def delete_session(self, session: SessionKey) -> bool:
-        """Forget the session and its conversation; the records of its runs may stay. False if it was not there."""
+    async def delete_session(self, session: SessionKey, *, idle: bool = False) -> bool:
+        """Forget the session and its conversation; the records of its runs may stay. False if it was not there.
+
+        With `idle`, a store that several processes share raises `SessionBusyError` if a run is in the session.
+        """
         ...

@@ -45,7 +45,7 @@ class EventStream(Reader):
     async def _more(self) -> Event:
         if self._state == "new":
             self._state = "closed"  # unless it begins
-            self.run.begin()
+            self.run.set_out()
             self._state = "begun"
             if self.run.tenure is not None:
                 await self._admitted()

@@ -22,6 +22,7 @@ from andon.errors import StoreError
 if TYPE_CHECKING:
     from andon.core.keeper import Keeper
     from andon.core.shared import Lease, Taken
+    from andon.core.store import RequestKey
 
 
 class Held(NamedTuple):
@@ -34,11 +35,13 @@ class Held(NamedTuple):
     """The name under which the run is held."""
 
 
-async def take_paused(keeper: Keeper, run_id: str, known: int, name: str) -> Held | None:
+async def take_paused(
+    keeper: Keeper, run_id: str, known: int, name: str, request_key: RequestKey | None = None
+) -> Held | None:
     """Hold a paused run of which so many events are known, under this name. None if it is not paused any more, was
     asked to stop, or was answered by someone else and paused again: then it waits on for other answers than these.
     """
-    taken = await keeper.store.take_up(run_id, name, keeper.seconds)
+    taken = await keeper.store.take_up(run_id, name, keeper.seconds, request_key)
     if taken is None:
         return None
     if taken.last_seq > known:
@@ -47,7 +50,9 @@ async def take_paused(keeper: Keeper, run_id: str, known: int, name: str) -> Hel
     return Held(taken.lease, taken.since, name)
 
 
-async def take_paused_for(keeper: Keeper, run_id: str, known: int, seconds: float) -> Held | None:
+async def take_paused_for(
+    keeper: Keeper, run_id: str, known: int, seconds: float, request_key: RequestKey | None = None
+) -> Held | None:
     """The same for someone who may be cancelled meanwhile, or not be answered: then the run waits on, as it did.
 
     Each asks under a name of its own: what is given back is what was got under that name, and not what someone else in
@@ -56,7 +61,7 @@ async def take_paused_for(keeper: Keeper, run_id: str, known: int, seconds: floa
     """
     await given_back(keeper, run_id, seconds)
     name = os.urandom(8).hex()
-    taking = keeper.submit(lambda: take_paused(keeper, run_id, known, name))
+    taking = keeper.submit(lambda: take_paused(keeper, run_id, known, name, request_key))
     try:
         return await asyncio.shield(asyncio.wrap_future(taking))
     except asyncio.CancelledError:

@@ -8,6 +8,8 @@ cancel that it has accepted makes every other end a cancel, and an end that some
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,20 +17,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from andon.core.events import Event, RunEvent
-from andon.core.family import orphaned_by
 from andon.core.following import follow
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
 from andon.core.shared import Lease, Progress
 from andon.core.states import CancelCause, RunStatus
 from andon.core.taking import give_back, take_paused_for
-from andon.errors import AndonError, SessionBusyError
+from andon.errors import AndonError, SessionBusyError, StoreError
 
 if TYPE_CHECKING:
     from andon.core.keeper import Keeper
     from andon.core.run import Run
     from andon.core.session import OnBusy
-    from andon.core.store import RunRecord
+    from andon.core.store import RequestKey, RunRecord
     from andon.messages import Message
 
 EVENTS_AT_ONCE = 5_000
@@ -64,6 +65,7 @@ class Tenure:
         "told",
         "unsure",
         "valid_until",
+        "waiting",
         "written",
     )
 
@@ -88,6 +90,8 @@ class Tenure:
         """The keeper has seen that the run was cancelled, in a round of its writing."""
         self.restoring = False
         """It was paused, and not here: it was not entered, but taken up."""
+        self.waiting: Sequence[str] = ()
+        """The runs below it that were paused with it, and not here: it does not know them as its children."""
         self.has_turn = False
         """When it was entered, nobody was ahead in the line."""
         self.taking = self.unsure = False
@@ -164,6 +168,12 @@ class Tenure:
                 break
             said += messages
         return said
+
+    async def bring(self, history: list[Message]) -> None:
+        """Put this in place of what was said before this run."""
+        lease = self.lease
+        assert lease is not None
+        await self._keeper.ask(lambda: self._keeper.store.bring(lease, history))
 
     def hold(self, lease: Lease, since: float, owner: str) -> None:
         """From now on the run is this process's own, under that name; its lease counts since then."""
@@ -248,12 +258,12 @@ class Tenure:
         size = _size(self._run.so_far())
         await self._keeper.writer.flushed(self, lambda: self._noted is not None and self._noted >= size)
 
-    async def take_up(self) -> bool:
+    async def take_up(self, request_key: RequestKey | None = None) -> bool:
         """Hold the run again after a pause. False if someone else does, or has, or it was asked to stop."""
         self.taking = self.unsure = True
         try:
             known, seconds = len(self._run.journal.events), self._run.bounds.settle_seconds
-            taken = await take_paused_for(self._keeper, self._run.run_id, known, seconds)
+            taken = await take_paused_for(self._keeper, self._run.run_id, known, seconds, request_key)
             try:
                 if taken is not None:
                     self.hold(*taken)
@@ -283,14 +293,23 @@ class Tenure:
         assert self.lease is not None
         self.closing = True
         answer = await store.finish(self.lease, record, messages, [*self._run.journal.events[self.written :], last])
-        if answer is None and self.restoring and record.status is RunStatus.cancelled:
-            await self._cancel_children(record)
+        if answer is None and record.status.final and self.waiting:
+            await self._end_children(record)
         return answer
 
-    async def _cancel_children(self, record: RunRecord) -> None:
-        """Those that were paused with it elsewhere are not known here, and nobody will go on with them."""
-        for which, request in orphaned_by(record):
-            await self._keeper.store.request_cancel(which, request)
+    async def _end_children(self, record: RunRecord) -> None:
+        """End what waits below it, as a run does that has started its children itself: nobody will go on with them.
+
+        Those that it has gone on with have ended before it.
+        """
+        are_nobodys = False
+        for child in self.waiting:
+            request = CancelRequest.make(CancelCause.parent, f"run {record.run_id} ended")
+            are_nobodys |= (await self._keeper.store.request_cancel(Selection(child), request)).nobodys
+        if are_nobodys:  # they end with it, and not when some keeper comes by; but there may be many others to end
+            with contextlib.suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(self._run.bounds.settle_seconds):
+                    await self._keeper.end_orphans()
 
     async def follow(self, record: RunRecord, request: CancelRequest | None) -> RunRecord:
         """Wait until whoever has the run now has ended it. What was asked of it here is asked there."""

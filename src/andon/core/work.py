@@ -15,7 +15,7 @@ from andon.core.events import ToolView
 from andon.core.receipt import Interrupt, ToolReceipt
 from andon.core.signal import Fate
 from andon.core.states import CancelOutcome, StopReason
-from andon.core.store import Bookmark
+from andon.core.store import Bookmark, Shortened
 from andon.messages import Message, Usage
 
 
@@ -37,6 +37,10 @@ class Settlement(Struct, frozen=True, gc=False):
     """Where it goes on, if it paused."""
     output: Any = None
     """The answer as what `output_type` asked for."""
+    output_data: Any = None
+    """The same as JSON has it."""
+    shortened: Shortened | None = None
+    """The summary that the run has made of the conversation's beginning."""
 
 
 class Work(Protocol):
@@ -66,8 +70,11 @@ class Work(Protocol):
         """How far it has come, and the questions that are open."""
         ...
 
-    def answer(self, answers: Mapping[str, Any]) -> None:
-        """Take the answers, one for each question that is open."""
+    def answer(self, answers: Mapping[str, Any], anew: Any = None) -> None:
+        """Take the answers, one for each question that is open; and what whoever brings them gives anew, if anything.
+
+        What that can be is between the work and whoever brings it.
+        """
         ...
 
     def cancel_call(self, call_id: str, reason: str | None) -> CancelOutcome:

@@ -7,10 +7,12 @@ one `CancelledError` where it waits; it closes what it opened and lets the error
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Protocol
 
 from msgspec import Struct
 
+from andon.errors import ConfigurationError
 from andon.messages import Message, Usage
 
 
@@ -79,7 +81,12 @@ class Sink(Protocol):
 
 
 class Model(Protocol):
-    """A language model. It may also have a `provider`: who runs it, for people to read."""
+    """A language model.
+
+    It may also have a `provider`: who runs it, for people to read. And it may have a method `check_setup()`, which is
+    called where a run is asked for: it raises `SetupError` if the model can't be asked as it is set up, and must not
+    wait.
+    """
 
     @property
     def id(self) -> str:
@@ -92,3 +99,19 @@ class Model(Protocol):
         Raises `ModelError`, with `retryable=True` for what may work when it is tried again.
         """
         ...
+
+
+def check_model(model: object) -> None:
+    """Refuse what can't be asked as a model."""
+    stream = getattr(model, "stream", None)
+    if isinstance(model, type) or not callable(stream):
+        raise ConfigurationError(f"{model!r} is no model: give an object that has the method stream(request, sink)")
+    if inspect.isasyncgenfunction(stream):
+        raise ConfigurationError(f"{model!r} yields, but a model pushes: let stream(request, sink) call sink.text(…)")
+
+
+def check_setup(part: object) -> None:
+    """Raise what keeps a model, or what asks one, from being asked at all, if it can tell."""
+    check = getattr(part, "check_setup", None)
+    if check is not None:
+        check()

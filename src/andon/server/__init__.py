@@ -8,14 +8,20 @@ sessions  the routes by session, in the shapes of ADK
 lists     what there is: agents, runs, health
 control   what operators ask for: blocks, the record of cancels, metrics
 access    tokens, who they stand for, and which names and web pages are known
+tokens    a file of tokens, read again when it changes
+authentication  a program's own function that says who asks
+tickets   how a browser's EventSource reads events without a token in its URL
 guard     the door that every request passes
 visit     the host as one principal may use it: what routes get
 logs      a line per request, and the run with every line
 wire      our events and results as that family's JSON
 adk       our events and messages as ADK's JSON
+place     where a client finds a run: the header and the path
 sse       a run's events as a response, and noticing that a client left
 body      reading what clients send, within bounds
 problems  errors as JSON with `detail`
+openapi   the OpenAPI document: what each route takes and answers
+shapes    the shapes of these answers
 """
 
 from andon.errors import MissingExtraError
@@ -27,7 +33,9 @@ except ImportError as error:
     detail = f'the server needs packages that are not here ({error}): pip install "andon[server]"'
     raise MissingExtraError(detail) from error
 
-from andon.server.access import Token
+from andon.server.access import Token, bearer_token
 from andon.server.app import create_app
+from andon.server.authentication import User
+from andon.server.tokens import TokenFile
 
-__all__ = ["Token", "create_app"]
+__all__ = ["Token", "TokenFile", "User", "bearer_token", "create_app"]

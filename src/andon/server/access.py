@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
@@ -19,6 +20,8 @@ from starlette.requests import HTTPConnection
 
 from andon.errors import ConfigurationError
 from andon.server.problems import Problem
+
+log = logging.getLogger(__name__)
 
 BEARER_PROTOCOL = "bearer."
 PROTOCOL = "andon"
@@ -41,7 +44,7 @@ class Principal(Struct, frozen=True):
         own = {"by": self.by} if self.admin else {"user_id": self.user_id, "by": self.by}
         for name in names:
             if name in own and not self.admin and fields.get(name, own[name]) != own[name]:
-                raise Problem(403, f"{name} is {fields[name]!r}, and this token is another user's: leave it out")
+                raise Problem(403, f"{name} is {fields[name]!r}, and the request is another user's: leave it out")
         return {**{name: value for name, value in own.items() if name in names and value is not None}, **fields}
 
     def must_be_admin(self) -> None:
@@ -79,24 +82,32 @@ class Token(Struct, frozen=True):
         return Principal(None if admin else self.user_id, admin, self.user_id or "admin")
 
 
+@runtime_checkable
+class TokenSource(Protocol):
+    """Where tokens come from that may change while the server runs: see `TokenFile`. Nothing in it may wait."""
+
+    def read(self) -> list[Token]:
+        """The tokens as they are now. Raises `ConfigurationError` if they can't be used."""
+        ...
+
+    def has_changed(self) -> bool:
+        """Whether they are others than those that were read. It is asked with every request."""
+        ...
+
+
+Tokens = str | Token | TokenSource | Iterable[str | Token | TokenSource]
+
+
 class Keyring:
     """Knows tokens by their hashes."""
 
-    def __init__(self, tokens: str | Token | Iterable[str | Token] | None) -> None:
-        self._known: dict[bytes, Principal] = {}
-        if tokens is None:
-            return
-        for number, each in enumerate([tokens] if isinstance(tokens, str | Token) else tokens, 1):
-            token = Token(each) if isinstance(each, str) else each
-            if not isinstance(token, Token):
-                raise ConfigurationError(f"token {number} is a {type(token).__name__}: give text, or a Token")
-            if not (isinstance(token.secret, str) and token.secret and all("!" <= c <= "~" for c in token.secret)):
-                raise ConfigurationError(f"token {number} is empty, or has more than letters, digits and ASCII signs")
-            if token.user_id == "":
-                raise ConfigurationError(f"token {number} is bound to a user without a name")
-            if self._known.setdefault(_digest(token.secret), token.principal) != token.principal:
-                raise ConfigurationError(f"token {number} was given before, for someone else: make another one")
-        if not self._known:
+    def __init__(self, tokens: Tokens | None) -> None:
+        given = [tokens] if isinstance(tokens, str | Token | TokenSource) else list(tokens or ())
+        self._sources = [each for each in given if isinstance(each, TokenSource)]
+        fixed = [each for each in given if not isinstance(each, TokenSource)]
+        self._fixed = _known(fixed, {})
+        self._known = self._read()
+        if tokens is not None and not self._known:
             raise ConfigurationError("tokens is empty: leave it out for a server that is open to all, or give some")
 
     def __bool__(self) -> bool:
@@ -104,18 +115,51 @@ class Keyring:
 
     def find(self, secret: str | None) -> Principal | None:
         """Whose it is. All of them are looked at, so that the time it takes tells nothing."""
+        if any(source.has_changed() for source in self._sources):
+            self._read_again()
         digest, found = _digest(secret or ""), None
         for known, principal in self._known.items():
             if hmac.compare_digest(known, digest):
                 found = principal
         return found
 
+    def _read(self) -> dict[bytes, Principal]:
+        known = self._fixed
+        for source in self._sources:
+            known = _known(source.read(), known)
+        return known
+
+    def _read_again(self) -> None:
+        """What can't be used must not open the server, nor close it: the tokens stay as they were."""
+        try:
+            self._known = self._read()
+        except ConfigurationError as error:
+            log.error("the tokens have changed and can't be used, so they stay as they were: %s", error)
+        else:
+            log.warning("the tokens have changed and were read again: there are %d now", len(self._known))
+
+
+def _known(tokens: Iterable[Any], before: dict[bytes, Principal]) -> dict[bytes, Principal]:
+    """By its hash, who each of these stands for, beside those that were known before."""
+    known = dict(before)
+    for number, each in enumerate(tokens, 1):
+        token = Token(each) if isinstance(each, str) else each
+        if not isinstance(token, Token):
+            raise ConfigurationError(f"token {number} is a {type(token).__name__}: give text, or a Token")
+        if not (isinstance(token.secret, str) and token.secret and all("!" <= c <= "~" for c in token.secret)):
+            raise ConfigurationError(f"token {number} is empty, or has more than letters, digits and ASCII signs")
+        if token.user_id == "":
+            raise ConfigurationError(f"token {number} is bound to a user without a name")
+        if known.setdefault(_digest(token.secret), token.principal) != token.principal:
+            raise ConfigurationError(f"token {number} was given before, for someone else: make another one")
+    return known
+
 
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
 
 
-def presented(connection: HTTPConnection) -> str | None:
+def bearer_token(connection: HTTPConnection) -> str | None:
     """The token that was sent: in the header, or, because browsers can't do that, as a WebSocket's subprotocol."""
     scheme, _, secret = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":

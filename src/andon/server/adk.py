@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-import msgspec
 from msgspec import Struct
+from starlette.requests import HTTPConnection
 
 from andon.core.events import Event, RunEvent
 from andon.core.run import Run
 from andon.core.states import CancelCause, RunStatus
 from andon.core.store import RunRecord, SessionRecord
 from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, Usage
-from andon.server.body import parse
+from andon.server.body import fill, parse, read_json
+from andon.server.foreign import ADK_LIVE, ADK_RUN
 from andon.server.problems import Problem
 from andon.server.wire import one_line_each, to_json
 
@@ -216,6 +217,7 @@ def text_of(content: dict[str, Any]) -> str:
 class Invoke(Struct):
     """What a client may say to run an agent."""
 
+    passed_over: ClassVar = ADK_RUN
     user_id: str
     session_id: str
     new_message: dict[str, Any]
@@ -244,9 +246,18 @@ class Update(Struct):
 class Address(Struct):
     """What a live connection is about."""
 
+    passed_over: ClassVar = ADK_LIVE
     user_id: str
     session_id: str
     app_name: str | None = None
+
+
+def address_of(connection: HTTPConnection) -> Address | Problem:
+    """What it is about, or what is wrong with that."""
+    try:
+        return fill(connection, {name: value for name, value in connection.query_params.items() if value}, Address)
+    except Problem as problem:
+        return problem
 
 
 class Said(Struct):
@@ -268,10 +279,7 @@ def understood(text: str | None, limit: int) -> Said:
         raise Problem(415, "only text is taken here: send JSON in text frames")
     if len(text) > limit:
         raise too_large(limit)
-    try:
-        fields = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise Problem(422, f"the message is not JSON: {error}") from None
+    fields = read_json(text.encode(errors="replace"), "the message", 422)
     said = parse(in_snake_case(fields), Said)
     if said.blob is not None:
         raise Problem(415, "blobs are not taken: send content with text parts")
@@ -281,4 +289,8 @@ def understood(text: str | None, limit: int) -> Said:
 def in_snake_case(fields: Any) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise Problem(422, "the message must be a JSON object")
-    return {re.sub(r"(?<=[a-z])[A-Z]", lambda found: f"_{found[0].lower()}", name): fields[name] for name in fields}
+    return {snake_case(name): fields[name] for name in fields}
+
+
+def snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z])[A-Z]", lambda found: f"_{found[0].lower()}", name)

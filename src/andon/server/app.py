@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Unpack
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -14,43 +14,57 @@ from andon import __version__
 from andon.agent.agent import Agent
 from andon.core.runtime import Runtime
 from andon.errors import ConfigurationError
-from andon.server import continuing, control, lists, problems, runs, sessions
-from andon.server.access import Keyring, Neighbourhood, Token
-from andon.server.guard import OPEN, Guard
-from andon.server.host import Host, Settings
+from andon.server import continuing, control, conversations, lists, openapi, problems, runs, sessions, tickets
+from andon.server.access import Keyring, Neighbourhood, Tokens
+from andon.server.authentication import Authenticate, Authenticator
+from andon.server.guard import Guard
+from andon.server.host import Host
 from andon.server.logs import AccessLog
+from andon.server.place import RUN_ID
+from andon.server.settings import Limits, Settings
+from andon.server.tickets import Tickets
 
-ROUTERS = [lists.router, runs.router, continuing.router, sessions.router, control.router]
+ROUTERS = [
+    lists.router,
+    runs.router,
+    continuing.router,
+    conversations.router,
+    tickets.router,
+    sessions.router,
+    control.router,
+]
 
 
 def create_app(
     agents: Agent | Iterable[Agent],
     runtime: Runtime | None = None,
     *,
-    tokens: str | Token | Iterable[str | Token] | None = None,
+    tokens: Tokens | None = None,
+    authenticate: Authenticate | None = None,
+    authenticate_seconds: float = 5.0,
+    security_schemes: Mapping[str, Mapping[str, Any]] | None = None,
     hosts: Iterable[str] = (),
     cors_origins: Iterable[str] = (),
-    max_body: int = 4 * 2**20,
-    max_message: int = 1_000_000,
-    max_runs: int = 1000,
-    max_user_runs: int = 100,
-    max_events: int = 100_000,
     heartbeat: float = 15.0,
     drain: float = 10.0,
+    **limits: Unpack[Limits],
 ) -> FastAPI:
     """An app that serves these agents.
 
     >>> app = create_app([storyteller, researcher], tokens=os.environ["ANDON_TOKEN"])
 
     With a `runtime` the agents are moved to it, and so to its store; otherwise each keeps its own.
-    `tokens`: who may ask. A text is an admin's; `Token(secret, user_id=...)` is one user's. Without, anybody may who
-    can reach the server and calls it by a name that is its own: loopback's, its address, or one of `hosts`.
-    `cors_origins`: web pages of other origins that may ask; `*` for all, where there are tokens.
-    `max_body`: how many bytes a request may have. `max_message`: how many characters a prompt.
-    `max_runs`: how many runs may go on at once, of all agents. `max_user_runs`: of one user.
-    `max_events`: a run that has written so many is cancelled, unless its runtime has a limit of its own; 0 for none.
+    `tokens`: who may ask. A text is an admin's; `Token(secret, user_id=...)` is one user's; a `TokenFile` has some, and
+    is read again when it changes.
+    `authenticate`: an async function that finds the user of a request which has none of these tokens. It returns a
+    `User`, the user's id, or None, which is a 401. It has `authenticate_seconds`; then the request gets a 503.
+    `security_schemes`: what it goes by, as OpenAPI writes it, for the server's document: a bearer token by default.
+    Without either of them, anybody may ask who can reach the server and calls it by a name that is its own: loopback's,
+    its address, or one of `hosts`.
+    `cors_origins`: web pages of other origins that may ask; `*` for all, where there are tokens and nothing else.
     `heartbeat`: after so many seconds of silence a stream sends a comment.
     `drain`: how many seconds runs have to finish in when the server goes down; then they are cancelled.
+    `limits`: what it takes at the most, of all and of one user: `max_runs=…`, `max_user_runs=…` and others (`Limits`).
 
     It can be mounted into another app, and works there as it is. For an orderly end, enter its lifespan in that app's:
 
@@ -60,52 +74,59 @@ def create_app(
     ...         yield
     """
     keyring, neighbourhood = Keyring(tokens), Neighbourhood(hosts, cors_origins)
-    settings = Settings(
-        max_body=max_body,
-        max_message=max_message,
-        max_runs=max_runs,
-        max_user_runs=max_user_runs,
-        max_events=max_events,
-        heartbeat=heartbeat,
-        drain=drain,
-        guarded=bool(keyring),
-    )
+    if unknown := limits.keys() - Limits.__annotations__.keys():
+        raise TypeError(
+            f"create_app has no option {', '.join(sorted(unknown))}; its limits are {', '.join(Limits.__annotations__)}"
+        )
+    authenticator = None if authenticate is None else Authenticator(authenticate, authenticate_seconds)
+    guarded = bool(keyring) or authenticator is not None
+    settings = Settings(heartbeat=heartbeat, drain=drain, guarded=guarded, **limits)
     host = Host([agents] if isinstance(agents, Agent) else agents, runtime, settings)
-    app = FastAPI(title="Andon", version=__version__, lifespan=host.lifespan)
-    app.state.andon = host
-    problems.install(app)
-    for router in ROUTERS:
-        app.include_router(router)
-    _close(app, keyring, neighbourhood)
+    app = _assemble(host, (security_schemes or openapi.BEARER) if settings.guarded else None)
+    _close(app, keyring, neighbourhood, authenticator)
     return app
 
 
-def _close(app: FastAPI, keyring: Keyring, neighbourhood: Neighbourhood) -> None:
+def _assemble(host: Host, schemes: Mapping[str, Mapping[str, Any]] | None) -> FastAPI:
+    """The routes, and the document that describes them by the names of their functions."""
+    app = FastAPI(
+        title="Andon",
+        version=__version__,
+        lifespan=host.lifespan,
+        generate_unique_id_function=lambda route: route.name,
+    )
+    app.state.andon, app.state.tickets = host, Tickets(host)
+    problems.install(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    app.openapi = functools.partial(openapi.describe, app.openapi, schemes)  # type: ignore[method-assign]
+    return app
+
+
+def _close(app: FastAPI, keyring: Keyring, neighbourhood: Neighbourhood, authenticator: Authenticator | None) -> None:
     """Put the door in front. What is added last stands outside of all."""
-    app.add_middleware(Guard, keyring=keyring, neighbourhood=neighbourhood)
+    app.add_middleware(
+        Guard,
+        keyring=keyring,
+        neighbourhood=neighbourhood,
+        authenticator=authenticator,
+        tickets=app.state.tickets,
+    )
     if origins := neighbourhood.origins:
         if "*" in origins and not keyring:
             raise ConfigurationError("cors_origins has '*', which would open the server to every web page: give tokens")
+        if "*" in origins and authenticator is not None:
+            raise ConfigurationError(
+                "cors_origins has '*', and authenticate may go by a cookie, which browsers send for every web page: "
+                "name the pages that may ask"
+            )
         # Outside the guard, so that a page can read why it was refused.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=["GET", "POST", "PATCH", "DELETE"],
+            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["Authorization", "Idempotency-Key", "Last-Event-ID"],
-            expose_headers=["Retry-After"],
+            allow_credentials=authenticator is not None,  # a token is no credential in this sense, a cookie is
+            expose_headers=["Link", "Location", "Retry-After", RUN_ID],
         )
     app.add_middleware(AccessLog)
-    if keyring:
-        app.openapi = functools.partial(_describe, app.openapi)  # type: ignore[method-assign]
-
-
-def _describe(describe: Any) -> dict[str, Any]:
-    """The app's OpenAPI document, with what a client has to send."""
-    document: dict[str, Any] = describe()
-    document["components"] = document.get("components", {}) | {
-        "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}
-    }
-    document["security"] = [{"bearer": []}]
-    for path in OPEN:
-        document["paths"][path]["get"]["security"] = []
-    return document

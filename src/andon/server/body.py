@@ -2,14 +2,16 @@
 """Reading what clients send: JSON, forms and queries, into one typed struct each.
 
 The size is checked while reading, so that no client makes us hold more than the limit, whatever length it announced or
-didn't. What can't be read is a 400, what can be read but means nothing a 422. Unknown fields are passed over, because
-the clients of the AgentOS family send many; an empty form field is the same as none.
+didn't. What can't be read is a 400, what can be read but means nothing a 422. So is a field that is not known: a limit
+that was misspelt would be no limit. Only what other frameworks' clients are known to send is passed over: a struct
+names it in `passed_over`. An empty form field is the same as none.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, TypeVar, get_args, get_type_hints
 from urllib.parse import parse_qsl
 
@@ -20,6 +22,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, HTTPConnection
 
+from andon.core.store import RequestKey
 from andon.server.access import principal_of
 from andon.server.problems import Problem
 
@@ -28,14 +31,27 @@ T = TypeVar("T")
 CANCEL = ":cancel"
 """What follows a session's id where it is to be cancelled, and so may not be its end."""
 
+MAX_DEPTH = 100
+"""How deeply JSON may be nested."""
+_BETWEEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[^][}{"]+', re.DOTALL)
+"""All of a JSON text but its brackets. A string may have some in it, which count for nothing."""
+_ALIKE = bytes.maketrans(b"[{]}", b"(())")
+
 ID_LENGTH = 256
+SHOWN = 10
+"""How many fields that are not known are named."""
 _RUN_ID = re.compile(r"[A-Za-z0-9._~:@-]{1,256}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _NO_SUCH_WORD = re.compile(r"Invalid enum value (.*) - at `\$\.(\w+)`", re.DOTALL)
 
 
 async def read_body(request: Request, kind: type[T], limit: int) -> T:
-    """The body of a request as a struct; an empty body is one without fields."""
+    """The body of a request as a struct; an empty body is one without fields. A field in the query is refused: it would
+    be passed over, and whoever sent it would believe in it.
+    """
+    names: tuple[str, ...] = getattr(kind, "__struct_fields__", ())
+    if misplaced := sorted(set(names) & set(request.query_params)):
+        raise Problem(422, f"{', '.join(misplaced)}: put it into the body of this request, not into its URL")
     return fill(request, await read_fields(request, limit), kind)
 
 
@@ -59,11 +75,40 @@ def read_query(request: Request, kind: type[T]) -> T:
     return fill(request, _given(request.query_params), kind)
 
 
-def fill(connection: HTTPConnection, fields: Mapping[str, Any], kind: type[T]) -> T:
-    """Fields as a struct, in the name of whoever sent them: a user's token speaks for no other user."""
+def fill(
+    connection: HTTPConnection, fields: Mapping[str, Any], kind: type[T], spelt: Mapping[str, str] | None = None
+) -> T:
+    """Fields as a struct, in the name of whoever sent them: a user's token speaks for no other user.
+
+    `spelt` has the names as they were sent, where those are others.
+    """
     given = {name: value for name, value in fields.items() if value is not None}
     names: tuple[str, ...] = getattr(kind, "__struct_fields__", ())
-    return parse(principal_of(connection).signed(given, names), kind)
+    signed = principal_of(connection).signed(given, names)
+    passed_over: frozenset[str] = getattr(kind, "passed_over", frozenset())
+    _refuse([(spelt or {}).get(name, name) for name in given if name not in names and name not in passed_over], names)
+    return parse(signed, kind)
+
+
+def _refuse(unknown: list[str], known: Iterable[str]) -> None:
+    """Refuse fields that mean nothing here, if there are any."""
+    if unknown:
+        what = f"no field {unknown[0][:ID_LENGTH]!r}" if len(unknown) == 1 else "no fields " + _some(unknown)
+        raise Problem(422, f"there is {what} in this request; there are: {', '.join(known)}", unknown=unknown[:SHOWN])
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(repr(name[:ID_LENGTH]) for name in names[:SHOWN])
+    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
+
+
+def json_of(given: Any, name: str, kind: type) -> Any:
+    """A field that is JSON: in a form it comes as text."""
+    if isinstance(given, str):
+        given = read_json(given.encode(errors="replace"), name) if given.strip() else None
+    if given is not None and not isinstance(given, kind):
+        raise Problem(400, f"{name} must be {'an object' if kind is dict else 'a list'}, as JSON")
+    return given
 
 
 def parse(fields: Mapping[str, Any], kind: type[T]) -> T:
@@ -110,12 +155,24 @@ def check_run_id(given: str | None) -> None:
         raise Problem(422, "run_id may have letters, digits and . _ ~ : @ -, and 256 of them at the most")
 
 
-def read_key(request: Request) -> str | None:
-    """The idempotency key. It is remembered, so it may not be longer than an id."""
+def read_key(request: Request, said: str) -> RequestKey | None:
+    """The idempotency key of a request that says this. It is kept, so it may not be longer than an id."""
     key = request.headers.get("idempotency-key")
     if key and len(key) > ID_LENGTH:
         raise Problem(422, f"the idempotency key has {len(key):,} characters, and may have {ID_LENGTH}")
-    return key or None
+    return RequestKey(key, said) if key else None
+
+
+_HOW = frozenset({"stream", "background", "on_disconnect", "events"})
+
+
+def digest(wanted: Struct, *more: str) -> str:
+    """The same for whoever asks for the same, however they want to hear of it. A field that is as if it had not been
+    sent makes no difference: another version of the server may not know it.
+    """
+    fields = {field.name: (getattr(wanted, field.name), field.default) for field in msgspec.structs.fields(wanted)}
+    said = sorted((name, value) for name, (value, left_out) in fields.items() if name not in _HOW and value != left_out)
+    return hashlib.sha256(repr((*more, said)).encode()).hexdigest()
 
 
 def described(kind: type[Struct]) -> dict[str, Any]:
@@ -143,11 +200,32 @@ async def _read(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def _of_json(body: bytes) -> dict[str, Any]:
+def read_json(text: bytes, what: str = "the body", code: int = 400) -> Any:
+    """What JSON says, if it is not too deep: what comes after would follow it down, some of it by recursion."""
+    too_deep = Problem(code, f"{what} is nested too deeply: {MAX_DEPTH} levels are the most")
     try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Problem(400, f"the body is not JSON: {error}") from None
+        value = msgspec.json.decode(text)
+    except RecursionError:
+        raise too_deep from None
+    except ValueError as error:  # also of a number, that it has too many digits
+        raise Problem(code, f"{what} is not JSON: {error}") from None
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _is_deep(text):
+        raise too_deep
+    return value
+
+
+def _is_deep(text: bytes) -> bool:
+    """Is there anything left of the brackets after so many levels, the innermost first, are taken away?"""
+    brackets = _BETWEEN.sub(b"", text).translate(_ALIKE)
+    for _ in range(MAX_DEPTH):
+        brackets = brackets.replace(b"()", b"")
+        if not brackets:
+            return False
+    return True
+
+
+def _of_json(body: bytes) -> dict[str, Any]:
+    fields = read_json(body)
     if not isinstance(fields, dict):
         raise Problem(422, "the body must be a JSON object")
     return fields

@@ -8,11 +8,9 @@ that a request has started.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-import msgspec
 from fastapi import APIRouter, Request
 from msgspec import Struct
 from starlette.responses import Response
@@ -22,12 +20,14 @@ from andon.core.events import RunEvent
 from andon.core.receipt import Deny, Interrupt
 from andon.core.run import Run
 from andon.core.states import CancelOutcome
-from andon.core.store import RunRecord
-from andon.server.body import check_run_id, described, read_body, read_key
+from andon.core.store import RequestKey, RunRecord
+from andon.server.body import check_run_id, described, digest, json_of, read_body, read_key
+from andon.server.foreign import AGENTOS_CONTINUE
 from andon.server.host import user_of
 from andon.server.lists import answer
+from andon.server.once import once
 from andon.server.problems import Problem
-from andon.server.runs import again, respond
+from andon.server.runs import answer_once
 from andon.server.visit import Visit, host_of
 
 router = APIRouter()
@@ -35,6 +35,8 @@ router = APIRouter()
 
 class Continue(Struct):
     """What a client may say to go on with a run. `answers` and `tools` are JSON, in a form as text."""
+
+    passed_over: ClassVar = AGENTOS_CONTINUE
 
     answers: str | dict[str, Any] | None = None
     tools: str | list[Any] | None = None
@@ -45,10 +47,6 @@ class Continue(Struct):
     on_disconnect: Literal["cancel", "continue"] | None = None
     events: Literal["all", "agentos"] | None = None
 
-    def digest(self, run_id: str) -> bytes:
-        """The same for whoever asks to go on with this run in the same way, however they want to hear of it."""
-        return hashlib.sha256(repr(("continue", run_id, self.answers, self.tools, self.run_id)).encode()).digest()
-
 
 class CancelCall(Struct):
     reason: str | None = None
@@ -57,25 +55,19 @@ class CancelCall(Struct):
 @router.post("/agents/{agent_id}/runs/{run_id}/continue", openapi_extra=described(Continue))
 async def continue_run(request: Request, agent_id: str, run_id: str) -> Response:
     host = host_of(request)
-    agent = host.agent(agent_id)
+    agent = await host.agent_of(agent_id, run_id)
     wanted = await read_body(request, Continue, host.settings.max_body)
     check_run_id(wanted.run_id)
-    if (key := read_key(request)) is None:
-        return respond(host, agent, wanted, *await _go_on(host, agent, run_id, wanted))
-    user_id, said = user_of(await host.find(agent, run_id)), wanted.digest(run_id)
-    # Going on waits for the store. The same request, should it come meanwhile, waits too, and then finds the run.
-    async with host.turn(agent, user_id, key):
-        if (known := await host.known_by(agent, user_id, key, said)) is not None:
-            return again(host, agent, wanted, *known)
-        run, after = await _go_on(host, agent, run_id, wanted)
-        host.remember(agent, user_id, key, said, run.run_id, after)
-    return respond(host, agent, wanted, run, after)
+    key = read_key(request, digest(wanted, "continue", run_id))
+    user_id = user_of(await host.find(agent, run_id))
+    found = await once(host, agent, user_id, key, lambda: _go_on(host, agent, run_id, wanted, key))
+    return await answer_once(host, agent, wanted, found)
 
 
-async def _go_on(host: Visit, agent: Agent, run_id: str, wanted: Continue) -> tuple[Run, int]:
+async def _go_on(host: Visit, agent: Agent, run_id: str, wanted: Continue, key: RequestKey | None) -> tuple[Run, int]:
     """The run, and the number of the last event that was there before it went on."""
     found = await host.find(agent, run_id)
-    run = await host.go_on(agent, run_id, _answers(wanted, found.interrupts), wanted.run_id)
+    run = await host.go_on(agent, run_id, _answers(wanted, found.interrupts), wanted.run_id, key)
     paused = (event.seq for event in run.journal.events if event.event is RunEvent.run_paused)
     return run, max(paused, default=0) if run.run_id == run_id else 0
 
@@ -84,7 +76,7 @@ async def _go_on(host: Visit, agent: Agent, run_id: str, wanted: Continue) -> tu
 async def cancel_call(request: Request, agent_id: str, run_id: str, call_id: str) -> Response:
     """Cancel one tool call, and let the run go on."""
     host = host_of(request)
-    agent = host.agent(agent_id)
+    agent = await host.agent_of(agent_id, run_id)
     wanted = await read_body(request, CancelCall, host.settings.max_body)
     found = await host.find(agent, run_id)
     if isinstance(found, RunRecord) and not found.status.final:
@@ -99,19 +91,19 @@ async def cancel_call(request: Request, agent_id: str, run_id: str, call_id: str
 
 
 def _answers(wanted: Continue, interrupts: Sequence[Interrupt]) -> dict[str, Any]:
-    answers = _json(wanted.answers, "answers", dict) or {}
+    answers = json_of(wanted.answers, "answers", dict) or {}
     given = {key: _deny(value) for key, value in answers.items()}
     by_call: dict[Any, list[str]] = {}
     for each in interrupts:
         by_call.setdefault(each.call_id, []).append(each.id)
-    tools = _json(wanted.tools, "tools", list) or []
+    tools = json_of(wanted.tools, "tools", list) or []
     if tools and not by_call:
         raise Problem(400, "tools: no call of this run waits for an answer; to go on after a cut, leave them out")
     # From the end: the family's clients send back every call that the run has made, and what was answered before. Only
     # those that wait are meant, and a call that asks several things is listed as often. If one of these is not
     # answered, whoever goes on with the run says so.
     for tool in reversed(tools):
-        if not isinstance(tool, dict):
+        if not isinstance(tool, dict) or not isinstance(tool.get("tool_call_id"), str | None):
             raise Problem(400, "tools: each is an object with `tool_call_id`, and `confirmed` or a `result`")
         questions, answered = by_call.get(tool.get("tool_call_id")), _answer_of(tool)
         if questions:
@@ -131,14 +123,3 @@ def _answer_of(tool: dict[str, Any]) -> Any:
 def _deny(value: Any) -> Any:
     """`{"deny": "why"}` is how a refusal with a reason is written in JSON."""
     return Deny(str(value["deny"])) if isinstance(value, dict) and value.keys() == {"deny"} else value
-
-
-def _json(given: Any, name: str, kind: type) -> Any:
-    if isinstance(given, str):
-        try:
-            given = msgspec.json.decode(given) if given.strip() else None
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise Problem(400, f"{name} is no JSON: {error}") from None
-    if given is not None and not isinstance(given, kind):
-        raise Problem(400, f"{name} must be {'an object' if kind is dict else 'a list'}, as JSON")
-    return given

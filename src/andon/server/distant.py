@@ -53,6 +53,13 @@ class Distant:
             await self.look()
         return self.record.receipt
 
+    async def rested(self, after: int) -> RunRecord:
+        """How it stands with it once it has ended, or waits for a person, after the event of that number."""
+        reader = self._keeper.read(self.run_id, after)
+        while await reader.batch():
+            pass
+        return await self.look()
+
     async def reader(self, after: int) -> StoredReader | None:
         """Its events from a number on; None if there are none to come."""
         store, rests = self._keeper.store, self.status.final or self.status is RunStatus.paused

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The door: every request and every WebSocket passes it before any route does.
 
-It asks, in this order, by which name the server was called, which web page calls, and whose token that is; and it
-leaves word of who asks in the scope. Only liveness is open to all.
+It asks, in this order, by which name the server was called, which web page calls, and who that is: by a token, by a
+ticket, or as the program's own `authenticate` says. It leaves word of who asks in the scope. Only liveness is open to
+all.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from andon.server.access import ANYBODY, NOBODY, Keyring, Neighbourhood, Principal, presented, subprotocol
+from andon.server.access import ANYBODY, NOBODY, Keyring, Neighbourhood, Principal, bearer_token
+from andon.server.authentication import Authenticator
 from andon.server.problems import Problem
+from andon.server.tickets import Tickets
 
 OPEN = frozenset({"/health", "/ready"})
 """What needs no token, because load balancers have none."""
@@ -27,8 +30,17 @@ POLICY_VIOLATION = 1008
 class Guard:
     """An ASGI app in front of ours."""
 
-    def __init__(self, app: ASGIApp, keyring: Keyring, neighbourhood: Neighbourhood) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keyring: Keyring,
+        neighbourhood: Neighbourhood,
+        authenticator: Authenticator | None,
+        tickets: Tickets,
+    ) -> None:
         self._app, self._keyring, self._neighbourhood = app, keyring, neighbourhood
+        self._authenticator, self._tickets = authenticator, tickets
+        self._guarded = bool(keyring) or authenticator is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -36,30 +48,41 @@ class Guard:
             return
         connection = HTTPConnection(scope)
         try:
-            # A dict of our own: a server may share one among all of its connections.
-            scope["state"] = {**scope.get("state", {}), "andon": self._admit(connection)}
+            self._check_page(connection)
+            principal = await self._find(connection) if self._guarded else ANYBODY
         except Problem as problem:
-            await _refuse(problem, connection, receive, send)
+            await refuse(problem, connection, receive, send)
             return
+        # A dict of our own: a server may share one among all of its connections.
+        scope["state"] = {**scope.get("state", {}), "andon": principal}
         await self._app(scope, receive, send)
 
-    def _admit(self, connection: HTTPConnection) -> Principal:
+    def _check_page(self, connection: HTTPConnection) -> None:
         scope, near = connection.scope, self._neighbourhood
-        if not self._keyring and not near.knows_host(connection):
+        if not self._guarded and not near.knows_host(connection):
             name = ", ".join(connection.headers.getlist("host"))[:100]
             raise Problem(403, f"this server does not go by the name {name!r}: allow it with --allow-host (hosts=[…])")
         changes = scope["type"] == "websocket" or scope["method"] not in _HARMLESS
-        if (changes or not self._keyring) and not near.knows_origin(connection):
+        if (changes or not self._guarded) and not near.knows_origin(connection):
             raise Problem(403, "pages of this origin may not ask: allow them with --cors-origin (cors_origins=[…])")
-        if not self._keyring:
-            return ANYBODY
-        if (principal := self._keyring.find(presented(connection))) is not None:
+
+    async def _find(self, connection: HTTPConnection) -> Principal:
+        scope, secret = connection.scope, bearer_token(connection)
+        if self._keyring and (principal := self._keyring.find(secret)) is not None:
             return principal
-        if scope["type"] == "http" and route_path(scope) in OPEN:
+        path = route_path(scope)
+        if scope["type"] == "http" and path in OPEN:
             return NOBODY
-        detail = "a token is needed: send `Authorization: Bearer …`"
-        if presented(connection) is not None:
-            detail = "this token is not known here"
+        if (by_ticket := await self._tickets.find(connection, path)) is not None:
+            return by_ticket
+        if self._authenticator is not None:
+            if (found := await self._authenticator.find(connection)) is not None:
+                return found
+            detail = "this server does not know who asks: sign in first"
+        else:
+            detail = "a token is needed: send `Authorization: Bearer …`"
+            if secret is not None:
+                detail = "this token is not known here"
         raise Problem(401, detail, {"www-authenticate": "Bearer"})
 
 
@@ -69,17 +92,19 @@ def route_path(scope: Scope) -> str:
     return path.removeprefix(root) if root and path.startswith(f"{root}/") else path
 
 
-async def _refuse(problem: Problem, connection: HTTPConnection, receive: Receive, send: Send) -> None:
-    if connection.scope["type"] == "http":
-        await JSONResponse({"detail": problem.detail}, problem.status_code, problem.headers)(
-            connection.scope, receive, send
-        )
+async def refuse(problem: Problem, connection: HTTPConnection, receive: Receive, send: Send) -> None:
+    """Answer in place of the app. A WebSocket is refused in its handshake: who may not ask is not listened to."""
+    scope = connection.scope
+    refusal = JSONResponse({"detail": problem.detail}, problem.status_code, problem.headers)
+    if scope["type"] == "http":
+        await refusal(scope, receive, send)
         return
     with contextlib.suppress(OSError):  # the client was quicker
         await receive()
-        # Taken before it is refused: a browser tells a page nothing of a connection that never was.
-        await send({"type": "websocket.accept", "subprotocol": subprotocol(connection), "headers": []})
-        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": close_reason(problem.detail)})
+        if "websocket.http.response" in scope.get("extensions", {}):
+            await refusal(scope, receive, send)
+        else:  # a server that can't say more makes a bare 403 of it
+            await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": close_reason(problem.detail)})
 
 
 def close_reason(detail: str) -> str:

@@ -10,46 +10,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
+import logging
 import uuid
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
-
-from msgspec import Struct
 
 from andon.agent.agent import Agent, RunOptions
 from andon.core.run import Run
 from andon.core.runtime import Runtime
 from andon.core.shared import SharedStore
 from andon.core.states import CancelCause
-from andon.core.store import RunRecord, SessionKey
-from andon.errors import AndonError, ConfigurationError, RunIdTakenError
+from andon.core.store import RequestKey, RunRecord, SessionKey, SessionStore
+from andon.errors import AndonError, ConfigurationError, KeyUsedError, RunIdTakenError, SetupError
+from andon.models.base import check_setup
+from andon.server.allowance import Allowances
+from andon.server.keys import Keys
+from andon.server.known import Known
 from andon.server.problems import Problem, problem_of
 from andon.server.readiness import Readiness
+from andon.server.room import Room
+from andon.server.settings import Settings
+
+log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 5.0
 """What runs get to end in after a shutdown has cancelled them."""
 
-KEYS_KEPT = 10_000
 
-BEHIND_SECONDS = 5.0
-"""A run that would have to wait longer than this for the database to take it in is refused."""
+@runtime_checkable
+class Bounded(Protocol):
+    """A store that has a limit for the states of sessions."""
 
-
-class Settings(Struct, frozen=True, kw_only=True):
-    """The bounds of a server. See `create_app` for what each means."""
-
-    max_body: int
-    max_message: int
-    max_runs: int
-    max_user_runs: int
-    max_events: int
-    heartbeat: float
-    drain: float
-    guarded: bool = False
-    """There are tokens."""
+    max_state: int
 
 
 class Host:
@@ -65,6 +58,7 @@ class Host:
         self.draining = False
         """Set when the server goes down: nothing new is started."""
         self.agents: dict[str, Agent] = {}
+        self.known = Known(self.agents)
         for agent in agents:
             self._admit(agent, runtime)
         if not self.agents:
@@ -75,9 +69,14 @@ class Host:
         for each in self.runtimes:
             each.keep_ended()
             each.max_events = each.max_events or settings.max_events
+            each.max_event_bytes = each.max_event_bytes or settings.max_event_bytes
+            if settings.max_state and isinstance(each.store, Bounded):
+                each.store.max_state = settings.max_state
+        self._room = Room(settings, self.runtimes, lambda: self.live)
         self.readiness = Readiness(self._stores)
         self.started = 0
-        self._keys: OrderedDict[tuple[str, str | None, str], tuple[bytes, str, int]] = OrderedDict()
+        self._keys = Keys()
+        self._sessions = Allowances()
         self._turns: WeakValueDictionary[tuple[str, str | None, str], asyncio.Lock] = WeakValueDictionary()
 
     def _admit(self, agent: Agent, runtime: Runtime | None) -> None:
@@ -89,6 +88,11 @@ class Host:
             raise ConfigurationError(
                 f"two agents have the id {agent.id!r}: give one of them another with Agent(id=...)"
             )
+        try:
+            check_setup(agent.model)
+            check_setup(agent.context)
+        except SetupError as error:  # others can be served, and a key may come later: each of its runs is refused
+            log.warning("agent %r can't run as it is set up: %s", agent.id, error)
         if runtime is not None and agent.runtime is not runtime:
             agent.move_to(runtime)
         self.agents[agent.id] = agent
@@ -104,6 +108,35 @@ class Host:
         except KeyError:
             known = ", ".join(self.agents)
             raise Problem(404, f"there is no agent {agent_id!r}; there are: {known}") from None
+
+    def agents_named(self, agent_id: str) -> list[Agent]:
+        """The agents of this id, served or used as a tool, each on the runtime that its runs are on; at least one."""
+        return self.known.find(agent_id) or [self.agent(agent_id)]
+
+    async def agent_of(self, agent_id: str, run_id: str) -> Agent:
+        """The agent of this id that has the run; if none has, any."""
+        fitting = self.agents_named(agent_id)
+        if len(fitting) > 1:
+            for agent in fitting:
+                if self.run(agent, run_id) is not None:
+                    return agent
+            for agent in fitting:
+                record = None if agent.runtime.store is None else await agent.runtime.store.find(run_id)
+                if record is not None and record.session.agent_id == agent_id:
+                    return agent
+        return fitting[0]
+
+    def check_may_go_on(self, agent: Agent, found: Run | RunRecord) -> None:
+        """Raise if a run of an agent that others have as a tool can't be gone on with but through the run that called
+        it: where several agents have this id, and where it has ended, which would make a run that nobody has called.
+        """
+        caller = f"go on with run {found.parent_run_id!r}, which called it"
+        if found.parent_run_id is not None and self.known.count(agent) > 1:
+            detail = f"several agents here have the id {agent.id!r}: {caller}"
+            raise Problem(409, f"{detail}; or give each of them an id of its own with Agent(id=...)")
+        if found.status.final and agent.id not in self.agents:
+            detail = f"run {found.run_id!r} is {found.status.name}, and agent {agent.id!r} is not served"
+            raise Problem(409, f"{detail}: {caller}")
 
     def run(self, agent: Agent, run_id: str) -> Run | None:
         """A run of this agent that is going on, or has ended not long ago."""
@@ -128,46 +161,68 @@ class Host:
 
     @property
     def live(self) -> list[Run]:
-        """Every run of the served agents that has not ended."""
-        return [run for runtime in self.runtimes for run in runtime.runs if run.agent_id in self.agents]
+        """Every run of the served agents, and of those that they have as tools, that has not ended."""
+        ids = set(self.known.ids)
+        return [run for runtime in self.runtimes for run in runtime.runs if run.agent_id in ids]
 
     @property
     def ended(self) -> list[Run]:
         """Those that have ended not long ago, oldest first."""
-        return [run for runtime in self.runtimes for run in runtime.ended if run.agent_id in self.agents]
+        ids = set(self.known.ids)
+        return [run for runtime in self.runtimes for run in runtime.ended if run.agent_id in ids]
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
-    def start(self, agent: Agent, message: str, options: RunOptions) -> Run:
+    def start(
+        self,
+        agent: Agent,
+        message: str,
+        options: RunOptions,
+        output_type: Any = None,
+        request_key: RequestKey | None = None,
+    ) -> Run:
         """Begin a run on this loop, or say why not. Without a session it gets a fresh one, never the agent's own."""
-        self._check_room(options.get("user_id"))
+        self._check_open()
+        self._room.check(options.get("user_id"))
         if len(message) > (limit := self.settings.max_message):
             raise Problem(413, f"the message has {len(message):,} characters, and may have {limit:,}")
         if not options.get("session_id"):
             options = {**options, "session_id": uuid.uuid4().hex}
         try:
-            run = agent.start(message, **options)
-            run.begin()
+            run: Run = agent.start(message, output_type=output_type, **options)
+            run.request_key = request_key
+            run.set_out()
         except AndonError as error:
             raise problem_of(error) from None
         self.started += 1
         return run
 
     async def admitted(self, run: Run) -> Run:
-        """The run, once its store has taken it in; or say why it did not."""
+        """The run, once its store has taken it in; or say why it did not. `KeyUsedError` is for whoever has a key."""
         try:
             await run.admitted()
+        except KeyUsedError:
+            raise
         except AndonError as error:
             raise problem_of(error) from None
         return run
 
     async def go_on(
-        self, agent: Agent, run_id: str, answers: Mapping[str, Any], session: SessionKey, new_run_id: str | None
+        self,
+        agent: Agent,
+        run_id: str,
+        answers: Mapping[str, Any],
+        session: SessionKey,
+        new_run_id: str | None,
+        request_key: RequestKey | None = None,
     ) -> Run:
-        """Go on with a run of this session, on this loop, or say why not."""
-        self._check_room(session.user_id)
+        """Go on with a run of this session, on this loop, or say why not. `KeyUsedError` is for whoever has a key."""
+        self._check_open()
         try:
-            return await agent.resume_run(run_id, answers, new_run_id=new_run_id)
+            with self._room.place(run_id, session.user_id):
+                return await agent.resume_run(run_id, answers, new_run_id=new_run_id, request_key=request_key)
+        except KeyUsedError:
+            raise
         except RunIdTakenError as error:
             raise await self._made_before(agent, new_run_id, session, error) from None
         except AndonError as error:
@@ -184,68 +239,85 @@ class Host:
                 return Problem(409, detail, run_id=new_run_id, status=found.status)
         return problem_of(error)
 
-    def _check_room(self, user_id: str | None) -> None:
+    def _check_open(self) -> None:
         if self.draining:
             raise Problem(503, "the server is shutting down and takes no new runs", {"retry-after": "5"})
-        if max(runtime.lag for runtime in self.runtimes) > BEHIND_SECONDS:
-            detail = "the database is behind with the runs that this server has already: try again later"
-            raise Problem(429, detail, {"retry-after": str(math.ceil(BEHIND_SECONDS))})
-        if self._is_full(self.settings.max_runs):
-            detail = f"{self.settings.max_runs} runs are going on, as many as this server takes: try again later"
-            raise Problem(429, detail, {"retry-after": "1"})
-        if user_id is not None and self._is_full(self.settings.max_user_runs, user_id):
-            detail = f"{self.settings.max_user_runs} runs of this user are going on, as many as one may have"
-            raise Problem(429, f"{detail}: cancel one, or try again later", {"retry-after": "1"})
 
-    def _is_full(self, limit: int, user_id: str | None = None) -> bool:
-        """Are so many runs at work, or, with a user, of that one? Paused runs hold nothing, and a sub-agent's run
-        belongs to its parent's.
+    async def check_sessions(self, agent: Agent, user_id: str | None, session_id: str | None) -> None:
+        """Raise if this would be one session more than a user may have. Nobody in particular may have any number."""
+        store, limit = agent.runtime.store, self.settings.max_user_sessions
+        if user_id is None or not isinstance(store, SessionStore):
+            return
+        if await self._sessions.take((agent.id, user_id), limit, lambda: store.count_sessions(agent.id, user_id)):
+            return
+        if session_id is not None and await store.find_session(SessionKey(agent.id, user_id, session_id)) is not None:
+            return
+        detail = f"this user has {limit} sessions with {agent.id!r}, as many as one may have"
+        raise Problem(429, f"{detail}: go on in one of them, or delete some first")
+
+    def max_state_body(self, agent: Agent) -> int:
+        """How many bytes a request may have that is about the state of a session: what is surely too large is not even
+        read. A character may be written as six.
         """
-        if sum(runtime.live for runtime in self.runtimes) < limit:  # by far the most frequent case, and quickly told
-            return False
-        theirs = [run for run in self.live if user_id is None or run.user_id == user_id]
-        return sum(not run.is_paused and run.parent_run_id is None for run in theirs) >= limit
+        store, limit = agent.runtime.store, self.settings.max_body
+        return min(limit, 6 * store.max_state + 4096) if isinstance(store, Bounded) else limit
 
     def turn(self, agent: Agent, user_id: str | None, key: str) -> asyncio.Lock:
         """Requests with the same idempotency key that have to wait for something wait for one another, too."""
         return self._turns.setdefault((agent.id, user_id, key), asyncio.Lock())
 
     async def known_by(
-        self, agent: Agent, user_id: str | None, key: str, said: bytes
+        self, agent: Agent, user_id: str | None, wanted: RequestKey
     ) -> tuple[Run | RunRecord, int] | None:
-        """The run that was set going with this idempotency key, if there is one and anything is known of it; and the
-        number of the event after which that was.
+        """The run that was set going with this idempotency key, if there is one; and the number of the event after
+        which that was.
         """
-        while (kept := self._keys.get((agent.id, user_id, key))) is not None:
-            if kept[0] != said:
-                detail = (
-                    f"the idempotency key {key!r} was used for another request, which was not the same: use a new one"
-                )
-                raise Problem(422, detail)
-            with contextlib.suppress(Problem):  # nobody knows that run any more, so nobody would be told twice
-                found = await self.find(agent, kept[1])
-                # What was asked for may have been refused, because the id was another user's.
-                if user_of(found) == user_id:
-                    return found, kept[2]
-            if self._keys.get((agent.id, user_id, key)) == kept:
-                del self._keys[agent.id, user_id, key]
-        return None
+        keeper = agent.runtime.keeper
+        if keeper is None:
+            use = self._keys.find(agent.id, user_id, wanted.key)
+        else:
+            use = await keeper.store.find_key(agent.id, user_id, wanted.key)
+        if use is None:
+            return None
+        named = f"the idempotency key {wanted.key!r}"
+        if use.said != wanted.said:
+            detail = f"{named} was used for another request, which was not the same: use a new one"
+            raise Problem(422, detail, run_id=use.run_id)
+        try:
+            return await self.find(agent, use.run_id), use.after
+        except Problem as problem:
+            if problem.status_code != 404:
+                raise
+        # To do it once more would be wrong: it was done, and only what came of it is not known any more.
+        detail = f"{named} was used before, for run {use.run_id!r}, of which nothing is kept: use a new one"
+        raise Problem(409, f"{detail} to run it again", run_id=use.run_id)
 
-    def remember(self, agent: Agent, user_id: str | None, key: str, said: bytes, run_id: str, after: int) -> None:
-        """Know the run from here on by this key, as long as the same is said with it."""
-        self._keys[agent.id, user_id, key] = said, run_id, after
-        if len(self._keys) > KEYS_KEPT:
-            self._keys.popitem(last=False)
+    def remember(self, agent: Agent, user_id: str | None, wanted: RequestKey, run_id: str, after: int) -> None:
+        """Know the run from here on by this key. A shared store knows it already."""
+        if agent.runtime.keeper is None:
+            self._keys.keep(agent.id, user_id, wanted, run_id, after)
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
     async def shut_down(self, drain: float | None = None) -> None:
-        """Take nothing new, let runs finish for a while, cancel the others, and wait until they have ended."""
+        """Take nothing new, let runs finish for a while, cancel the others, and wait until they have ended.
+
+        A run that waits for a person stays as it is, where the store outlives this process: it can be answered later.
+        """
         self.draining = True
         await _ended(self.live, self.settings.drain if drain is None else drain)
+        paused, kept = 0, 0
         for run in self.live:
-            run.cancel_for(CancelCause.shutdown)
+            counts = run.is_paused and run.parent_run_id is None  # those below ask through the one at the top
+            if run.rests and run.runtime.keeper is not None:
+                kept += counts
+            elif run.cancel_for(CancelCause.shutdown):
+                paused += counts
         await _ended(self.live, SETTLE_SECONDS)
+        if kept:
+            log.info("paused runs that can be answered after a restart: %d", kept)
+        if paused:
+            log.warning("paused runs that were cancelled, because they are kept in memory alone: %d", paused)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Any = None) -> AsyncIterator[None]:
@@ -259,6 +331,14 @@ class Host:
         finally:
             # Whoever has drained it already, as `andon serve` does, need not wait once more.
             await self.shut_down(0 if self.draining else None)
+
+
+def store_of(agent: Agent) -> SessionStore:
+    store = agent.runtime.store
+    if not isinstance(store, SessionStore):
+        detail = f"the store of {agent.id!r} keeps runs and no sessions: address its runs, or give it a SessionStore"
+        raise Problem(501, detail)
+    return store
 
 
 def user_of(found: Run | RunRecord) -> str | None:

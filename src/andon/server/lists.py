@@ -9,7 +9,6 @@ import logging
 from typing import Any
 
 from fastapi import APIRouter, Request
-from msgspec import Struct
 from starlette.responses import Response
 
 from andon.agent.agent import Agent
@@ -19,22 +18,20 @@ from andon.core.states import RunStatus
 from andon.core.store import RunRecord
 from andon.errors import SchemaError, StoreError
 from andon.server.body import read_query
+from andon.server.pages import Page, Place, answer_page
 from andon.server.problems import Problem
 from andon.server.visit import host_of
 from andon.server.wire import model_of, to_json
 
-log = logging.getLogger("andon.server")
+log = logging.getLogger(__name__)
 router = APIRouter()
 
-LIMIT = 1000
-"""How many runs of a store are listed at the most."""
+
+def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(to_json(value), status, headers, media_type="application/json")
 
 
-def answer(value: Any, status: int = 200) -> Response:
-    return Response(to_json(value), status, media_type="application/json")
-
-
-class RunFilter(Struct):
+class RunFilter(Page):
     session_id: str | None = None
     user_id: str | None = None
     agent_id: str | None = None
@@ -55,12 +52,12 @@ async def get_agent(request: Request, agent_id: str) -> Response:
 
 @router.get("/agents/{agent_id}/runs")
 async def list_runs_of(request: Request, agent_id: str) -> Response:
-    return answer(await _fitting(request, host_of(request).agent(agent_id).id))
+    return await _list(request, host_of(request).agents_named(agent_id)[0].id)
 
 
 @router.get("/runs")
 async def list_runs(request: Request) -> Response:
-    return answer(await _fitting(request))
+    return await _list(request)
 
 
 @router.get("/config")
@@ -101,26 +98,38 @@ def _summary(agent: Agent) -> dict[str, Any]:
     }
 
 
-async def _fitting(request: Request, of_agent: str | None = None) -> list[dict[str, Any]]:
+async def _list(request: Request, of_agent: str | None = None) -> Response:
     """Newest first."""
     wanted = read_query(request, RunFilter)
-    statuses = _statuses(wanted.status)
+    before, statuses = wanted.check(), _statuses(wanted.status)
     host = host_of(request)
     which = Selection(None, wanted.session_id, wanted.user_id, of_agent or wanted.agent_id, statuses)
     # What is in memory is more recent. A run that ends is for a moment in both. Two agents that have runtimes of their
     # own may use the same id.
-    stored = {(each.session.agent_id, each.run_id): each for each in await host.stored(which, LIMIT)}
+    stored = {(each.session.agent_id, each.run_id): each for each in await host.stored(which, wanted.limit + 1, before)}
     runs = stored | {(run.agent_id, run.run_id): run for run in [*host.ended, *host.live]}
-    newest_first = sorted(runs.values(), key=lambda run: -run.created_at)
-    return [
-        line
-        for line in (_line(run) if isinstance(run, Run) else _record_line(run) for run in newest_first)
+    newest_first = _from(before, sorted(runs.values(), key=lambda run: -run.created_at))
+    fitting = [
+        (run, line)
+        for run, line in ((run, _line(run) if isinstance(run, Run) else _record_line(run)) for run in newest_first)
         if which.session_id in (None, line["session_id"])
         and which.user_id in (None, line["user_id"])
         and wanted.agent_id in (None, line["agent_id"])
         and of_agent in (None, line["agent_id"])
         and (not statuses or line["status"] in statuses)
     ]
+    places = [(run.created_at, run.run_id) for run, _ in fitting]
+    return answer_page(request, [line for _, line in fitting], places, wanted.limit)
+
+
+def _from(before: Place | None, runs: list[Run | RunRecord]) -> list[Run | RunRecord]:
+    """Those that come after this place in the list."""
+    if before is None:
+        return runs
+    created, run_id = before
+    older = [run for run in runs if run.created_at <= created]
+    ids = [run.run_id for run in older if run.created_at == created]
+    return older[ids.index(run_id) + 1 :] if run_id in ids else older
 
 
 def _statuses(given: str | None) -> list[RunStatus]:

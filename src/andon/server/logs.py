@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from andon.core.escaping import escaped, escaped_json
 from andon.core.family import current
 from andon.server.visit import RUN
 from andon.server.wire import to_json
@@ -21,9 +22,6 @@ from andon.server.wire import to_json
 log = logging.getLogger("andon.access")
 
 LogFormat = Literal["json", "text"]
-
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
-"""One line each, whatever a client or a model put into it."""
 
 _NAMES = ("run_id", "session_id", "agent_id", "user_id")
 
@@ -43,7 +41,7 @@ class AccessLog:
 
         async def watched(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 status = message["status"]
             elif message["type"] == "websocket.close":
                 status = message.get("code", 1000)
@@ -78,11 +76,11 @@ class JsonFormatter(logging.Formatter):
         told |= {name: value for name, value in facts_of(record).items() if value is not None}
         if record.exc_info:
             told["exception"] = self.formatException(record.exc_info)
-        return to_json(told).decode()
+        return escaped_json(to_json(told).decode())
 
 
 class TextFormatter(logging.Formatter):
-    """The same for people: who it is about comes last."""
+    """The same for people: who it is about comes last. Nothing that anybody wrote can look like a line of its own."""
 
     def __init__(self, form: str = "%(asctime)s %(levelname)s %(name)s %(message)s") -> None:
         super().__init__(form)
@@ -90,19 +88,27 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
         facts = facts_of(record)
         about = " ".join(f"{name}={facts[name]}" for name in _NAMES if facts.get(name) is not None)
-        line = super().formatMessage(record).translate(_CONTROLS)
-        return f"{line} [{about}]" if about else line
+        line = super().formatMessage(record)
+        return escaped(f"{line} [{about}]" if about else line)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the library's name
+        # Set in, so that no text in a traceback can pass for a line of its own.
+        lines = super().formatException(ei).splitlines()
+        return "\n".join(f"    {escaped(line)}" for line in lines)
 
 
 def configure(style: LogFormat | None) -> None:
     """Write this process's log to stderr in that form: ours, and of others only warnings, because some tell secrets.
 
-    Without a form, only warnings are written, ours too, and only if the program that is served has set up no log.
+    Without a form, only warnings are written, ours too, and only if the program that is served has set up no log. A
+    handler that writes nothing, as libraries add them, is no log.
     """
-    handler = logging.StreamHandler()
+    handler, root = logging.StreamHandler(), logging.getLogger()
     if style is None:
-        handler.setFormatter(TextFormatter("%(name)s: %(message)s"))
-        logging.basicConfig(level=logging.WARNING, handlers=[handler])
+        if all(isinstance(each, logging.NullHandler) for each in root.handlers):
+            handler.setFormatter(TextFormatter("%(levelname)s %(name)s: %(message)s"))
+            handler.setLevel(logging.WARNING)
+            root.addHandler(handler)
         return
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

@@ -17,16 +17,22 @@ from andon.errors import (
     BlockedError,
     ConfigurationError,
     EmptyPromptError,
+    HistoryError,
+    KeyUsedError,
     NotContinuableError,
     RunIdTakenError,
     SchemaError,
     SessionBusyError,
+    SessionExistsError,
     SessionPausedError,
+    SetupError,
+    StateTooLargeError,
     StoreError,
     UnknownRunError,
+    UnknownSessionError,
 )
 
-log = logging.getLogger("andon.server")
+log = logging.getLogger(__name__)
 
 
 class Problem(HTTPException):
@@ -44,27 +50,35 @@ def problem_of(error: AndonError) -> Problem:
         return Problem(409, f"{error} {here}", run_id=error.run_id)
     if isinstance(error, SessionBusyError):
         return Problem(409, str(error), run_id=error.run_id)
-    if isinstance(error, RunIdTakenError | NotContinuableError):
+    if isinstance(error, RunIdTakenError | KeyUsedError | NotContinuableError | SessionExistsError):
         return Problem(409, str(error))
     if isinstance(error, BlockedError):
         return Problem(403, str(error))
-    if isinstance(error, UnknownRunError):
+    if isinstance(error, UnknownRunError | UnknownSessionError):
         return Problem(404, str(error))
     if isinstance(error, AnswersError):
         return Problem(400, str(error), interrupts=msgspec.to_builtins(error.interrupts))
     if isinstance(error, SchemaError):  # no mistake of whoever asks, and it names the database
         log.error("the database can't be used: %s", error)
         return Problem(503, "the database can't be used as it is; the server's log says why")
-    if isinstance(error, EmptyPromptError | ConfigurationError):
+    if isinstance(error, SetupError):  # no mistake of whoever asks; what it says has no secret in it
+        log.error("a run can't be started as this server is set up: %s", error)
+        return Problem(500, f"the server is not set up to run this agent: {error}")
+    if isinstance(error, StateTooLargeError):
+        return Problem(413, str(error))
+    if isinstance(error, EmptyPromptError | HistoryError | ConfigurationError):
         return Problem(422, str(error))
-    if isinstance(error, StoreError):
-        return Problem(503, f"the store can't be asked just now: {error}", {"retry-after": "1"})
+    if isinstance(error, StoreError):  # the same: only the log says more
+        log.warning("the database can't be asked: %s", error)
+        done = f" ({error.done})" if error.done else ""
+        return Problem(503, f"the database can't be asked just now: try again later{done}", {"retry-after": "1"})
     return Problem(500, str(error))
 
 
 def install(app: FastAPI) -> None:
     app.add_exception_handler(StarletteHTTPException, _answer)
-    app.add_exception_handler(StoreError, _answer_outage)
+    for kind in (StoreError, SchemaError, StateTooLargeError):
+        app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(Exception, _answer_defect)
 
 
@@ -74,8 +88,8 @@ async def _answer(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": error.detail, **more}, error.status_code, error.headers)
 
 
-async def _answer_outage(request: Request, error: Exception) -> Response:
-    assert isinstance(error, StoreError)
+async def _answer_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AndonError)
     return await _answer(request, problem_of(error))
 
 

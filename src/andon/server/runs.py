@@ -7,10 +7,9 @@ The request that starts a run decides what its leaving means (`on_disconnect`). 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from fastapi import APIRouter, Request
 from msgspec import Struct
@@ -29,14 +28,20 @@ from andon.server.body import (
     check_session_id,
     check_user_id,
     described,
+    digest,
     fill,
+    json_of,
     read_body,
     read_fields,
     read_key,
-    read_query,
 )
 from andon.server.distant import Distant, cancel, find_many
+from andon.server.foreign import AGENTOS_CANCEL, AGENTOS_RESUME, AGENTOS_START
+from andon.server.limits import limits_of
 from andon.server.lists import answer
+from andon.server.once import Found, once
+from andon.server.output import read_schema
+from andon.server.place import run_headers
 from andon.server.problems import Problem
 from andon.server.sse import AnswerResponse, EventResponse, Leave
 from andon.server.visit import Visit, host_of
@@ -45,11 +50,16 @@ from andon.server.wire import EventWriter, record_output, run_output
 router = APIRouter()
 
 MAX_WAIT = 3600.0
+MAX_REASON = 10_000
+"""Characters. It is written several times, before all else, and so by everybody's leave."""
+MAX_SEQ = 2**31 - 1
+"""Events are counted by an integer of the database."""
 
 
 class Start(Struct):
-    """What a client may say to start a run."""
+    """What a client may say to start a run. In a form, `messages`, `metadata` and an object as `budget` are JSON."""
 
+    passed_over: ClassVar = AGENTOS_START
     message: str
     stream: bool = True
     background: bool = False
@@ -60,6 +70,12 @@ class Start(Struct):
     on_busy: Literal["reject", "queue", "cancel"] = "reject"
     timeout: float | None = None
     events: Literal["all", "agentos"] | None = None
+    max_turns: int | None = None
+    budget: int | dict[str, int] | str | None = None
+    metadata: str | dict[str, Any] | None = None
+    messages: str | list[Any] | None = None
+    output_schema: dict[str, Any] | str | None = None
+    """The JSON schema that the answer must fit; in a form, as text."""
 
     def check(self) -> None:
         check_session_id(self.session_id)
@@ -68,15 +84,23 @@ class Start(Struct):
         if self.timeout is not None and not 0 < self.timeout < math.inf:
             raise Problem(422, f"timeout is {self.timeout}; it is a number of seconds, more than 0")
 
-    def digest(self) -> bytes:
-        """The same for whoever asks for the same run, however they want to hear of it."""
-        run = (self.message, self.session_id, self.user_id, self.run_id, self.on_busy, self.timeout)
-        return hashlib.sha256(repr(run).encode()).digest()
+    def options(self, agent: Agent) -> RunOptions:
+        """What it means for a run of this agent."""
+        options: RunOptions = {
+            "session_id": self.session_id,
+            "user_id": self.user_id,
+            "run_id": self.run_id,
+            "on_busy": self.on_busy,
+            "metadata": json_of(self.metadata, "metadata", dict),
+            "messages": json_of(self.messages, "messages", list),
+        }
+        return options | limits_of(agent, self.max_turns, self.timeout, self.budget)
 
 
 class Cancel(Struct):
     """What a client may say to cancel."""
 
+    passed_over: ClassVar = AGENTOS_CANCEL
     reason: str | None = None
     by: str | None = None
     mode: str = "now"
@@ -86,6 +110,8 @@ class Cancel(Struct):
     def request(self) -> CancelRequest:
         if self.wait is not None and not 0 <= self.wait <= MAX_WAIT:
             raise Problem(422, f"wait is {self.wait}; it is a number of seconds from 0 to {MAX_WAIT:g}")
+        if self.reason is not None and len(self.reason) > MAX_REASON:
+            raise Problem(422, f"reason has {len(self.reason):,} characters, and may have {MAX_REASON:,}")
         try:
             return CancelRequest.make(CancelCause.user, self.reason, self.by, self.mode, self.grace)
         except ValueError as error:
@@ -101,11 +127,8 @@ class CancelMany(Cancel):
     """Refuse new runs of this user, or of this agent, until `/unblock`."""
 
 
-class From(Struct):
-    last_event_id: str | None = None
-
-
 class Resume(Struct):
+    passed_over: ClassVar = AGENTOS_RESUME
     last_event_index: int = -1
     events: Literal["all", "agentos"] | None = None
 
@@ -119,21 +142,15 @@ async def start_run(request: Request, agent_id: str) -> Response:
     agent = host.agent(agent_id)
     wanted = await read_body(request, Start, host.settings.max_body)
     wanted.check()
-    key, said = read_key(request), wanted.digest()
-    if key and (known := await host.known_by(agent, wanted.user_id, key, said)) is not None:
-        return again(host, agent, wanted, *known)
-    # From where the key was not known to the run's beginning nothing waits: two requests can't both start a run.
-    options: RunOptions = {
-        "session_id": wanted.session_id,
-        "user_id": wanted.user_id,
-        "run_id": wanted.run_id,
-        "timeout": wanted.timeout,
-        "on_busy": wanted.on_busy,
-    }
-    run = host.start(agent, wanted.message, options)
-    if key:
-        host.remember(agent, wanted.user_id, key, said, run.run_id, 0)
-    return respond(host, agent, wanted, await host.admitted(run))
+    form = read_schema(wanted.output_schema)
+    options = wanted.options(agent)
+    key = read_key(request, digest(wanted))
+
+    async def begin() -> tuple[Run, int]:
+        await host.check_sessions(agent, wanted.user_id, wanted.session_id)
+        return await host.admitted(host.start(agent, wanted.message, options, form, key)), 0
+
+    return await answer_once(host, agent, wanted, await once(host, agent, wanted.user_id, key, begin))
 
 
 class Wanted(Protocol):
@@ -152,22 +169,37 @@ def respond(host: Visit, agent: Agent, wanted: Wanted, run: Run, after: int = 0,
     if wanted.stream:
         return _events(host, agent, run, after, everything=wanted.events == "all", leave=leave)
     if wanted.background:
-        return answer({"run_id": run.run_id, "session_id": run.session_id, "status": run.status}, 202)
+        started = {"run_id": run.run_id, "session_id": run.session_id, "status": run.status}
+        return answer(started, 202, host.place(agent, run.run_id))
 
     async def result() -> Response:
         await run.result()
-        return answer(run_output(agent, run))
+        return answer(run_output(agent, run), headers=run_headers(run.run_id))
 
     return AnswerResponse(result, leave)
 
 
-def again(host: Visit, agent: Agent, wanted: Wanted, found: Run | RunRecord, after: int) -> Response:
-    """The same request once more: the run that it has set going, to be watched."""
-    if isinstance(found, Run):
-        return respond(host, agent, wanted, found, after, owned=False)
+async def answer_once(host: Visit, agent: Agent, wanted: Wanted, found: Found) -> Response:
+    """Answer whoever has set a run going; or has sent the same request once more, and only watches."""
+    run, after = found.run, found.after
+    if isinstance(run, Run):
+        return respond(host, agent, wanted, run, after, owned=found.fresh)
+    distant = host.elsewhere(agent, run)
     if wanted.stream:
-        raise _events_gone(found)
-    return answer(record_output(agent, found))
+        reader = None if distant is None else await distant.reader(after)
+        if reader is None:
+            raise _events_gone(run)
+        return _stream(host, agent, run.run_id, reader, everything=wanted.events == "all")
+    if wanted.background:
+        started = {"run_id": run.run_id, "session_id": run.session.session_id, "status": run.status}
+        return answer(started, 202, host.place(agent, run.run_id))
+    if distant is None:
+        return answer(record_output(agent, run), headers=run_headers(run.run_id))
+
+    async def result() -> Response:
+        return answer(record_output(agent, await distant.rested(after)), headers=run_headers(run.run_id))
+
+    return AnswerResponse(result)
 
 
 # -- asking and reading -----------------------------------------------------------------------------------------------
@@ -176,18 +208,18 @@ def again(host: Visit, agent: Agent, wanted: Wanted, found: Run | RunRecord, aft
 @router.get("/agents/{agent_id}/runs/{run_id}")
 async def get_run(request: Request, agent_id: str, run_id: str) -> Response:
     host = host_of(request)
-    agent = host.agent(agent_id)
+    agent = await host.agent_of(agent_id, run_id)
     found = await host.find(agent, run_id)
     return answer(run_output(agent, found) if isinstance(found, Run) else record_output(agent, found))
 
 
 @router.get("/agents/{agent_id}/runs/{run_id}/events")
 async def read_events(request: Request, agent_id: str, run_id: str) -> Response:
-    last = request.headers.get("last-event-id") or read_query(request, From).last_event_id or "0"
+    last = request.headers.get("last-event-id") or request.query_params.get("last_event_id") or "0"
     if not last.isascii() or not last.isdigit() or len(last) > 18:
         raise Problem(400, f"Last-Event-ID is {last[:40]!r}; it is the id of the last event that was read, a number")
     host = host_of(request)
-    agent = host.agent(agent_id)
+    agent = await host.agent_of(agent_id, run_id)
     return await _reattach(host, agent, run_id, int(last), everything=True)
 
 
@@ -195,7 +227,7 @@ async def read_events(request: Request, agent_id: str, run_id: str) -> Response:
 async def resume(request: Request, agent_id: str, run_id: str) -> Response:
     """Go on reading, as the AgentOS family asks for it: by the index of the last event, which counts from 0."""
     host = host_of(request)
-    agent = host.agent(agent_id)
+    agent = await host.agent_of(agent_id, run_id)
     wanted = await read_body(request, Resume, host.settings.max_body)
     if wanted.last_event_index < -1:
         raise Problem(422, f"last_event_index is {wanted.last_event_index}; it counts from 0")
@@ -203,6 +235,8 @@ async def resume(request: Request, agent_id: str, run_id: str) -> Response:
 
 
 async def _reattach(host: Visit, agent: Agent, run_id: str, after: int, *, everything: bool) -> Response:
+    if after > MAX_SEQ:
+        raise Problem(400, f"run {run_id!r} has no event with that number; no run has more than {MAX_SEQ}")
     found = await host.distant(agent, run_id)
     if isinstance(found, RunRecord):
         raise _events_gone(found)
@@ -210,7 +244,9 @@ async def _reattach(host: Visit, agent: Agent, run_id: str, after: int, *, every
         reader = await found.reader(after)
         if reader is None and after == 0:
             raise _events_gone(found.record)
-        return Response(status_code=204) if reader is None else _stream(host, agent, reader, everything=everything)
+        if reader is None:
+            return Response(status_code=204)
+        return _stream(host, agent, run_id, reader, everything=everything)
     journal = found.journal
     if after > len(journal.events):
         raise Problem(400, f"run {run_id!r} has {len(journal.events)} events so far, none with the number {after}")
@@ -229,15 +265,14 @@ def _events_gone(record: RunRecord) -> Problem:
 def _events(
     host: Visit, agent: Agent, run: Run, after: int = 0, *, everything: bool, leave: Leave | None = None
 ) -> Response:
-    return _stream(host, agent, run.events(after), everything=everything, leave=leave)
+    return _stream(host, agent, run.run_id, run.events(after), everything=everything, leave=leave)
 
 
 def _stream(
-    host: Visit, agent: Agent, reader: EventSource, *, everything: bool, leave: Leave | None = None
+    host: Visit, agent: Agent, run_id: str, reader: EventSource, *, everything: bool, leave: Leave | None = None
 ) -> Response:
-    return EventResponse(
-        reader, EventWriter(agent, everything=everything), heartbeat=host.settings.heartbeat, leave=leave
-    )
+    writer, heartbeat = EventWriter(agent, everything=everything), host.settings.heartbeat
+    return EventResponse(reader, writer, heartbeat=heartbeat, leave=leave, headers=run_headers(run_id))
 
 
 # -- cancelling -------------------------------------------------------------------------------------------------------
@@ -246,31 +281,32 @@ def _stream(
 @router.post("/agents/{agent_id}/runs/{run_id}/cancel", openapi_extra=described(Cancel))
 async def cancel_run(request: Request, agent_id: str, run_id: str) -> Response:
     host = host_of(request)
-    agent = host.agent(agent_id)
+    agent = await host.agent_of(agent_id, run_id)
     wanted = fill(request, await read_cancel(request, host), Cancel)
-    asked = wanted.request()
+    asked, place = wanted.request(), host.place(agent, run_id)
     if wanted.wait is None and await host.asked_elsewhere(agent, run_id, asked):
-        return _cancelled(run_id, CancelOutcome.requested, RunStatus.cancelling, None, wanted)
+        return _cancelled(place, run_id, CancelOutcome.requested, RunStatus.cancelling, None, wanted)
     here = host.run(agent, run_id)
     # One that is here is asked first, and may still wait to be taken in by a store: see what became of that afterwards.
     found = here if here is not None and not here.status.final else await host.distant(agent, run_id)
     if isinstance(found, RunRecord):
-        return _cancelled(run_id, CancelOutcome.already_finished, found.status, found.receipt, wanted)
+        return _cancelled(place, run_id, CancelOutcome.already_finished, found.status, found.receipt, wanted)
     outcome, stored = await cancel(agent, found, asked)
     if isinstance(found, Run) and (not outcome or found.was_refused):
         found = await host.ended_as(agent, found)
     if wanted.wait is None or found.status in (RunStatus.completed, RunStatus.error):
-        return _cancelled(run_id, outcome, found.status, None, wanted, stored=stored)
+        return _cancelled(place, run_id, outcome, found.status, None, wanted, stored=stored)
     wait = wanted.wait
 
     async def gone() -> Response:
         receipt = await found.gone(wait)
-        return _cancelled(run_id, outcome, found.status, receipt, wanted, stored=stored or found.status.final)
+        return _cancelled(place, run_id, outcome, found.status, receipt, wanted, stored=stored or found.status.final)
 
     return AnswerResponse(gone)
 
 
 def _cancelled(
+    place: dict[str, str],
     run_id: str,
     outcome: CancelOutcome,
     status: RunStatus,
@@ -286,7 +322,7 @@ def _cancelled(
         raise Problem(409, f"run {run_id!r} had {ended} before it could be cancelled", **view)
     if wanted.wait is not None:
         view["receipt"] = receipt
-    return answer(view) if stored else answer({**view, "stored": False}, 202)
+    return answer(view) if stored else answer({**view, "stored": False}, 202, place)
 
 
 @router.post("/runs/cancel", openapi_extra=described(CancelMany))
@@ -296,8 +332,9 @@ async def cancel_many(request: Request) -> Response:
     wanted = fill(request, given, CancelMany)
     if not (wanted.all or any(given.get(name) for name in ("session_id", "user_id", "agent_id"))):
         raise Problem(400, "say which runs: session_id, user_id, agent_id (all that are given must fit), or all=true")
-    agents = [host.agent(wanted.agent_id)] if wanted.agent_id else list(host.agents.values())
+    agents = host.agents_named(wanted.agent_id) if wanted.agent_id else host.all_agents
     blocked, failure = {}, None
+    host.note_cancel(wanted.request(), wanted.agent_id, wanted.user_id, wanted.session_id)
     try:
         blocked = await _block(host, wanted) if wanted.block else {}  # first, so that none begins in between
     except StoreError as error:  # what runs here is stopped all the same

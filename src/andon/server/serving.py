@@ -21,8 +21,12 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from andon.server.connections import Bounds, Socket, bounded
+from andon.server.descriptors import affordable
+from andon.server.draining import tell_drain
 from andon.server.host import Host
 from andon.server.logs import LogFormat
+from andon.server.parent import Parent
 
 CLOSE_SECONDS = 3
 """What readers get to take in the end, once every run has ended; one that has stalled is cut off then."""
@@ -40,10 +44,21 @@ found: of a stream that has ended it is the socket's transport, 1.6 KB; all else
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def serve(app: FastAPI, listener: socket.socket, root_path: str = "", log_format: LogFormat | None = None) -> None:
-    """Serve until a signal; returns when every run has ended."""
+def serve(
+    app: FastAPI,
+    listener: socket.socket,
+    root_path: str = "",
+    log_format: LogFormat | None = None,
+    max_connections: int | None = None,
+    parent: Parent | None = None,
+) -> None:
+    """Serve until a signal; returns when every run has ended. A worker also ends when its parent is gone."""
     config = uvicorn.Config(
         app,
+        http=bounded(Bounds(connections=affordable(max_connections))),
+        ws=Socket,
+        ws_max_size=app.state.andon.settings.max_body,
+        ws_per_message_deflate=False,  # a small message could become a huge one
         root_path=root_path,
         log_level="warning",
         log_config=uvicorn.config.LOGGING_CONFIG if log_format is None else None,
@@ -53,7 +68,7 @@ def serve(app: FastAPI, listener: socket.socket, root_path: str = "", log_format
     )
     calm_collector()
     runner = asyncio.Runner(loop_factory=config.get_loop_factory())
-    runner.run(Server(config, app.state.andon).serve([listener]))
+    runner.run(Server(config, app.state.andon, parent).serve([listener]))
     if left := runner.run(_end_tasks()):
         # A loop can't be closed before its last task has ended, and these don't.
         print(f"andon: still running at the end: {', '.join(left)}", file=sys.stderr, flush=True)
@@ -71,15 +86,21 @@ def calm_collector() -> None:
 class Server(uvicorn.Server):
     """uvicorn closes connections before it asks the app, and raises the signal again at the end: here it doesn't."""
 
-    def __init__(self, config: uvicorn.Config, host: Host) -> None:
+    def __init__(self, config: uvicorn.Config, host: Host, parent: Parent | None = None) -> None:
         super().__init__(config)
-        self._host = host
+        self._host, self._parent = host, parent
         self._closing: asyncio.Task[None] | None = None  # a loop holds its tasks weakly
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.started and sockets:
-            _announce(self._host, sockets[0], self.config.root_path)
+        if not self.started or not sockets:
+            return
+        text = announcement(self._host, sockets[0], self.config.root_path)
+        if self._parent is None:
+            print(text, flush=True)
+        else:
+            self._parent.ready(text)
+            self._parent.watch(self._close)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -98,15 +119,25 @@ class Server(uvicorn.Server):
                 signal.signal(each, handler)
 
     def _close(self) -> None:
-        self._closing = asyncio.get_running_loop().create_task(self._end_runs())
+        if self._closing is None:  # a parent that goes down says so by a signal, and then is gone
+            self._closing = asyncio.get_running_loop().create_task(self._end_runs())
 
     async def _end_runs(self) -> None:
+        telling = asyncio.get_running_loop().create_task(tell_drain(self._host, self._say))
         try:
             await self._host.shut_down()
         finally:
+            telling.cancel()
             self.should_exit = True
 
+    def _say(self, text: str) -> None:
+        which = f"worker {self._parent.number}: " if self._parent is not None and self._parent.number else ""
+        with contextlib.suppress(OSError):  # nobody reads it any more: that must not keep the runs from their end
+            print(f"{which}{text}", flush=True)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._parent is not None:
+            self._parent.unwatch()
         asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._cut_off)
         await super().shutdown(sockets)
 
@@ -126,10 +157,20 @@ async def _end_tasks() -> list[str]:
     return [task.get_name() for task in stubborn]
 
 
-def _announce(host: Host, listener: socket.socket, root_path: str) -> None:
+def announcement(host: Host, listener: socket.socket, root_path: str) -> str:
+    """What a server says of itself when it begins: where it is, how to try it, and where its runs are kept."""
     address, port = listener.getsockname()[:2]
     url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
     agents = list(host.agents)
-    print(f"serving {', '.join(agents)} at {url}{root_path}", flush=True)
     token = ' -H "Authorization: Bearer $ANDON_TOKEN"' if host.settings.guarded else ""
-    print(f"try: curl -N {url}/agents/{agents[0]}/runs -F message=Hello{token}", flush=True)
+    kept = {
+        getattr(runtime.store, "shown", "none: runs and sessions end with this process") for runtime in host.runtimes
+    }
+    return "\n".join(
+        [
+            f"serving {', '.join(agents)} at {url}{root_path}",
+            f"try: curl -N {url}/agents/{agents[0]}/runs -F message=Hello{token}",
+            f"docs: {url}{root_path}/docs{' (with the token)' if token else ''}",
+            f"database: {', '.join(sorted(kept))}",
+        ]
+    )

@@ -24,7 +24,7 @@ from andon.core.receipt import CancelRequest
 from andon.core.run import Run
 from andon.core.session import OnBusy
 from andon.core.states import CancelCause
-from andon.core.store import SessionKey, SessionRecord, SessionStore
+from andon.core.store import SessionKey, SessionRecord
 from andon.server.access import subprotocol
 from andon.server.adk import (
     METADATA,
@@ -36,16 +36,21 @@ from andon.server.adk import (
     Shape,
     Teller,
     Update,
+    address_of,
     in_snake_case,
     session_shape,
+    snake_case,
     text_of,
     too_large,
     understood,
 )
-from andon.server.body import CANCEL, check_session_id, check_user_id, described, fill, read_fields
+from andon.server.body import CANCEL, check_session_id, check_user_id, described, fill, read_fields, read_query
 from andon.server.distant import Distant, cancel, live_in
-from andon.server.guard import close_reason
+from andon.server.guard import close_reason, refuse
+from andon.server.host import store_of
 from andon.server.lists import answer
+from andon.server.pages import Page, answer_page
+from andon.server.place import run_headers
 from andon.server.problems import Problem
 from andon.server.runs import Cancel, cancel_all, once_gone, read_cancel
 from andon.server.sse import AnswerResponse, EventResponse
@@ -76,8 +81,9 @@ async def run_streaming(request: Request) -> Response:
     wanted = await _read(request, Invoke)
     host = host_of(request)
     run = await _start(host, wanted)
-    teller = Teller(run, streaming=wanted.streaming)
-    return EventResponse(run.events(), teller.frames, heartbeat=host.settings.heartbeat, leave=run.cancel_for)
+    frames, heartbeat = Teller(run, streaming=wanted.streaming).frames, host.settings.heartbeat
+    named = run_headers(run.run_id)
+    return EventResponse(run.events(), frames, heartbeat=heartbeat, leave=run.cancel_for, headers=named)
 
 
 async def _start(host: Visit, wanted: Invoke) -> Run:
@@ -121,10 +127,14 @@ UNTOLD = 8
 @router.websocket("/run_live")
 async def run_live(socket: WebSocket) -> None:
     """Talk in a session: each text is a prompt, and interrupts the answer to the one before it."""
-    await socket.accept(subprotocol(socket))  # before anything is refused, so that the client is told why
+    wanted = address_of(socket)
+    if isinstance(wanted, Problem) and wanted.status_code == 403:  # who may not ask is not listened to
+        await refuse(wanted, socket, socket.receive, socket.send)
+        return
+    await socket.accept(subprotocol(socket))  # before all else that may be wrong, so that the client is told why
     code, reason = 1000, ""
     try:
-        await _Talk(host_of(socket)).go(socket)
+        await _Talk(host_of(socket)).go(socket, wanted)
     except WebSocketDisconnect:  # it left while it was told something
         pass
     except Problem as problem:
@@ -148,9 +158,10 @@ class _Talk:
         """How many characters the pieces have."""
         self._to_tell: asyncio.Queue[Run | Shape] = asyncio.Queue(UNTOLD)
 
-    async def go(self, socket: WebSocket) -> None:
+    async def go(self, socket: WebSocket, wanted: Address | Problem) -> None:
         """Until the client leaves or says so, or something is wrong."""
-        wanted = fill(socket, {name: value for name, value in socket.query_params.items() if value}, Address)
+        if isinstance(wanted, Problem):
+            raise wanted
         agent = _agent(self._host, wanted.app_name)
         session = await _find(agent, wanted.user_id, wanted.session_id)
         both = [
@@ -246,23 +257,26 @@ async def cancel_session(request: Request, app: str, user: str, session: str) ->
 @router.post(SESSION)
 async def create_session_with_id(request: Request, app: str, user: str, session: str) -> Response:
     host = host_of(request)
-    state = await read_fields(request, host.settings.max_body)
-    return await _create(host.agent(app), user, session, state)
+    agent = host.agent(app)
+    return await _create(host, agent, user, session, await read_fields(request, host.max_state_body(agent)))
 
 
 @router.post(SESSIONS, openapi_extra=described(Create))
 async def create_session(request: Request, app: str, user: str) -> Response:
-    wanted = await _read(request, Create)
+    host = host_of(request)
+    agent = host.agent(app)
+    wanted = await _read(request, Create, host.max_state_body(agent))
     if wanted.events:
         raise Problem(422, "a session can't be made of events here: leave them out, and send the messages by /run")
-    return await _create(host_of(request).agent(app), user, wanted.session_id or uuid.uuid4().hex, wanted.state)
+    return await _create(host, agent, user, wanted.session_id or uuid.uuid4().hex, wanted.state)
 
 
-async def _create(agent: Agent, user: str, session_id: str, state: dict[str, Any]) -> Response:
+async def _create(host: Visit, agent: Agent, user: str, session_id: str, state: dict[str, Any]) -> Response:
     check_user_id(user)
     check_session_id(session_id)
     key = SessionKey(agent.id, user, session_id)
-    record = None if _runs_in(agent, key) else await _store(agent).create_session(key, state)
+    await host.check_sessions(agent, user, session_id)
+    record = None if _runs_in(agent, key) else await store_of(agent).create_session(key, state)
     if record is None:
         raise Problem(409, f"session {session_id!r} exists already: use it, or leave the id out to get a fresh one")
     return answer(session_shape(record))
@@ -270,12 +284,18 @@ async def _create(agent: Agent, user: str, session_id: str, state: dict[str, Any
 
 @router.get(SESSIONS)
 async def list_sessions(request: Request, app: str, user: str) -> Response:
+    """Oldest first. What was said in them, and their states, `GET` of one tells."""
     agent = host_of(request).agent(app)
-    records = {record.key: record for record in await _store(agent).list_sessions(agent.id, user)}
+    wanted = read_query(request, Page)
+    after = wanted.check()
+    found = await store_of(agent).list_sessions(agent.id, user, wanted.limit + 1, after)
+    records = {record.key: record for record in found}
     for run in agent.runtime.runs:
-        if run.session.key[:2] == (agent.id, user):
+        if run.session.key[:2] == (agent.id, user) and (after is None or (run.created_at, run.session_id) > after):
             records.setdefault(run.session.key, _begun_by(run))
-    return answer([session_shape(record) for record in records.values()])
+    listed = sorted(records.values(), key=lambda record: (record.created_at, record.key.session_id))
+    places = [(record.created_at, record.key.session_id) for record in listed]
+    return answer_page(request, [session_shape(record) for record in listed], places, wanted.limit)
 
 
 @router.get(SESSION)
@@ -287,8 +307,9 @@ async def get_session(request: Request, app: str, user: str, session: str) -> Re
 
 @router.patch(SESSION, openapi_extra=described(Update))
 async def update_session(request: Request, app: str, user: str, session: str) -> Response:
-    wanted = await _read(request, Update)
-    agent = host_of(request).agent(app)
+    host = host_of(request)
+    agent = host.agent(app)
+    wanted = await _read(request, Update, host.max_state_body(agent))
     key = (await _find(agent, user, session)).key
     record = await _set(agent, key, wanted.state_delta)
     return answer(session_shape(record, await _events(agent, key)))
@@ -310,7 +331,7 @@ async def delete_session(request: Request, app: str, user: str, session: str) ->
                     await (run.result() if isinstance(run, Run) else run.gone(DELETE_SECONDS))
     except TimeoutError:
         raise Problem(409, f"a run in session {session!r} was cancelled and has not ended yet: try again") from None
-    await _store(agent).delete_session(key)
+    await store_of(agent).delete_session(key)
     return answer(None)
 
 
@@ -318,14 +339,14 @@ async def _find(agent: Agent, user: str | None, session_id: str) -> SessionRecor
     """A session is there once it was created, and as soon as a run is in it."""
     key = SessionKey(agent.id, user, session_id)
     running = _runs_in(agent, key)
-    record = await _store(agent).find_session(key)
+    record = await store_of(agent).find_session(key)
     if record is None and not running and not await live_in(agent, key):
         raise no_session(key)
     return record or SessionRecord(key, {}, (now := running[0].created_at if running else time.time()), now)
 
 
 async def _set(agent: Agent, key: SessionKey, delta: dict[str, Any]) -> SessionRecord:
-    store = _store(agent)
+    store = store_of(agent)
     record = await store.update_session(key, delta)
     if record is None and _runs_in(agent, key):  # its first run has not left anything yet
         await store.create_session(key, {})
@@ -339,9 +360,11 @@ async def _events(agent: Agent, key: SessionKey) -> list[Shape]:
     """What was said in a session; of a run that is going on, what is complete."""
     running = {run.run_id: run for run in _runs_in(agent, key)}
     shapes: list[Shape] = []
-    for record, messages in await _store(agent).history(key):
+    for record, messages in await store_of(agent).history(key):
         running.pop(record.run_id, None)
-        shapes += Invocation(record.run_id, agent.id, record.metadata).whole(messages, record.created_at, record)
+        # What somebody has put there is nobody's run.
+        invocation = Invocation(record.run_id or "history", agent.id, record.metadata)
+        shapes += invocation.whole(messages, record.created_at, record)
     for run in running.values():
         shapes += Invocation(run.run_id, agent.id, run.metadata).whole(run.own_messages, run.created_at, None)
     return shapes
@@ -381,14 +404,7 @@ def _agent(host: Visit, app: str | None) -> Agent:
     return host.agent(next(iter(host.agents)) if app is None else app)
 
 
-def _store(agent: Agent) -> SessionStore:
-    store = agent.runtime.store
-    if not isinstance(store, SessionStore):
-        detail = f"the store of {agent.id!r} keeps runs and no sessions: address its runs, or give it a SessionStore"
-        raise Problem(501, detail)
-    return store
-
-
-async def _read(request: Request, kind: type[T]) -> T:
+async def _read(request: Request, kind: type[T], limit: int | None = None) -> T:
     """The body, whose keys may be in camelCase or in snake_case."""
-    return fill(request, in_snake_case(await read_fields(request, host_of(request).settings.max_body)), kind)
+    fields = await read_fields(request, host_of(request).settings.max_body if limit is None else limit)
+    return fill(request, in_snake_case(fields), kind, {snake_case(name): name for name in fields})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -71,7 +71,8 @@ class EventResponse(Response):
     """A run's events from a reader on, written as they come: each batch is one chunk.
 
     `encode` makes bytes of a batch; `leave` is called when the client is gone before the end; `heartbeat` is the number
-    of seconds of silence after which a comment is sent, so that proxies and half-open connections notice.
+    of seconds of silence after which a comment is sent, so that proxies and half-open connections notice. `headers`
+    name the run.
     """
 
     media_type = "text/event-stream"
@@ -83,10 +84,12 @@ class EventResponse(Response):
         *,
         heartbeat: float,
         leave: Leave | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
         self._reader, self._encode, self._heartbeat, self._leave = reader, encode, heartbeat, leave
-        self.raw_headers = HEADERS
+        named = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+        self.raw_headers = [*HEADERS, *named]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = asyncio.Event()

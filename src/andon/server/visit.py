@@ -15,18 +15,22 @@ import msgspec
 from starlette.requests import HTTPConnection
 
 from andon.agent.agent import Agent, RunOptions
+from andon.agent.json_schema import JsonSchema
+from andon.core.escaping import escaped
 from andon.core.receipt import CancelRequest
 from andon.core.run import Run
 from andon.core.runtime import Runtime
 from andon.core.selection import Block, BlockKind, CancelEntry, Selection
 from andon.core.states import CancelOutcome
-from andon.core.store import RunRecord, SessionKey
+from andon.core.store import RequestKey, RunRecord, SessionKey
 from andon.server.access import Principal, principal_of
 from andon.server.distant import Distant
-from andon.server.host import Host, Settings, session_of, user_of
+from andon.server.host import Host, session_of, user_of
+from andon.server.place import run_headers, run_path
 from andon.server.problems import Problem
+from andon.server.settings import Settings
 
-log = logging.getLogger("andon.server")
+log = logging.getLogger(__name__)
 
 RUN = "andon.run"
 """Where in the scope's state it stands which run a request was about, for whoever logs it."""
@@ -63,7 +67,21 @@ class Visit:
         return self._host.agents
 
     def agent(self, agent_id: str) -> Agent:
+        """An agent that is served."""
         return self._host.agent(agent_id)
+
+    @property
+    def all_agents(self) -> list[Agent]:
+        """Those that are served, and those that they have as tools."""
+        return self._host.known.find()
+
+    def agents_named(self, agent_id: str) -> list[Agent]:
+        """The same, of one id."""
+        return self._host.agents_named(agent_id)
+
+    async def agent_of(self, agent_id: str, run_id: str) -> Agent:
+        """The agent of this id that has the run."""
+        return await self._host.agent_of(agent_id, run_id)
 
     # -- finding ------------------------------------------------------------------------------------------------------
 
@@ -92,8 +110,11 @@ class Visit:
     async def distant(self, agent: Agent, run_id: str) -> Run | Distant | RunRecord:
         """A run, also one of another process; or, where the store is nobody else's, what it has of one that ended."""
         found = await self.find(agent, run_id)
-        keeper = agent.runtime.keeper
-        return Distant(keeper, found) if isinstance(found, RunRecord) and keeper is not None else found
+        return (self.elsewhere(agent, found) or found) if isinstance(found, RunRecord) else found
+
+    def elsewhere(self, agent: Agent, record: RunRecord) -> Distant | None:
+        """A run that the store knows, if that is one that processes share."""
+        return None if agent.runtime.keeper is None else Distant(agent.runtime.keeper, record)
 
     async def ended_as(self, agent: Agent, run: Run) -> Run | Distant:
         """A run of which a cancel was told that it has ended: how, the store knows, if it is one that processes share.
@@ -108,20 +129,28 @@ class Visit:
             raise self._host.unknown(agent, run.run_id)
         return Distant(agent.runtime.keeper, record)
 
-    async def stored(self, which: Selection, limit: int) -> list[RunRecord]:
-        """The runs that the shared stores know of: of each agent the newest so many, whoever else uses the store."""
+    async def stored(self, which: Selection, limit: int, before: tuple[float, str] | None = None) -> list[RunRecord]:
+        """The runs that the shared stores know of: of each agent the newest so many before that place in the list,
+        whoever else uses the store.
+        """
         keepers = [runtime.keeper for runtime in self._host.runtimes if runtime.keeper is not None]
         wanted = [
             msgspec.structs.replace(which, agent_id=agent_id)
-            for agent_id in self.agents
+            for agent_id in self._host.known.ids
             if which.agent_id in (None, agent_id)
         ]
-        found = [each for keeper in keepers for one in wanted for each in await keeper.store.list_runs(one, limit)]
+        found = [
+            each for keeper in keepers for one in wanted for each in await keeper.store.list_runs(one, limit, before)
+        ]
         return [each for each in found if self.principal.sees(each.session.user_id)]
 
     async def ping(self) -> None:
         """Raise `StoreError`, or `SchemaError`, if a shared store can't be asked, or takes no changes."""
         await self._host.readiness.check()
+
+    def place(self, agent: Agent, run_id: str) -> dict[str, str]:
+        """The headers that say where the run is found."""
+        return {"Location": run_path(self._connection, agent.id, run_id), **run_headers(run_id)}
 
     def _about(self, run: Run) -> Run:
         self._connection.scope["state"][RUN] = run.names
@@ -129,29 +158,50 @@ class Visit:
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
-    def start(self, agent: Agent, message: str, options: RunOptions) -> Run:
+    def start(
+        self,
+        agent: Agent,
+        message: str,
+        options: RunOptions,
+        form: JsonSchema | None = None,
+        request_key: RequestKey | None = None,
+    ) -> Run:
         """Begin a run, in the name of whoever asks."""
         if not self.principal.sees(user_id := options.get("user_id")):
             raise no_user(user_id)
-        return self._about(self._host.start(agent, message, options))
+        return self._about(self._host.start(agent, message, options, form, request_key))
+
+    def max_state_body(self, agent: Agent) -> int:
+        return self._host.max_state_body(agent)
+
+    async def check_sessions(self, agent: Agent, user_id: str | None, session_id: str | None) -> None:
+        await self._host.check_sessions(agent, user_id, session_id)
 
     async def admitted(self, run: Run) -> Run:
         return await self._host.admitted(run)
 
-    async def go_on(self, agent: Agent, run_id: str, answers: Mapping[str, Any], new_run_id: str | None) -> Run:
-        session = session_of(await self.find(agent, run_id))
-        return self._about(await self._host.go_on(agent, run_id, answers, session, new_run_id))
+    async def go_on(
+        self,
+        agent: Agent,
+        run_id: str,
+        answers: Mapping[str, Any],
+        new_run_id: str | None,
+        request_key: RequestKey | None = None,
+    ) -> Run:
+        found = await self.find(agent, run_id)
+        self._host.check_may_go_on(agent, found)
+        return self._about(await self._host.go_on(agent, run_id, answers, session_of(found), new_run_id, request_key))
 
     def turn(self, agent: Agent, user_id: str | None, key: str) -> asyncio.Lock:
         return self._host.turn(agent, user_id, key)
 
     async def known_by(
-        self, agent: Agent, user_id: str | None, key: str, said: bytes
+        self, agent: Agent, user_id: str | None, wanted: RequestKey
     ) -> tuple[Run | RunRecord, int] | None:
-        return await self._host.known_by(agent, user_id, key, said) if self.principal.sees(user_id) else None
+        return await self._host.known_by(agent, user_id, wanted) if self.principal.sees(user_id) else None
 
-    def remember(self, agent: Agent, user_id: str | None, key: str, said: bytes, run_id: str, after: int) -> None:
-        self._host.remember(agent, user_id, key, said, run_id, after)
+    def remember(self, agent: Agent, user_id: str | None, wanted: RequestKey, run_id: str, after: int) -> None:
+        self._host.remember(agent, user_id, wanted, run_id, after)
 
     # -- cancelling many, and keeping them from coming back -----------------------------------------------------------
 
@@ -169,6 +219,20 @@ class Visit:
             by=asked.by,
             mode=asked.mode,
             grace=asked.grace,
+        )
+
+    def note_cancel(
+        self, asked: CancelRequest, agent_id: str | None, user_id: str | None, session_id: str | None
+    ) -> None:
+        """Have the log say who cancels many. One session is an everyday matter, a Stop button; the rest is not."""
+        fields = (("agent", agent_id), ("user", user_id), ("session", session_id))
+        which = ", ".join(f"{name} {value!r}" for name, value in fields if value)
+        log.log(
+            logging.INFO if session_id else logging.WARNING,
+            "%s cancels all runs%s (%s)",
+            escaped(asked.by or self.principal.by or "someone"),
+            f" of {which}" if which else "",
+            escaped(asked.reason or "no reason given"),
         )
 
     async def asked_elsewhere(self, agent: Agent, run_id: str, asked: CancelRequest) -> bool:
@@ -194,12 +258,13 @@ class Visit:
     async def block(self, kind: BlockKind, id: str, by: str | None, reason: str | None) -> None:
         for runtime in self.runtimes:
             await runtime.block(kind, id, by, reason)
-        log.warning("%s %r was blocked by %s (%s)", kind, id, by or "someone", reason or "no reason given")
+        by, reason = escaped(by or "someone"), escaped(reason or "no reason given")
+        log.warning("%s %r was blocked by %s (%s)", kind, id, by, reason)
 
     async def unblock(self, kind: BlockKind, id: str) -> bool:
         lifted = [await runtime.unblock(kind, id) for runtime in self.runtimes]
         if any(lifted):
-            log.warning("%s %r was unblocked by %s", kind, id, self.principal.by or "someone")
+            log.warning("%s %r was unblocked by %s", kind, id, escaped(self.principal.by or "someone"))
         return any(lifted)
 
     async def blocks(self) -> list[Block]:

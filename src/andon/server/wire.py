@@ -15,16 +15,17 @@ import msgspec
 from msgspec import Struct
 
 from andon.agent.agent import Agent
-from andon.core.events import Event, RunEvent, ToolView
+from andon.core.events import ContextView, Event, RunEvent, ToolView
 from andon.core.receipt import Interrupt, Receipt, RunResult
 from andon.core.run import Run
 from andon.core.states import RunStatus, StopReason, ToolOutcome
 from andon.core.store import RunRecord
-from andon.errors import describe, say
+from andon.errors import confide, say
 from andon.messages import Message, Reasoning, Text, ToolCall, ToolResult, Usage
 
 OURS_ALONE = frozenset(
     {RunEvent.cancel_requested, RunEvent.model_retry, RunEvent.store_waiting, RunEvent.tool_call_cancelled}
+    | {RunEvent.context_reduced}
 )
 """Events that the AgentOS family's client doesn't know and complains of."""
 
@@ -96,6 +97,8 @@ class WireEvent(Struct, gc=False, omit_defaults=True):
     interrupts: list[Interrupt] | None = None
     tools: list[WireTool] | None = None
     requirements: list[Requirement] | None = None
+    output: Any = None
+    context: ContextView | None = None
 
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
@@ -167,11 +170,11 @@ class EventWriter:
             view.content, view.content_type = event.content, "str"
             view.status, view.usage, view.receipt = event.status, event.usage, event.receipt
             view.metrics = None if event.usage is None else metrics_of(event.usage)
-            view.reason = event.reason
+            view.reason, view.output = event.reason, event.output
             if event.error is not None:
                 view.content = view.error = event.error  # the family's clients show the content
         else:
-            view.reason, view.error, view.delay = event.reason, event.error, event.delay
+            view.reason, view.error, view.delay, view.context = event.reason, event.error, event.delay, event.context
         return view
 
 
@@ -216,7 +219,7 @@ def run_output(agent: Agent, run: Run) -> dict[str, Any]:
     output |= {"content": said, "tools": _tools(events), "metadata": run.metadata}
     output |= {"parent_run_id": run.parent_run_id, "continues": run.continues}
     if run.status.final:
-        output |= _result(run.make_result())
+        output |= _result(run.make_result()) | {"output": run.settlement.output_data}
     elif interrupts := run.interrupts:
         output |= {"stop_reason": StopReason.interrupt, "interrupts": interrupts, "messages": []}
         # A call that has begun and asks is one call: what it asks stands in the place of what it began with.
@@ -239,6 +242,7 @@ def record_output(agent: Agent, record: RunRecord) -> dict[str, Any]:
         "metrics": None if record.usage is None else metrics_of(record.usage),
         "receipt": record.receipt,
         "error": record.error,
+        "output": record.output,
         "interrupts": record.interrupts,
         "continues": record.continues,
         "parent_run_id": record.parent_run_id,
@@ -271,7 +275,7 @@ def _result(result: RunResult) -> dict[str, Any]:
         "usage": result.usage,
         "stop_reason": result.stop_reason,
         "receipt": result.receipt,
-        "error": None if result.error is None else describe(result.error),
+        "error": None if result.error is None else confide(result.error),
         "warnings": result.warnings,
     }
 

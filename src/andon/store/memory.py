@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store that forgets with its process: sessions and runs in two dictionaries.
+"""The store that forgets with its process: sessions and runs in two dictionaries. Nothing in it grows for ever.
 
 Nothing in it waits, so each call is done in one step, whatever cancels it.
 """
@@ -13,22 +13,36 @@ from collections.abc import Awaitable, Sequence
 from itertools import chain
 from typing import Any
 
+import msgspec
+
 from andon.core.fork import start_over_after_fork
-from andon.core.store import DONE, RunRecord, SessionKey, SessionRecord
-from andon.errors import NotContinuableError, UnknownRunError
+from andon.core.states import RunStatus
+from andon.core.store import DONE, RunRecord, SessionKey, SessionRecord, brought
+from andon.errors import NotContinuableError, UnknownRunError, show
 from andon.messages import Message
+from andon.store.forgetting import Forgetting
+from andon.store.state import MAX_STATE, check_size, checked_limit
 
 RECORDS_KEPT = 10_000
+
+
+_encode = msgspec.json.Encoder(enc_hook=show).encode
 
 
 class _Kept:
     """A session, as it is kept."""
 
-    __slots__ = ("created_at", "runs", "state", "updated_at")
+    __slots__ = ("below", "brought", "created_at", "runs", "state", "updated_at")
 
-    def __init__(self, created_at: float, state: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, created_at: float, state: dict[str, Any] | None = None, messages: Sequence[Message] = ()
+    ) -> None:
         self.created_at = self.updated_at = created_at
+        self.below = False
+        """A run has made it for a sub-agent."""
         self.state = dict(state or {})
+        self.brought = list(messages)
+        """What was said before the first of its runs."""
         self.runs: dict[tuple[str, float], tuple[RunRecord, list[Message]]] = {}
 
     def record(self, key: SessionKey) -> SessionRecord:
@@ -36,9 +50,22 @@ class _Kept:
 
 
 class MemoryStore:
-    """Conversations live as long as the store; of ended runs the records of the last 10,000 can be found by id."""
+    """Keeps everything in this process: `MemoryStore()`, or `memory://` where a URL is asked for.
 
-    def __init__(self) -> None:
+    `keep_days`: a conversation that nobody has touched for so long is forgotten; None for never.
+    `keep_sessions`: of more conversations than this, those that were touched least recently are forgotten. Those of
+    sub-agents are counted apart.
+    `max_state`: how many bytes the state of a session may take, as JSON.
+
+    What has a run that goes on or is paused stays, and so does the conversation of an agent's own. Of ended runs the
+    records of the last 10,000 can be found by id.
+    """
+
+    def __init__(
+        self, *, keep_days: float | None = 7.0, keep_sessions: int | None = 10_000, max_state: int = MAX_STATE
+    ) -> None:
+        self.forgetting = Forgetting(keep_days, keep_sessions)
+        self.max_state = checked_limit(max_state)
         self.start_over()
         start_over_after_fork(self)
         self._sessions: dict[SessionKey, _Kept] = {}
@@ -49,18 +76,38 @@ class MemoryStore:
         """In a forked child all is kept, but the lock may be held for ever."""
         self._lock = threading.Lock()  # runs of one agent may live on several threads; nothing waits under it
 
+    def _touch(self, session: SessionKey) -> None:
+        """Somebody has to do with this session. Others, with which nobody has, may leave."""
+        if (kept := self._sessions.get(session)) is not None:
+            self.forgetting.touch(session, below=kept.below)
+        for key in self.forgetting.due():
+            due = self._sessions[key]
+            if any(record.status is RunStatus.paused for record, _ in due.runs.values()):
+                self.forgetting.touch(key, below=due.below)
+            else:
+                self._drop(key)
+
+    def _drop(self, session: SessionKey) -> bool:
+        self.forgetting.drop(session)
+        return self._sessions.pop(session, None) is not None
+
     async def load(self, session: SessionKey) -> list[Message]:
         with self._lock:
-            return list(chain.from_iterable(messages for _, messages in self._parts(session).values()))
+            self._touch(session)
+            kept = self._sessions.get(session)
+            before = [] if kept is None else kept.brought
+            return [*before, *chain.from_iterable(messages for _, messages in self._parts(session).values())]
 
     def save(self, record: RunRecord, messages: Sequence[Message]) -> Awaitable[None]:
         with self._lock:
             kept = self._sessions.get(record.session)
             if kept is None:
                 kept = self._sessions[record.session] = _Kept(record.created_at)
+                kept.below = record.parent_run_id is not None
             # The time is part of the key: an id may come again when nobody remembers it, and then replaces nothing.
             kept.runs[record.run_id, record.created_at] = record, list(messages)
             kept.updated_at = time.time()
+            self._touch(record.session)
             before, self._records[record.run_id] = self._records.get(record.run_id), record
             if record.status.final and not (before is not None and before.status.final):
                 self._ended.append(record.run_id)
@@ -100,33 +147,73 @@ class MemoryStore:
 
     async def history(self, session: SessionKey) -> list[tuple[RunRecord, list[Message]]]:
         with self._lock:
-            return list(self._parts(session).values())
+            self._touch(session)
+            kept, parts = self._sessions.get(session), list(self._parts(session).values())
+            if kept is None or not kept.brought:
+                return parts
+            return [(brought(kept.record(session)), list(kept.brought)), *parts]
 
-    async def create_session(self, session: SessionKey, state: dict[str, Any]) -> SessionRecord | None:
+    async def create_session(
+        self, session: SessionKey, state: dict[str, Any], messages: Sequence[Message] = ()
+    ) -> SessionRecord | None:
+        self._check(state)
         with self._lock:
             if session in self._sessions:
                 return None
-            kept = self._sessions[session] = _Kept(time.time(), state)
+            kept = self._sessions[session] = _Kept(time.time(), state, messages)
+            self._touch(session)
+            return kept.record(session)
+
+    async def replace_session(self, session: SessionKey, messages: Sequence[Message]) -> SessionRecord:
+        with self._lock:
+            kept = self._sessions.get(session)
+            if kept is None:
+                kept = self._sessions[session] = _Kept(time.time())
+            self._touch(session)
+            kept.runs.clear()
+            kept.brought, kept.updated_at = list(messages), time.time()
             return kept.record(session)
 
     async def find_session(self, session: SessionKey) -> SessionRecord | None:
         with self._lock:
+            self._touch(session)
             kept = self._sessions.get(session)
             return None if kept is None else kept.record(session)
 
-    async def list_sessions(self, agent_id: str, user_id: str | None) -> list[SessionRecord]:
+    async def list_sessions(
+        self, agent_id: str, user_id: str | None, limit: int | None = None, after: tuple[float, str] | None = None
+    ) -> list[SessionRecord]:
         with self._lock:
-            return [kept.record(key) for key, kept in self._sessions.items() if key[:2] == (agent_id, user_id)]
+            theirs = [
+                (kept.created_at, key, kept) for key, kept in self._sessions.items() if key[:2] == (agent_id, user_id)
+            ]
+        places = sorted(((at, key.session_id), key, kept) for at, key, kept in theirs)
+        later = [(key, kept) for place, key, kept in places if after is None or place > after]
+        return [SessionRecord(key, {}, kept.created_at, kept.updated_at) for key, kept in later[:limit]]
+
+    async def count_sessions(self, agent_id: str, user_id: str | None) -> int:
+        with self._lock:
+            return sum(key[:2] == (agent_id, user_id) for key in self._sessions)
 
     async def update_session(self, session: SessionKey, delta: dict[str, Any]) -> SessionRecord | None:
-        with self._lock:
-            kept = self._sessions.get(session)
-            if kept is None:
-                return None
-            kept.state.update(delta)
-            kept.updated_at = time.time()
-            return kept.record(session)
+        while (kept := self._sessions.get(session)) is not None:
+            before = kept.state
+            state = {**before, **delta}
+            self._check(state)  # not under the lock: that takes as long as the state is large
+            with self._lock:
+                if self._sessions.get(session) is kept and kept.state is before:
+                    self._touch(session)
+                    kept.state, kept.updated_at = state, time.time()
+                    return kept.record(session)
+        return None
 
-    async def delete_session(self, session: SessionKey) -> bool:
+    async def delete_session(self, session: SessionKey, *, idle: bool = False) -> bool:
         with self._lock:
-            return self._sessions.pop(session, None) is not None
+            return self._drop(session)
+
+    def _check(self, state: dict[str, Any]) -> None:
+        try:
+            size = len(_encode(state))
+        except (UnicodeError, RecursionError):  # half a character, or something without end: it is kept as it is
+            size = len(show(state))
+        check_size(size, self.max_state)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import parse_qsl
+
 from andon.core.store import SessionStore
 from andon.errors import ConfigurationError
 from andon.store.memory import MemoryStore
@@ -11,13 +13,27 @@ _KNOWN = "memory:// (forgets with its process), sqlite:///andon.db, postgresql:/
 
 
 def open_store(url: str) -> SessionStore:
-    """The store that a URL names: `memory://`, `sqlite:///andon.db`, or `postgresql://user:password@host/name`."""
+    """The store that a URL names: `memory://`, `sqlite:///andon.db`, or `postgresql://user:password@host/name`.
+
+    What a memory store keeps is bounded, by `memory://?keep_days=7&keep_sessions=10000` unless you say otherwise.
+    """
     scheme, separator, rest = url.partition("://")
-    if separator and scheme == "memory" and not rest:
-        return MemoryStore()
+    if separator and scheme == "memory" and rest[:1] in ("", "?"):
+        return _in_memory(rest[1:])
     if separator and scheme.partition("+")[0] in ("sqlite", "postgresql", "postgres"):
         from andon.store.sql import SQLStore
 
         return SQLStore(url)
     named = f"{scheme}://" if separator else "this"
     raise ConfigurationError(f"{named} names no store; there are {_KNOWN}")
+
+
+def _in_memory(query: str) -> MemoryStore:
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    days, sessions = options.pop("keep_days", "7"), options.pop("keep_sessions", "10000")
+    try:
+        if not options:
+            return MemoryStore(keep_days=float(days), keep_sessions=int(sessions))
+    except ValueError:
+        pass
+    raise ConfigurationError("memory:// may have ?keep_days=NUMBER&keep_sessions=NUMBER, and nothing else")

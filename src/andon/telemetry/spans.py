@@ -34,7 +34,7 @@ from opentelemetry.trace import (
 from andon.errors import say
 from andon.telemetry.metrics import Instruments
 
-log = logging.getLogger("andon")
+log = logging.getLogger(__name__)
 P = ParamSpec("P")
 Facts = dict[str, Any]
 

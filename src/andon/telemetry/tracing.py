@@ -27,6 +27,8 @@ from andon.telemetry import content
 from andon.telemetry.spans import CALL, MODEL, RUN, TURN, Facts, Spans, Tracing, harmless, type_of
 
 _PROVIDERS = {"openai": "openai", "anthropic": "anthropic", "bedrock": "aws.bedrock", "google": "gcp.gen_ai"}
+_BY_THE_END = frozenset({ToolOutcome.cut, ToolOutcome.abandoned, ToolOutcome.not_started})
+"""What became of calls that did not come to an end of their own."""
 
 
 class RunTrace(Spans):
@@ -42,9 +44,7 @@ class RunTrace(Spans):
         self._agent: Facts = {"gen_ai.agent.name": name, "gen_ai.agent.id": run.agent_id}
         if description:
             self._agent["gen_ai.agent.description"] = description
-        self._model: Facts = {"gen_ai.provider.name": _provider_of(model)}
-        if isinstance(model_id := getattr(model, "id", None), str):
-            self._model["gen_ai.request.model"] = model_id
+        self._model = _model_facts(model)
         self._parent: Context | None = None
         self._paused: SpanContext | None = None
         self._number = 0
@@ -123,7 +123,7 @@ class RunTrace(Spans):
             outcome = outcomes.get(key.removeprefix(CALL), ToolOutcome.cut.value)
             self._end(key, {"andon.tool.outcome": outcome, **cancel}, error=error)
         for call in left.tools:
-            if call.outcome is not ToolOutcome.completed:
+            if call.outcome in _BY_THE_END:
                 self._tell_not_run(call, cancel if error is None else {"error.type": type_of(error)})
         self._end(TURN, cancel, error=error)
 
@@ -182,12 +182,13 @@ class RunTrace(Spans):
     # -- model calls --------------------------------------------------------------------------------------------------
 
     @harmless
-    def begin_model(self, request: ModelRequest) -> None:
+    def begin_model(self, request: ModelRequest, model: object) -> None:
         """In the model call's own task, where its span stays current."""
         self._end(MODEL, error="CancelledError")  # of an attempt that nobody cut, and that is made again
+        about = _model_facts(model)  # the agent's own, or one that writes a summary for it
         facts: Facts = {
             "gen_ai.operation.name": "chat",
-            **self._model,
+            **about,
             "gen_ai.conversation.id": self._run.session_id,
             "gen_ai.request.stream": True,
         }
@@ -195,8 +196,8 @@ class RunTrace(Spans):
             facts["gen_ai.input.messages"] = content.asked(request.messages)
             if request.instructions:
                 facts["gen_ai.system_instructions"] = content.instructions(request.instructions)
-        name = f"chat {self._model.get('gen_ai.request.model', '')}".strip()
-        labels = {"gen_ai.operation.name": "chat", **self._model}
+        name = f"chat {about.get('gen_ai.request.model', '')}".strip()
+        labels = {"gen_ai.operation.name": "chat", **about}
         self._begin(MODEL, name, facts, labels, self._tracing.instruments.model_seconds, kind=SpanKind.CLIENT)
         self._make_current(MODEL)
 
@@ -265,12 +266,12 @@ class RunTrace(Spans):
             facts = {"andon.tool.outcome": outcome.value}
             self._end(CALL + call.id, facts, error=error, describe=self._tracing.content)
         else:
-            self._tell_not_run(ToolReceipt(call.id, call.name, ToolOutcome.not_started), {"error.type": type_of(error)})
+            self._tell_not_run(ToolReceipt(call.id, call.name, outcome), {"error.type": type_of(error)})
 
     @harmless
     def deny_call(self, call: ToolCall) -> None:
         """A person refused it."""
-        self._tell_not_run(ToolReceipt(call.id, call.name, ToolOutcome.not_started), {"andon.tool.denied": True})
+        self._tell_not_run(ToolReceipt(call.id, call.name, ToolOutcome.refused), {"andon.tool.denied": True})
 
     @harmless
     def cancel_call(self, call: ToolCall, outcome: ToolOutcome, cause: CancelCause | None = None) -> None:
@@ -317,6 +318,13 @@ def _finish_reason(blocks: Sequence[Block], cut: bool, error: Exception | None) 
     if error is not None:
         return "error"
     return "tool_call" if any(isinstance(block, ToolCall) for block in blocks) else "stop"
+
+
+def _model_facts(model: object) -> Facts:
+    facts: Facts = {"gen_ai.provider.name": _provider_of(model)}
+    if isinstance(model_id := getattr(model, "id", None), str):
+        facts["gen_ai.request.model"] = model_id
+    return facts
 
 
 def _provider_of(model: object) -> str:

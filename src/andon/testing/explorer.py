@@ -53,10 +53,13 @@ class Problem:
     text: str
     events: tuple[str, ...] = ()
     """The last events of each run."""
+    line: str | None = None
+    """Where in your own code the scenario was when it was disturbed: the file, the line, and what stands there."""
 
     def __str__(self) -> str:
         when = "undisturbed" if self.injection is None else str(self.injection)
-        return "\n    ".join([f"{self.scenario}, {when}: {self.text}", *self.events])
+        where = () if self.line is None else (f"at {self.line}",)
+        return "\n    ".join([f"{self.scenario}, {when}: {self.text}", *where, *self.events])
 
 
 @dataclass
@@ -129,6 +132,9 @@ def explore(
     """
     if asyncio._get_running_loop() is not None:
         raise InsideEventLoopError("explore runs event loops of its own: call it from a function that is not async")
+    if asyncio.iscoroutine(scenario):
+        scenario.close()
+        raise TypeError("a scenario is called many times: give the async function itself, explore(scenario)")
     if name is None:
         name = getattr(scenario, "__name__", "scenario")
     theatre = _Theatre(scenario, next_prompt, check, stalls, max_steps, name)
@@ -189,7 +195,8 @@ class _Theatre:
         late = self.surroundings.take(collect=True)
         if clean and not problems:  # otherwise it complains of what was found already
             problems = late
-        self.report.problems += (Problem(self.report.scenario, injection, text, events) for text in problems)
+        line = None if stage.line is None else str(stage.line)
+        self.report.problems += (Problem(self.report.scenario, injection, text, events, line) for text in problems)
         return seen
 
     def _look(self, stage: Stage) -> None:
@@ -247,6 +254,9 @@ class _Options:
 def _plan(seen: _Seen, options: _Options) -> Iterator[Injection]:
     """Everything that can be done to a scenario, in the order of its steps."""
     inject, cancels, within, steps = options.inject, options.cancels, options.within, options.steps
+    last = len(seen.situations)
+    if steps and not any(1 <= step <= last for step in steps):
+        raise ValueError(f"steps={list(steps)!r} would try nothing: the scenario takes the steps 1 to {last}")
     for step, now in enumerate(seen.situations, 1):
         if steps is not None and step not in steps:
             continue

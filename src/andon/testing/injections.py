@@ -7,17 +7,19 @@ that is the same in every run of the scenario; and it knows what must follow fro
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from andon.core.receipt import CancelRequest
 from andon.core.run import Run
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
 from andon.core.stream import EventStream
 from andon.testing.virtual import tasks_of
+from andon.testing.whereabouts import users_place
 
 if TYPE_CHECKING:
     from andon.testing.stage import Stage
@@ -79,7 +81,12 @@ class Moment(Injection):
         stage.loop.before(self.step, functools.partial(self._happen, stage))
 
     def _happen(self, stage: Stage) -> None:
+        stage.line = users_place(stage.loop, self._hits(stage))  # now: a moment later it waits elsewhere
         stage.injected |= self.act(stage)
+
+    def _hits(self, stage: Stage) -> asyncio.Task[Any] | None:
+        """The task in which it lands, as far as that is known. The scenario's own only waits for the others."""
+        return None if stage.loop.next is stage.task else stage.loop.next
 
     @abstractmethod
     def act(self, stage: Stage) -> bool:

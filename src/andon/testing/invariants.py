@@ -32,10 +32,15 @@ ENDS = (RunEvent.tool_call_completed, RunEvent.tool_call_error, RunEvent.tool_ca
 NEWS = {RunEvent.run_content, RunEvent.reasoning, RunEvent.tool_call_started}
 """What a cancel stops, unless its mode lets the turn finish."""
 
+OWN_ENDS = {ToolOutcome.completed, ToolOutcome.failed, ToolOutcome.refused}
+"""What may have become of a call that no cancel cut."""
+
+ERRORS = {ToolOutcome.failed, ToolOutcome.refused, ToolOutcome.abandoned}
+"""What `tool_call_error` may say. A call that was out of time and did not stop is abandoned."""
 
 LETS = {
-    CancelMode.after_tools: {ToolOutcome.completed, ToolOutcome.not_started},
-    CancelMode.after_turn: {ToolOutcome.completed},
+    CancelMode.after_tools: {*OWN_ENDS, ToolOutcome.not_started},
+    CancelMode.after_turn: OWN_ENDS,
 }
 """What may have become of a call if no stronger mode was asked for. One that asks a person ends in every mode."""
 
@@ -176,11 +181,12 @@ def _check_end(end: Event, started: bool, result: ToolResult) -> Iterator[str]:
             yield f"{name} was cancelled, which its result does not say: {result.content!r}"
         if (end.tool.outcome is ToolOutcome.not_started) is started:
             yield f"{name} has the outcome {end.tool.outcome}, but {'did' if started else 'did not'} start"
-    elif end.event is RunEvent.tool_call_error and end.tool.outcome in OUT_OF_TIME:
-        if OUT_OF_TIME[end.tool.outcome] not in result.content:
-            yield f"{name} has the outcome {end.tool.outcome}, which its result does not say: {result.content!r}"
-    elif end.tool.outcome is not ToolOutcome.completed:
+    elif end.tool.outcome not in (ERRORS if end.event is RunEvent.tool_call_error else {ToolOutcome.completed}):
         yield f"{name} ended with {end.event.name} and the outcome {end.tool.outcome}"
+    elif end.tool.outcome is ToolOutcome.failed and not started:
+        yield f"{name} failed, though it never started"
+    elif end.tool.outcome is ToolOutcome.abandoned and OUT_OF_TIME[end.tool.outcome] not in result.content:
+        yield f"{name} has the outcome {end.tool.outcome}, which its result does not say: {result.content!r}"
 
 
 def _call_id(event: Event) -> str:

@@ -19,9 +19,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
+
 from andon.agent.calling import Plan
 from andon.agent.loop import Loop
 from andon.core.limits import Limits
+from andon.core.lines import Line
 from andon.core.run import Run, spectator
 from andon.core.session import Place
 from andon.core.states import CancelOutcome, RunStatus
@@ -32,6 +35,7 @@ from andon.testing.injections import Injection
 from andon.testing.invariants import check_run, check_stored
 from andon.testing.reading import Track, Way, tracker
 from andon.testing.virtual import EndlessError, StandstillError, VirtualLoop, name_of, tasks_of, where
+from andon.testing.whereabouts import users_place_here
 
 T = TypeVar("T")
 Scenario = Callable[[], Coroutine[Any, Any, object]]
@@ -83,6 +87,8 @@ class Stage:
         self.outcomes: list[CancelOutcome] = []
         self.watched: Run | None = None
         self.aftermath: Aftermath | None = None
+        self.line: Line | None = None
+        """Where in the user's code it was when that happened."""
         self.last_alive, self.deadline = 0.0, math.inf
 
     # -- the performance ----------------------------------------------------------------------------------------------
@@ -169,6 +175,7 @@ class Stage:
     def note_leaving(self, run: Run) -> None:
         self.injected, self.watched, self.ended_before = True, run, run.signal.fate is not None
         self.was_paused = run.is_paused
+        self.line = self.line or users_place_here()
 
     def _watch(self, callback: Callable[..., object]) -> None:
         self._note(_label(callback))
@@ -235,7 +242,7 @@ class Stage:
             counts = "does not count" if run.is_paused else "counts"
             if (run in run.runtime.runs) is not run.is_paused:
                 yield f"run {number}: its runtime {counts} it as in flight"
-            if (run in run._cord.live.values()) is not run.is_paused:
+            if (run in run._cord.live) is not run.is_paused:
                 yield f"run {number}: its agent {counts} it as in flight"
             places = run.session._places
             if run.is_paused and (not places or places[0].run is not run):
@@ -289,7 +296,7 @@ class Stage:
 
     async def _end_pause(self, number: int, run: Run, plan: Plan) -> None:
         try:
-            self._make(run, plan, "Hello?").begin()
+            await self._make(run, plan, "Hello?").begin()
             self.problems.append(f"run {number} is paused, but another one could begin in its session")
         except SessionPausedError:
             pass
@@ -310,7 +317,7 @@ class Stage:
         messages = before.session.messages
         run = self._make(before, plan, prompt)
         try:
-            run.begin()
+            await run.begin()
         except AndonError as error:
             self.problems.append(f"the next prompt was refused: {describe(error)}")
             return
@@ -324,7 +331,8 @@ class Stage:
         self.problems += (f"the next prompt: {problem}" for problem in check_run(run))
 
     def _make(self, before: Run, plan: Plan, prompt: str) -> Run:
-        """Another run of the same agent, in the same session."""
+        """Another run of the same agent, which goes on with the same session."""
+        plan = msgspec.structs.replace(plan, history=None)
         run = Run(
             before.runtime,
             before._cord,

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, TypeVarTuple
 
+from andon.core.lines import Line, inwards, users_line
 from andon.errors import AndonError
 
 T = TypeVar("T")
@@ -58,6 +59,9 @@ def virtual_run(main: Coroutine[Any, Any, T], *, max_steps: int = MAX_STEPS) -> 
 class VirtualLoop(asyncio.SelectorEventLoop):
     """The loop. `steps` says how many it has taken, `time()` what its clock shows: seconds, from 0 on."""
 
+    virtual = True
+    """Whoever watches loops by the real clock leaves this one alone: a callback from outside would be one step more."""
+
     def __init__(self, max_steps: int = MAX_STEPS) -> None:
         self._virtual = _VirtualSelector()
         self._now = 0.0
@@ -67,6 +71,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._context = contextvars.Context()
         self._threads = set(threading.enumerate())
         self.steps = 0
+        self.next: asyncio.Task[Any] | None = None
+        """While something is done before a step: the task that takes it, if it is one."""
         self.max_steps = self._limit = max_steps
         self.expects: Callable[[], bool] = lambda: False
         """Asked at a standstill: is something about to come from another thread?"""
@@ -125,10 +131,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if self.observer is not None:
             self._context.run(self.observer, callback)
         if self.steps in self._due:
-            self._act(self.steps)
+            self._act(self.steps, callback)
         callback(*args)
 
-    def _act(self, step: int) -> None:
+    def _act(self, step: int, callback: Callable[..., object] | None = None) -> None:
+        owner = getattr(callback, "__self__", None)
+        self.next = owner if isinstance(owner, asyncio.Task) else None
         for action in self._due.pop(step):
             self._context.run(action)
 
@@ -230,12 +238,14 @@ def name_of(task: asyncio.Task[Any]) -> str:
 
 
 def where(task: asyncio.Task[Any]) -> str:
-    """The innermost line of Python in which a task waits."""
-    coroutine: Any = task.get_coro()
-    frame = None
-    while coroutine is not None:
-        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None) or frame
-        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
-    if frame is None:
+    """The innermost line of Python in which a task waits, and the line of the user's own that has led there."""
+    frames = list(inwards(task.get_coro()))
+    if not frames:
         return "no frame"
-    return f"{frame.f_code.co_name} ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno})"
+    code = frames[-1].f_code
+    innermost, own = Line(code.co_filename, frames[-1].f_lineno, code.co_name), users_line(reversed(frames))
+    return _briefly(innermost) if own in (None, innermost) else f"{_briefly(innermost)} called by {_briefly(own)}"
+
+
+def _briefly(line: Line) -> str:
+    return f"{line.function} ({os.path.basename(line.file)}:{line.number})"

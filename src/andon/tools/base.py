@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -13,6 +13,15 @@ from andon.core.events import Event
 from andon.core.receipt import Interrupt
 from andon.core.scope import CallScope
 from andon.errors import ToolCancelled, ToolInterrupted
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # its default is for type checkers: `ToolContext` alone is one of Any
+
+    Deps = TypeVar("Deps", default=Any)
+else:
+    from typing import TypeVar
+
+    Deps = TypeVar("Deps")
 
 NO_OUTPUT = "(no output)"
 """What the model is told when there is nothing to tell: providers refuse empty text."""
@@ -36,14 +45,27 @@ def traits_of(tool: Tool) -> Traits:
     return getattr(tool, "traits", PLAIN)
 
 
-class ToolContext:
+class ToolContext(Generic[Deps]):
     """What a tool may know of the call that it serves. Ask for it with a parameter annotated `ToolContext`.
 
     >>> @tool
     ... async def search(query: str, ctx: ToolContext) -> str: ...
+
+    `ToolContext[Shop]` says the same, and that `ctx.deps` is a `Shop`: what `agent.run(…, deps=shop)` was given.
     """
 
-    __slots__ = ("_answers", "_scope", "call_id", "deadline", "passed_on", "run_id", "session_id", "user_id")
+    __slots__ = (
+        "_answers",
+        "_scope",
+        "call_id",
+        "deadline",
+        "deps",
+        "metadata",
+        "passed_on",
+        "run_id",
+        "session_id",
+        "user_id",
+    )
 
     def __init__(
         self,
@@ -54,17 +76,23 @@ class ToolContext:
         user_id: str | None,
         deadline: float | None,
         answers: Sequence[Any] = (),
-        passed_on: Mapping[str, Any] | None = None,
+        passed_on: dict[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
+        deps: Any = None,
     ) -> None:
         self._scope = scope
         self._answers = list(answers)
-        self.passed_on = passed_on or {}
+        self.passed_on = {} if passed_on is None else passed_on
         """The answers to what other runs ask, by their questions' ids."""
         self.call_id = scope.call_id
         """The call's id; the same for every attempt at it, so it serves as an idempotency key."""
         self.run_id, self.session_id, self.user_id = run_id, session_id, user_id
         self.deadline = deadline
         """When the run's time is up, as `time.time()` counts it; None without a limit."""
+        self.metadata = {} if metadata is None else metadata
+        """What the caller gave the run, and is kept with it."""
+        self.deps: Deps = deps
+        """What the caller gave the run's tools, hooks and instructions. It is kept nowhere."""
 
     def relay(self, event: Event) -> None:
         """Show an event of another run in the stream of this one. Called on the run's loop."""
@@ -112,6 +140,11 @@ class ToolContext:
         if unanswered := [question for question in questions if question.id not in self.passed_on]:
             raise ToolInterrupted(unanswered)
         return {question.id: self.passed_on[question.id] for question in questions}
+
+    def delivered(self, answers: Iterable[str]) -> None:
+        """These answers have reached the run that asked. A later question may have the same id: they are not for it."""
+        for question_id in answers:
+            self.passed_on.pop(question_id, None)
 
 
 class Tool(Protocol):

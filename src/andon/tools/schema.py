@@ -29,7 +29,7 @@ PROBLEMS_SHOWN = 10
 
 _HIDDEN_SECTION = r"(?:(?P<arguments>Args|Arguments|Parameters)|Returns?|Yields|Raises):\s*"
 _ARGUMENT = r"(\w+)\s*(?:\(.*?\))?:\s*(.*)"
-_CONTEXT_NAME = r"""['"]?([\w.]+\.)?ToolContext['"]?(\s*\|\s*None)?"""
+_CONTEXT_NAME = r"""['"]?([\w.]+\.)?ToolContext(\[.*\])?['"]?(\s*\|\s*None)?"""
 
 
 class Parameters:
@@ -251,4 +251,5 @@ def _names_around(origin: Any) -> dict[str, Any]:
 def _is_context(annotation: Any) -> bool:
     if isinstance(annotation, str):  # not to be resolved: imported under TYPE_CHECKING, as a rule
         return re.fullmatch(_CONTEXT_NAME, annotation.strip()) is not None
-    return annotation is ToolContext or ToolContext in typing.get_args(annotation)
+    kinds = (annotation, *typing.get_args(annotation))  # `ToolContext | None` too
+    return any(kind is ToolContext or typing.get_origin(kind) is ToolContext for kind in kinds)

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from andon.core.scope import CallScope
 from andon.errors import ThreadsExhaustedError, ToolCancelled, ToolError
 
-log = logging.getLogger("andon")
+log = logging.getLogger(__name__)
 
 HEED_SECONDS = 0.05
 """What a tool that looks for a cancel gets to heed it, before its thread counts as abandoned."""
@@ -39,11 +39,13 @@ async def call_in_thread(work: Callable[[], str], name: str, scope: CallScope) -
     cancel gets a moment to heed it. The runtime has named the thread by then: `scope.fire()` comes before the
     cancellation.
     """
-    if crowd := scope.crowded():
+    crowd, bound = scope.crowded()
+    if crowd:
+        whose = " of this user" if bound == "abandoned_user_threads" else ""
         raise ThreadsExhaustedError(
-            f"too many threads of cancelled tools are still running ({crowd}), so none was started for {name}."
+            f"too many threads of cancelled tools{whose} are still running ({crowd}), so none was started for {name}."
             " Wait for them to end; have sync tools ask ctx.check_cancelled() or use ctx.on_cancel(...), so that they"
-            " stop when they are told to; or allow more of them with Runtime(abandoned_threads=...)"
+            f" stop when they are told to; or allow more of them with Runtime({bound}=...)"
         )
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Outcome] = loop.create_future()
@@ -129,4 +131,5 @@ def _drop(outcome: Outcome, name: str, scope: CallScope) -> None:
     if isinstance(error, ToolCancelled):  # it did as it was told
         return
     how = "" if error is None else f": it raised {type(error).__name__}"
-    log.info("late result of tool %s (%s) dropped%s", name, scope.call_id, how)  # never its content
+    # Never its content; but what it raised is told nowhere else.
+    log.info("late result of tool %s (%s) dropped%s", name, scope.call_id, how, exc_info=error)

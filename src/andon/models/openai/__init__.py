@@ -7,7 +7,9 @@
     answer      the events of Responses
     clients     the SDK's clients, one per event loop and settings, and who closes them
     faults      the provider's errors in our tree
+    secrets     what goes along with a request, and is kept out of what is said about it
     schema      what OpenAI wants of a JSON schema
+    setup       options that can't be right, found before a run begins
 
 The SDK is imported at the first request, not here.
 """

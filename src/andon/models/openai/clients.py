@@ -12,14 +12,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import importlib.util
 import os
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 
-from andon.errors import ConfigurationError, MissingExtraError
+from andon.errors import MissingExtraError, SetupError
 from andon.models.reads import watch_handshake
 
 HttpClient = Callable[[], Any]
@@ -45,13 +47,11 @@ class Settings(NamedTuple):
         base_url = self.base_url or os.environ.get("OPENAI_BASE_URL") or None
         api_key = self.api_key or os.environ.get("OPENAI_API_KEY") or (NO_KEY if base_url else None)
         if api_key is None:
-            raise ConfigurationError(
-                "there is no API key for OpenAI: set OPENAI_API_KEY, or pass api_key= to the model"
-            )
+            raise SetupError("there is no API key for OpenAI: set OPENAI_API_KEY, or pass api_key= to the model")
         if isinstance(api_key, str) and not (
             api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()
         ):
-            raise ConfigurationError("the API key has characters that no key has, a line's end perhaps: strip it")
+            raise SetupError("the API key has characters that no key has, a line's end perhaps: strip it")
         return self._replace(api_key=api_key, base_url=base_url)
 
 
@@ -60,10 +60,18 @@ def sdk() -> Any:
     try:
         import openai
     except ImportError as error:
-        raise MissingExtraError(
-            f'OpenAI models need the openai package: pip install "andon[openai]" ({error})'
-        ) from None
+        raise _missing(error) from None
     return openai
+
+
+def check_sdk() -> None:
+    """Raise if the SDK is not installed. It is only looked for: importing it takes most of a second."""
+    if sys.modules.get("openai") is None and importlib.util.find_spec("openai") is None:
+        raise _missing("it is not installed")
+
+
+def _missing(why: object) -> MissingExtraError:
+    return MissingExtraError(f'OpenAI models need the openai package: pip install "andon[openai]" ({why})')
 
 
 def raw_response() -> Any:

@@ -42,7 +42,7 @@ def _closed(schema: Any) -> Any:
         made["anyOf"] = made.pop("oneOf")
     if "allOf" in made:
         made |= _closed(made.pop("allOf")[0])
-    for key in ("properties", "$defs"):
+    for key in ("properties", "$defs", "definitions"):
         if key in made:
             made[key] = {name: _closed(each) for name, each in made[key].items()}
     if "anyOf" in made:

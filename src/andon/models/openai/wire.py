@@ -15,7 +15,9 @@ from typing import Any, ClassVar, NoReturn, Protocol
 
 from andon.errors import ConfigurationError, ModelError, ModelStreamError
 from andon.models.openai import faults
-from andon.models.openai.clients import Settings, clients, raw_response, sdk
+from andon.models.openai.clients import Settings, check_sdk, clients, raw_response, sdk
+from andon.models.openai.secrets import Secrets
+from andon.models.openai.setup import check_options, check_url
 from andon.models.reads import join_chunks
 from andon.models.sse import Splitter
 
@@ -67,12 +69,24 @@ class OpenAIModel:
         self._settings = settings
         self._given = client
         self._given_quiet: Any = None
+        self._is_checked = False
         given = {name: value for name, value in options.items() if value is not None}
         self._options = {_OPTIONS[name]: given.pop(name) for name in _OPTIONS if name in given}
         self._body = {**given, "model": id, "stream": True}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r})"  # nothing of the settings: the key is one of them
+
+    def check_setup(self) -> None:
+        """Raise `SetupError` for what would keep every request from being sent: no key, no package, a bad option."""
+        if self._given is None:
+            settings = self._settings.resolved()
+            check_sdk()
+            if settings.http_client is None:  # one of your own may take addresses of its own
+                check_url(settings.base_url)
+        if not self._is_checked:
+            check_options(self._body, self._options)
+            self._is_checked = True
 
     async def aclose(self) -> None:
         """Close this event loop's connections, unless other models use them too.
@@ -90,9 +104,12 @@ class OpenAIModel:
             self._given_quiet = self._given.with_options(max_retries=0)
         return self._given_quiet
 
+    def _secrets(self, client: Any) -> Secrets:
+        return Secrets.of(client, self._options, self._settings.base_url)
+
     async def _ask(self, body: Mapping[str, Any], decoder: Decoder) -> None:
         """Send it, and have the answer decoded as it comes."""
-        client, failure = await self._client(), None
+        client, failure = await self._client(), None  # type: Any, ModelError | None
         try:
             # The SDK's way to a bare response. Its typed ways to the same path import megabytes of types for what
             # is not used here, and walk through the whole conversation each time.
@@ -102,11 +119,12 @@ class OpenAIModel:
             async with contextlib.aclosing(response):
                 await _pour(response, decoder)
         except ModelError as error:
-            faults.hide_key(error, client.api_key)
-            raise
+            if (failure := faults.cleaned(error, self._secrets(client))) is error:
+                raise
         except Exception as error:
-            failure = faults.translate(error, sdk(), client.api_key)
+            failure = faults.translate(error, sdk(), self._secrets(client))
             if failure is None:
+                self._secrets(client).clean(error)
                 raise
         if failure is not None:
             # Out here, so that it doesn't drag the other one along, with its frames, its request and the key in it.
@@ -155,10 +173,10 @@ async def _linger(reads: Any) -> None:
 
 
 async def _refuse(response: Any, kind: str) -> NoReturn:
-    body = b""
+    body, is_cut = b"", False
     async with contextlib.aclosing(response.aiter_bytes()) as reads:
         async for read in reads:
             body += read
-            if len(body) >= EXCERPT_BYTES:
+            if is_cut := len(body) >= EXCERPT_BYTES:
                 break
-    raise faults.no_stream(kind, body[:EXCERPT_BYTES], response.headers.get("x-request-id"))
+    raise faults.no_stream(kind, body, response.headers.get("x-request-id"), is_cut=is_cut)

@@ -19,7 +19,7 @@ from andon.core.receipt import CancelRequest, Receipt
 from andon.core.selection import CancelEntry, Outcomes, Selection
 from andon.core.shared import Glance
 from andon.core.states import CancelMode, CancelOutcome, RunStatus
-from andon.core.store import RunRecord, SessionKey
+from andon.core.store import SessionKey
 from andon.store.sql import clocks, sessions
 from andon.store.sql.batches import read_row
 from andon.store.sql.codec import LOOK_AT, dump, dump_names, dump_notice, read_request
@@ -68,7 +68,7 @@ def ask(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> Outcomes:
     """Ask these runs, which are locked and have not ended; `nobodys` says of each whether nobody else will end it."""
     outcomes, fresh, said, more_asked = Outcomes(), [], dump(request), []
     outcomes.nobodys = any(row.nobodys for row in rows)
-    log = [_entry(row, request) for row in rows if row.cancel is None]
+    log = [_entry(row, said) for row in rows if row.cancel is None]
     for row in rows:
         if row.cancel is None:
             fresh.append(row.number)
@@ -82,7 +82,7 @@ def ask(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> Outcomes:
         after = more(before, request)
         if after != before:
             tx.write(_ASK, {"numbers": [row.number], "cancel": dump(after)})
-            log.append(_entry(row, request))
+            log.append(_entry(row, said))
             more_asked.append(row.run_id)
     for these in chunks(fresh):
         tx.write(_ASK, {"numbers": these, "cancel": said})
@@ -121,17 +121,17 @@ def more(before: CancelRequest, request: CancelRequest) -> CancelRequest:
     )
 
 
-def _entry(row: Row[Any], request: CancelRequest) -> dict[str, Any]:
+def _entry(row: Row[Any], request: str) -> dict[str, Any]:
     return {
         "run_id": row.run_id,
         "agent_id": row.agent_id,
         "user_id": row.user_id,
         "session_id": row.session_id,
-        "request": dump(request),
+        "request": request,
     }
 
 
-def note(tx: Tx, row: Row[Any], request: CancelRequest) -> None:
+def note(tx: Tx, row: Row[Any], request: str) -> None:
     """Put on record a cancel that the worker knew of before the store did."""
     tx.write(_NOTE.values(at=tx.wall), _entry(row, request))
 
@@ -153,10 +153,14 @@ def cancel_log(tx: Tx, which: Selection, limit: int) -> list[CancelEntry]:
     ]
 
 
-def list_runs(tx: Tx, which: Selection, limit: int) -> list[RunRecord]:
+def list_runs(tx: Tx, which: Selection, limit: int, before: tuple[float, str] | None) -> Sequence[Row[Any]]:
     wanted = select(runs, records.c.record).join(records, records.c.number == runs.c.number)
     wanted = wanted.where(*_fits(which, runs), *_has_status(which))
-    return [sessions.record_of(row) for row in tx.execute(wanted.order_by(runs.c.number.desc()).limit(limit))]
+    if before is not None:
+        created, run_id = before
+        number = select(_other.c.number).where(_other.c.run_id == run_id).scalar_subquery()
+        wanted = wanted.where(or_(runs.c.created < created, and_(runs.c.created == created, runs.c.number < number)))
+    return tx.execute(wanted.order_by(runs.c.created.desc(), runs.c.number.desc()).limit(limit)).all()
 
 
 def glance(tx: Tx, run_ids: Sequence[str]) -> dict[str, Glance]:
@@ -173,9 +177,13 @@ _GLANCE = select(runs.c.run_id, runs.c.status, runs.c.cancel, runs.c.ended, (~_a
 _GLANCE = _GLANCE.where(runs.c.run_id.in_(bindparam("run_ids", expanding=True)))
 
 
-def list_events(tx: Tx, run_id: str, after: int, limit: int) -> list[Event]:
+def list_events(tx: Tx, run_id: str, after: int, limit: int) -> Sequence[Row[Any]]:
+    return tx.execute(_EVENTS, {"run": run_id, "after": after, "until": after + limit}).all()
+
+
+def read_events(rows: Sequence[Any], run_id: str, after: int, limit: int) -> list[Event]:
+    """The events of these rows, so many from a number on."""
     found: list[Event] = []
-    rows: Sequence[Any] = tx.execute(_EVENTS, {"run": run_id, "after": after, "until": after + limit}).all()
     for seq, batch, session_id, agent_id in rows:
         told = read_row(seq, batch, run_id, session_id, agent_id)
         # The first row may begin before what is wanted, and any with what the one before it has told.

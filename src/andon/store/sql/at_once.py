@@ -13,21 +13,19 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from andon.core.events import Event
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Outcomes, Selection
-from andon.core.shared import Granted, Lease, Progress, Renewal
+from andon.core.shared import Granted, Lease, Renewal
 from andon.core.states import CancelOutcome, RunStatus
 from andon.core.store import RunRecord
-from andon.messages import Message
 from andon.store.sql import asking
-from andon.store.sql.batches import write_rows
 from andon.store.sql.clocks import SERVER_CLOCK, SERVER_NOBODYS
 from andon.store.sql.codec import CHANGED, LOOK_AT, dump, dump_names, notice_around, read_request
 from andon.store.sql.push import CHANNEL
 from andon.store.sql.schema import LOCK
 from andon.store.sql.tables import HELD, Id
 from andon.store.sql.transaction import Tx
+from andon.store.sql.written import Ending, News
 
 _EARLY = "set_config('synchronous_commit', 'off', TRUE)"
 """Commits without waiting for the disk: whoever does it waits afterwards."""
@@ -74,7 +72,7 @@ FROM asked
 # -- entering it ------------------------------------------------------------------------------------------------------
 
 
-def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, deadline: float) -> Granted | None:
+def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float, deadline: float) -> Granted | None:
     """A run of a session in which nothing goes on. None if it is not so, or it may be refused: nothing is entered then.
     Nor is it after the deadline (as `time.monotonic()` counts): nobody waits for it any more.
 
@@ -92,7 +90,7 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, deadline: float
         "seconds": seconds,
         "continues": Id.written_or_none(record.continues),
         "created": record.created_at,
-        "record": dump(record),
+        "record": text,
         "left": deadline - time.monotonic(),
     }
     steps = [(statement, values) for statement in (_PASS_GATE, _MAKE_HEAD, _LOCK_HEAD, _ENTER)]
@@ -104,8 +102,8 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, deadline: float
 _IS_HEAD = "agent_id = %(agent_id)s AND user_id = %(user_id)s AND session_id = %(session_id)s"
 _PASS_GATE = f"SELECT pg_advisory_xact_lock_shared({LOCK}, 2)"
 _MAKE_HEAD = """
-INSERT INTO andon_sessions (agent_id, user_id, session_id, state, begun, created, updated)
-VALUES (%(agent_id)s, %(user_id)s, %(session_id)s, '{}', FALSE, %(created)s::float8, %(created)s::float8)
+INSERT INTO andon_sessions (agent_id, user_id, session_id, begun, created, updated)
+VALUES (%(agent_id)s, %(user_id)s, %(session_id)s, FALSE, %(created)s::float8, %(created)s::float8)
 ON CONFLICT DO NOTHING
 """
 _LOCK_HEAD = f"SELECT FROM andon_sessions WHERE {_IS_HEAD} FOR UPDATE"
@@ -152,14 +150,13 @@ worked out before that row is locked. Events go there as one text, with a line f
 """
 
 
-def _values(lease: Lease, what: Sequence[Event], messages: Sequence[Message]) -> dict[str, Any]:
-    rows = write_rows(lease.run_id, what)
+def _values(new: News | Ending) -> dict[str, Any]:
     return {
-        "run_id": Id.written(lease.run_id),
-        "epoch": lease.epoch,
-        "messages": dump(messages),
-        "lines": _lines(batch for _, batch in rows),
-        "seqs": _numbers(seq for seq, _ in rows),
+        "run_id": Id.written(new.lease.run_id),
+        "epoch": new.lease.epoch,
+        "messages": new.messages,
+        "lines": _lines(batch for _, batch in new.rows),
+        "seqs": _numbers(seq for seq, _ in new.rows),
     }
 
 
@@ -207,25 +204,25 @@ SELECT run_id, status IN {HELD}, cancel FROM andon_runs JOIN {_LEASES} USING (ru
 """
 
 
-def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
+def write(tx: Tx, batch: Sequence[News]) -> list[str]:
     """Those that have said something one by one; of all the others, what has happened to them, together."""
     refused = []
-    for lease, messages, what, continues in batch:
-        if messages is not None:
-            values = _values(lease, what, messages) | {"continues": Id.written_or_none(continues)}
-            values["news"] = dump_names(CHANGED, [lease.run_id])[0]
+    for each in batch:
+        if each.messages is not None:
+            values = _values(each) | {"continues": Id.written_or_none(each.continues)}
+            values["news"] = dump_names(CHANGED, [each.lease.run_id])[0]
             if not tx.at_once(_WRITE, values):
-                refused.append(lease.run_id)
+                refused.append(each.lease.run_id)
     refused += _add(tx, [each for each in batch if each.messages is None])
     if batch:
         tx.wait_for_disk()
     return refused
 
 
-def _add(tx: Tx, batch: Sequence[Progress]) -> list[str]:
+def _add(tx: Tx, batch: Sequence[News]) -> list[str]:
     if not batch:
         return []
-    rows = [(place, *row) for place, each in enumerate(batch, 1) for row in write_rows(each.lease.run_id, each.events)]
+    rows = [(place, *row) for place, each in enumerate(batch, 1) for row in each.rows]
     values = {
         "run_ids": [Id.written(each.lease.run_id) for each in batch],
         "epochs": _numbers(each.lease.epoch for each in batch),
@@ -270,19 +267,19 @@ _WRITE += """kept AS (
 _WRITE += f"SELECT number, {_NEWS} FROM run"
 
 
-def finish(tx: Tx, lease: Lease, record: RunRecord, messages: Sequence[Message], what: Sequence[Event]) -> bool:
+def finish(tx: Tx, end: Ending) -> bool:
     """False if it could not be ended so: nothing is written then."""
-    if not what:
+    if not end.rows:
         return False
-    stopped = record.receipt if record.status is RunStatus.cancelled else None
-    values = _values(lease, what, messages) | {
+    record = end.record
+    values = _values(end) | {
         "cancelled": record.status is RunStatus.cancelled,
         "status": record.status.value,
         "continues": Id.written_or_none(record.continues),
-        "last_seq": what[-1].seq,
+        "last_seq": end.last_seq,
         "final": record.status.final,
-        "record": dump(record),
-        "request": None if stopped is None else dump(asking.request_of(stopped)),
+        "record": end.text,
+        "request": end.request,
     }
     if not tx.at_once(_FINISH, values):
         return False

@@ -8,21 +8,18 @@ they leave to those, and have changed nothing then.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
-from andon.core.events import Event
-from andon.core.shared import Granted, Lease
+from andon.core.shared import Granted
 from andon.core.states import RunStatus
 from andon.core.store import RunRecord
-from andon.messages import Message
-from andon.store.sql import asking, clocks
-from andon.store.sql.batches import write_rows
-from andon.store.sql.codec import CHANGED, dump, dump_names
+from andon.store.sql import clocks
+from andon.store.sql.codec import CHANGED, dump_names
 from andon.store.sql.tables import HELD, Id
 from andon.store.sql.transaction import Tx
+from andon.store.sql.written import Ending
 
 
-def enter(tx: Tx, record: RunRecord, owner: str, seconds: float) -> Granted | None:
+def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float) -> Granted | None:
     """A run of a session in which nothing goes on. None if it is not so, or it may be refused."""
     key = record.session
     Id.check(*key)
@@ -41,7 +38,7 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float) -> Granted | No
     held = (RunStatus.running.value, owner, clocks.monotonic() + seconds, seconds)
     row = (run_id, session, *names, *held, Id.written_or_none(record.continues), record.created_at)
     number = tx.by_hand(_ENTER, row).lastrowid
-    tx.by_hand(_KEEP, (number, dump(record)))
+    tx.by_hand(_KEEP, (number, text))
     return Granted.of(record.run_id, 1, tx.began, has_turn=True, is_fresh=not begun)
 
 
@@ -50,8 +47,7 @@ _IS_TAKEN = "SELECT 1 FROM andon_runs WHERE run_id = ?"
 _BLOCK = "SELECT 1 FROM andon_blocks WHERE (kind = 'agent' AND id = ?) OR (kind = 'user' AND id = ?)"
 _LINE = "SELECT 1 FROM andon_runs WHERE session = ? AND ended IS NULL LIMIT 1"
 _BEGIN = """
-INSERT INTO andon_sessions (agent_id, user_id, session_id, state, begun, created, updated)
-VALUES (?, ?, ?, '{}', 0, ?, ?)
+INSERT INTO andon_sessions (agent_id, user_id, session_id, begun, created, updated) VALUES (?, ?, ?, 0, ?, ?)
 """
 _ENTER = """
 INSERT INTO andon_runs (run_id, session, agent_id, user_id, session_id, status, owner, lease_until, lease_seconds,
@@ -61,24 +57,23 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, 0)
 _KEEP = "INSERT INTO andon_records (number, record) VALUES (?, ?)"
 
 
-def finish(tx: Tx, lease: Lease, record: RunRecord, messages: Sequence[Message], what: Sequence[Event]) -> bool:
+def finish(tx: Tx, end: Ending) -> bool:
     """False if it could not be ended so."""
-    stopped = record.receipt if record.status is RunStatus.cancelled else None
-    asked = record.status is RunStatus.cancelled
+    lease, record, asked = end.lease, end.record, end.record.status is RunStatus.cancelled
     run = tx.by_hand(_FIND, (Id.written(lease.run_id), lease.epoch, asked)).fetchone()
-    if run is None or not what:
+    if run is None or not end.rows:
         return False
     number, session, there, cancel, *names = run
     now = time.time()
     ended = now if record.status.final else None
-    tx.by_hand(_END, (record.status.value, Id.written_or_none(record.continues), what[-1].seq, ended, number))
-    tx.by_hand(_RECORD, (dump(record), None if there is None else dump(messages), number))
+    tx.by_hand(_END, (record.status.value, Id.written_or_none(record.continues), end.last_seq, ended, number))
+    tx.by_hand(_RECORD, (end.text, None if there is None else end.messages, number))
     if there is not None:
         tx.by_hand(_TOUCH, (now, there))
-    for seq, batch in write_rows(lease.run_id, what):
+    for seq, batch in end.rows:
         tx.by_hand(_ADD, (number, seq, batch))
-    if cancel is None and stopped is not None:
-        tx.by_hand(_NOTE, (*names, now, dump(asking.request_of(stopped))))
+    if cancel is None and end.request is not None:
+        tx.by_hand(_NOTE, (*names, now, end.request))
     ahead = tx.by_hand(_NEXT, (session, number)).fetchone()
     tx.say(dump_names(CHANGED, [lease.run_id, ahead and Id.read(ahead[0])]))
     return True

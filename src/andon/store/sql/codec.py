@@ -66,7 +66,7 @@ def read_notice(said: str) -> tuple[str, str, CancelRequest] | None:
     """None if it is no notice, or not one of this version's."""
     try:
         return _read_notice(said) if said else None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):  # it may have been said by anybody
         return None
 
 
@@ -93,7 +93,7 @@ def read_names(said: str) -> list[str] | None:
     """The runs that something is said of; None if it is not one of this version's words."""
     try:
         return [Id.read(name) for name in _read_names(said[1:]) if name is not None]
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):  # it may have been said by anybody
         return None
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, Row
 from andon.errors import SchemaError
 from andon.store.sql.address import Address
 
-log = logging.getLogger("andon")
+log = logging.getLogger(__name__)
 
 HEAR_SECONDS = 5.0
 """A notification comes in a millisecond. After this long it went to somebody else."""

@@ -120,6 +120,10 @@ class Database:
     async def read(self, work: Callable[[Tx], T]) -> T:
         return await self._run(self._reads, work, BY_STATEMENT)
 
+    async def look(self, work: Callable[[Tx], T]) -> T:
+        """Read what tells whether runs go on: that waits for no other reader's turn."""
+        return await self._run(self._reads, work, BY_STATEMENT, FIRST)
+
     async def change(self, work: Callable[[Tx], T], *, at_once: bool = False) -> T:
         """Write."""
         return await self._run(self._changes, work, BY_STATEMENT if at_once else How(writes=True, early=False))

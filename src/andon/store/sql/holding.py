@@ -6,30 +6,31 @@ fence, and a run that is paused or has ended is nobody's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Row, Select, and_, bindparam, func, or_, select, update
 
-from andon.core.events import Event
 from andon.core.receipt import CancelRequest, describe_open
 from andon.core.session import OnBusy, refusal
-from andon.core.shared import Granted, Lease, Progress, Renewal, Taken
+from andon.core.shared import Granted, Lease, Renewal, Taken
 from andon.core.states import CancelCause, RunStatus
-from andon.core.store import RunRecord
+from andon.core.store import RequestKey, RunRecord
 from andon.errors import LeaseLostError, RunIdTakenError
-from andon.messages import Message
-from andon.store.sql import asking, clocks, sessions
-from andon.store.sql.batches import write_rows
-from andon.store.sql.codec import CHANGED, LOOK_AT, dump, dump_names, read_block, read_messages, read_request
+from andon.store.sql import asking, clocks, keys, sessions
+from andon.store.sql.codec import CHANGED, LOOK_AT, dump_names, read_block, read_messages, read_request
 from andon.store.sql.tables import HELD, LIVE, Id, blocks, events, records, runs
 from andon.store.sql.transaction import Tx, chunks
+from andon.store.sql.written import Ending, News
 
 # -- entering ---------------------------------------------------------------------------------------------------------
 
 
-def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Granted:
+def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float, on_busy: OnBusy) -> Granted:
+    """`text` is the record, as it is kept."""
     tx.pass_gate()
+    if record.request_key is not None:  # first: who asks for the same again is told that, and not that it is busy
+        keys.take(tx, record.request_key, record.session, record.run_id)
     head = sessions.head_of_line(tx, record.session, record.created_at)
     line = select(runs, records.c.record, clocks.nobodys(tx.postgres).label("nobodys"))
     line = line.join(records, records.c.number == runs.c.number).where(runs.c.session == head.id, LIVE)
@@ -48,7 +49,7 @@ def enter(tx: Tx, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy
         asking.ask(tx, ahead, CancelRequest.make(CancelCause.superseded, f"run {record.run_id} takes over"))
     status = RunStatus.pending if ahead else RunStatus.running
     columns = {"status": status.value, "epoch": 1, "owner": owner, **clocks.lease(tx.postgres, seconds)}
-    if not sessions.insert_run(tx, record, head.id, **columns):
+    if not sessions.insert_run(tx, record, text, head.id, **columns):
         raise _taken(record)
     return Granted.of(record.run_id, 1, tx.began, has_turn=not ahead, is_fresh=not ahead and not head.begun)
 
@@ -127,23 +128,23 @@ def renew(tx: Tx, leases: Sequence[Lease], seconds: float | None) -> Renewal:
     return answer
 
 
-def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
+def write(tx: Tx, batch: Sequence[News]) -> list[str]:
     there = sessions.lock_all(tx, [each.lease.run_id for each in batch if each.messages is not None])
     rows = _find(tx, (each.lease.run_id for each in batch), _KEEP_HOLD)
     refused: dict[str, None] = {}
     new: list[dict[str, Any]] = []
     touched: set[int] = set()
-    for lease, messages, what, continues in batch:
+    for lease, messages, batches, continues in batch:
         row = rows.get(lease.run_id)
         if row is None or row.epoch != lease.epoch or row.status not in HELD:
             refused[lease.run_id] = None
             continue
         if messages is not None and row.session in there:
-            tx.write(sessions.KEEP, {"which": row.number, "messages": dump(messages)})
+            tx.write(sessions.KEEP, {"which": row.number, "messages": messages})
             if continues != row.continues:
                 tx.write(sessions.CHANGE, {"which": row.number, "continues": continues})
             touched.add(row.session)
-        new += _rows(row, what)
+        new += _rows(row, batches)
     if touched:
         sessions.touch(tx, touched)
     _append(tx, new)
@@ -151,8 +152,8 @@ def write(tx: Tx, batch: Sequence[Progress]) -> list[str]:
     return list(refused)
 
 
-def _rows(row: Row[Any], what: Sequence[Event]) -> list[dict[str, Any]]:
-    return [{"number": row.number, "seq": seq, "batch": batch} for seq, batch in write_rows(row.run_id, what)]
+def _rows(row: Row[Any], batches: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
+    return [{"number": row.number, "seq": seq, "batch": batch} for seq, batch in batches]
 
 
 def _append(tx: Tx, rows: list[dict[str, Any]]) -> None:
@@ -169,9 +170,8 @@ _LAST = select(func.coalesce(func.max(events.c.seq), 0)).where(events.c.number =
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
-def finish(
-    tx: Tx, lease: Lease, record: RunRecord, messages: Sequence[Message], what: Sequence[Event]
-) -> RunRecord | CancelRequest | None:
+def finish(tx: Tx, end: Ending) -> RunRecord | CancelRequest | None:
+    lease, record = end.lease, end.record
     row = sessions.lock_both(tx, lease.run_id)
     if row is None:
         raise lost(lease)
@@ -179,25 +179,25 @@ def finish(
     may_end = (*HELD, RunStatus.paused.value) if record.status is RunStatus.cancelled else HELD
     if row.epoch != lease.epoch or row.status not in may_end:
         kept = tx.execute(select(records.c.record).where(records.c.number == row.number)).scalar_one()
-        same = row.epoch == lease.epoch and kept == dump(record)  # asked before, and only the answer was lost
+        same = row.epoch == lease.epoch and kept == end.text  # asked before, and only the answer was lost
         return None if same else sessions.with_status(kept, sessions.status_of(row))
     if row.cancel is not None and record.status is not RunStatus.cancelled:
         return read_request(row.cancel)
-    end = {
+    state = {
         "status": record.status.value,
         "owner": None,
         "lease_until": None,
         "lease_seconds": None,
         "continues": record.continues,
-        "last_seq": what[-1].seq if what else tx.execute(_LAST, {"of": row.number}).scalar_one(),
+        "last_seq": end.last_seq or tx.execute(_LAST, {"of": row.number}).scalar_one(),
     }
-    sessions.change_run(tx, row.number, record.status, end)
-    sessions.keep(tx, row.number, record, None if row.there is None else messages)
+    sessions.change_run(tx, row.number, record.status, state)
+    sessions.keep(tx, row.number, end.text, None if row.there is None else end.messages)
     if row.there is not None:
         sessions.touch(tx, {row.there})
-    _append(tx, _rows(row, what))
-    if row.cancel is None and record.receipt is not None and record.status is RunStatus.cancelled:
-        asking.note(tx, row, asking.request_of(record.receipt))
+    _append(tx, _rows(row, end.rows))
+    if row.cancel is None and end.request is not None:
+        asking.note(tx, row, end.request)
     if tx.postgres:
         tx.ended = Id.written(row.run_id)  # who is next may be entering at this very moment
     else:
@@ -210,7 +210,25 @@ _NEXT = select(runs.c.run_id).where(runs.c.session == bindparam("line"), LIVE, r
 _NEXT = _NEXT.order_by(runs.c.number).limit(1)
 
 
-def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[Taken]:
+class Found(NamedTuple):
+    """A run that was taken over, as it is kept: what is JSON in it is read after the transaction."""
+
+    row: Row[Any]
+    kept: Row[Any]
+    epoch: int
+    last_seq: int
+    since: float
+
+    def read(self) -> Taken:
+        row, kept = self.row, self.kept
+        messages = [] if kept.messages is None else read_messages(kept.messages)
+        record = sessions.with_status(kept.record, RunStatus(row.status))
+        record = msgspec.structs.replace(record, continues=row.continues)
+        cancel = None if row.cancel is None else read_request(row.cancel)
+        return Taken(Lease(row.run_id, self.epoch), record, messages, cancel, self.last_seq, self.since)
+
+
+def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[Found]:
     """Give these runs, which are locked, to a new owner."""
     taken = []
     for row in found:
@@ -225,20 +243,18 @@ def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[
     return taken
 
 
-def _taken_over(tx: Tx, row: Row[Any], epoch: int) -> Taken:
+def _taken_over(tx: Tx, row: Row[Any], epoch: int) -> Found:
     kept = tx.execute(select(records).where(records.c.number == row.number)).one()
-    last_seq = tx.execute(_LAST, {"of": row.number}).scalar_one()
-    messages = [] if kept.messages is None else read_messages(kept.messages)
-    record = sessions.with_status(kept.record, RunStatus(row.status))
-    record = msgspec.structs.replace(record, continues=row.continues)
-    cancel = None if row.cancel is None else read_request(row.cancel)
-    return Taken(Lease(row.run_id, epoch), record, messages, cancel, last_seq, tx.began)
+    return Found(row, kept, epoch, tx.execute(_LAST, {"of": row.number}).scalar_one(), tx.began)
 
 
-def take_up(tx: Tx, run_id: str, owner: str, seconds: float) -> Taken | None:
+def take_up(tx: Tx, run_id: str, owner: str, seconds: float, request_key: RequestKey | None = None) -> Found | None:
     row = sessions.lock_run(tx, run_id)
     if row is not None and row.status == RunStatus.paused.value and row.cancel is None:
-        return take(tx, [row], owner, seconds)[0]
+        taken = take(tx, [row], owner, seconds)[0]
+        if request_key is not None:
+            keys.take(tx, request_key, sessions.key_of(row), run_id, taken.last_seq)
+        return taken
     if row is not None and row.status in HELD and row.owner == owner:  # asked before, and the answer was lost
         return _taken_over(tx, row, row.epoch)
     return None
@@ -253,6 +269,6 @@ def has_orphans(tx: Tx) -> bool:
     return tx.execute(_orphans(tx, 1)).first() is not None
 
 
-def take_orphans(tx: Tx, owner: str, seconds: float, limit: int) -> list[Taken]:
+def take_orphans(tx: Tx, owner: str, seconds: float, limit: int) -> list[Found]:
     found = tx.execute(_orphans(tx, limit).with_for_update(skip_locked=True)).all()
     return take(tx, found, owner, seconds)

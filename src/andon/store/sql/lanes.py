@@ -25,7 +25,7 @@ Work = Callable[[Answer[T]], None]
 """Answers as soon as it can; for what it does after that, nobody waits."""
 Job = tuple["Future[Any]", Work[Any]]
 
-log = logging.getLogger("andon")
+log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 5.0
 RANKS = 3

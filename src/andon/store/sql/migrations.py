@@ -75,5 +75,58 @@ def _measure_leases(connection: Connection) -> None:
     connection.execute(text(f"UPDATE andon_runs SET {change} WHERE lease_until IS NOT NULL"))
 
 
-MIGRATIONS: dict[int, Callable[[Connection], None]] = {1: _from_1}
+def _from_2(connection: Connection) -> None:
+    _add_histories(connection)
+    _add_keys(connection)
+    _part_states(connection)
+    _index_ages(connection)
+    _add_secrets(connection)
+
+
+def _part_states(connection: Connection) -> None:
+    """The state of a session is in a row of its own. A process of the older version finds no column for it."""
+    connection.execute(
+        text(
+            "CREATE TABLE andon_states (session BIGINT NOT NULL, state TEXT NOT NULL, version INTEGER NOT NULL,"
+            " PRIMARY KEY (session))"
+        )
+    )
+    connection.execute(
+        text(
+            "INSERT INTO andon_states (session, state, version)"
+            " SELECT id, state, 1 FROM andon_sessions WHERE state <> '{}'"
+        )
+    )
+    connection.execute(text("ALTER TABLE andon_sessions DROP COLUMN state"))
+
+
+def _index_ages(connection: Connection) -> None:
+    """Runs are listed page by page, newest first."""
+    connection.execute(text("CREATE INDEX andon_runs_created ON andon_runs (created)"))
+
+
+def _add_histories(connection: Connection) -> None:
+    """What somebody puts into a session has a table of its own. A process of the older version does not read it."""
+    columns = "session BIGINT NOT NULL, version INTEGER NOT NULL, messages TEXT NOT NULL, PRIMARY KEY (session)"
+    connection.execute(text(f"CREATE TABLE andon_histories ({columns})"))
+
+
+def _add_keys(connection: Connection) -> None:
+    """Idempotency keys are kept with their runs."""
+    connection.execute(
+        text(
+            "CREATE TABLE andon_keys (agent_id TEXT NOT NULL, user_id TEXT NOT NULL, key TEXT NOT NULL,"
+            " run_id TEXT NOT NULL, said TEXT NOT NULL, after_seq INTEGER NOT NULL,"
+            " PRIMARY KEY (agent_id, user_id, key))"
+        )
+    )
+    connection.execute(text("CREATE INDEX andon_keys_run ON andon_keys (run_id)"))
+
+
+def _add_secrets(connection: Connection) -> None:
+    """Random text that all processes of a database share."""
+    connection.execute(text("CREATE TABLE andon_secrets (name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (name))"))
+
+
+MIGRATIONS: dict[int, Callable[[Connection], None]] = {1: _from_1, 2: _from_2}
 """By the version that each begins with; it leaves the next one."""

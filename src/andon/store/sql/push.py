@@ -3,9 +3,10 @@
 
 What is said names the runs that it is about (`codec`), so that it costs those nothing who have nothing to do with them.
 It may be lost, or be for nothing, and nothing is lost with it. Of a cancel it says which run was asked to stop, whose
-it is, and how; it comes with the commit, so it says what the row does, and who holds the run need not look. All who
-listen to a database are told, also where its schemas keep them apart. Every time the thread has connected it wakes
-everybody, because of what may have happened meanwhile. Callbacks never break it.
+it is, and how, so that who holds the run need not look. Every role that may connect to a Postgres can say such a thing,
+so there it is compared with the run's row first; what the row does not say is not passed on. All who listen to a
+database are told, also where its schemas keep them apart. Every time the thread has connected it wakes everybody,
+because of what may have happened meanwhile. Callbacks never break it.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
 from sqlalchemy import Engine, select
 
 from andon.core.shared import Asked, Changed, Look
 from andon.errors import AndonError, describe
-from andon.store.sql.codec import CHANGED, LOOK, LOOK_AT, read_names, read_notice
+from andon.store.sql.codec import CHANGED, LOOK, LOOK_AT, dump_names, read_names, read_notice, read_request
+from andon.store.sql.tables import Id
 
-log = logging.getLogger("andon")
+log = logging.getLogger(__name__)
 
 CHANNEL = "andon"
 POLL_SECONDS = 0.02
@@ -208,8 +211,40 @@ def watch_server(driver: Any, stop: Stop, tell: Tell) -> None:
             if not selector.select(PING_SECONDS) and driver.pgconn.exec_(b"SELECT 1").error_message:
                 raise ConnectionError("the server is gone")
             driver.pgconn.consume_input()
-            came: dict[str, None] = {}  # each once, in the order in which it was said
-            while (notice := driver.pgconn.notifies()) is not None:
-                came[notice.extra.decode(errors="replace")] = None
-            if came:
-                tell(came)
+            while came := _notified(driver):  # more may come while these are compared
+                tell(compared(driver, came))
+
+
+def _notified(driver: Any) -> list[str]:
+    """What was said, each once, in its order."""
+    came: dict[str, None] = {}
+    while (notice := driver.pgconn.notifies()) is not None:
+        came[notice.extra.decode(errors="replace")] = None
+    return list(came)
+
+
+def compared(driver: Any, said: list[str]) -> list[str]:
+    """The same, but of a cancel that its run's row does not know, only that somebody should look at that run."""
+    notices = {each: notice for each in said if (notice := read_notice(each)) is not None}
+    if not notices:
+        return said
+    names = msgspec.json.encode([Id.written(run_id) for run_id, _, _ in notices.values()])
+    answer = driver.pgconn.exec_params(_ASKED, [names])  # past the driver, like the ping
+    if answer.error_message:
+        return [LOOK]
+    rows = [(answer.get_value(n, 0), answer.get_value(n, 1)) for n in range(answer.ntuples)]
+    known = {Id.read(run_id.decode()): read_request(cancel) for run_id, cancel in rows}
+    checked: list[str] = []
+    for each in said:
+        run_id, _, request = notices.get(each, (None, None, None))
+        if run_id is None or known.get(run_id) == request:
+            checked.append(each)
+        else:
+            checked += dump_names(LOOK_AT, [run_id])
+    return checked
+
+
+_ASKED = b"""
+SELECT run_id, cancel FROM andon_runs
+WHERE run_id IN (SELECT json_array_elements_text($1::json)) AND cancel IS NOT NULL
+"""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the service needs besides runs: who is blocked, and forgetting what is old.
+"""What the service needs besides runs: who is blocked, secrets that its processes share, and forgetting what is old.
 
 Pruning goes in small transactions, so that nobody who writes waits for long. A session with a run that has not ended,
 or is paused, is never forgotten.
@@ -7,6 +7,7 @@ or is paused, is never forgotten.
 
 from __future__ import annotations
 
+from secrets import token_hex
 from typing import Any, Literal
 
 from sqlalchemy import delete, exists, func, select, update
@@ -14,12 +15,27 @@ from sqlalchemy import delete, exists, func, select, update
 from andon.core.selection import Block
 from andon.errors import StoreError
 from andon.store.sql.codec import dump, read_block
-from andon.store.sql.tables import LIVE, Id, blocks, cancels, events, meta, records, runs, sessions
+from andon.store.sql.tables import (
+    LIVE,
+    Id,
+    blocks,
+    cancels,
+    events,
+    histories,
+    keys,
+    meta,
+    records,
+    runs,
+    secrets,
+    sessions,
+    states,
+)
 from andon.store.sql.transaction import Tx
 
 SESSIONS_AT_ONCE = 50
 RUNS_AT_ONCE = 200
 EVENTS_AT_ONCE = 5_000
+SECRET_BYTES = 32
 
 
 def block(tx: Tx, wanted: Block) -> None:
@@ -39,6 +55,20 @@ def list_blocks(tx: Tx) -> list[Block]:
     return sorted(map(read_block, found), key=lambda each: each.at)
 
 
+def find_secret(tx: Tx, name: str) -> str | None:
+    found: str | None = tx.execute(select(secrets.c.value).where(secrets.c.name == name)).scalar()
+    return found
+
+
+def make_secret(tx: Tx, name: str) -> str:
+    """If another process is quicker, its secret is the one."""
+    row = {"name": name, "value": token_hex(SECRET_BYTES)}
+    tx.execute(tx.insert(secrets).values(row).on_conflict_do_nothing(index_elements=["name"]))
+    made = find_secret(tx, name)
+    assert made is not None
+    return made
+
+
 # -- forgetting: each of these does a little, and says what; nothing, when it is done ---------------------------------
 
 
@@ -54,7 +84,8 @@ def forget_sessions(tx: Tx, before: float) -> dict[str, int]:
     if not gone:
         return {}
     counts = _forget_runs(tx, tx.execute(select(runs.c.number).where(runs.c.session.in_(gone))).scalars().all())
-    tx.execute(delete(sessions).where(sessions.c.id.in_(gone)))
+    for column in (histories.c.session, states.c.session, sessions.c.id):
+        tx.execute(delete(column.table).where(column.in_(gone)))
     return {"sessions": len(gone), **counts}
 
 
@@ -69,6 +100,8 @@ def _forget_runs(tx: Tx, numbers: Any) -> dict[str, int]:
     if not numbers:
         return {}
     counted = tx.execute(_COUNT.where(runs.c.number.in_(numbers))).scalar_one()
+    theirs = select(runs.c.run_id).where(runs.c.number.in_(numbers))
+    tx.execute(delete(keys).where(keys.c.run_id.in_(theirs)))
     for table in (events, records, runs):
         tx.execute(delete(table).where(table.c.number.in_(numbers)))
     return {"runs": len(numbers), "events": counted}

@@ -11,20 +11,23 @@ from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Row, and_, bindparam, delete, select, update
+from sqlalchemy import Row, and_, bindparam, collate, delete, func, or_, select, update
 
 from andon.core.session import still_busy
 from andon.core.states import RunStatus
 from andon.core.store import RunRecord, SessionKey, SessionRecord
 from andon.errors import NotContinuableError, RunIdTakenError, UnknownRunError
 from andon.messages import Message
-from andon.store.sql.codec import CHANGED, dump, dump_names, read_messages, read_record, read_state
-from andon.store.sql.tables import LIVE, Id, records, runs, sessions
+from andon.store.sql.codec import CHANGED, dump_names, read_messages, read_record
+from andon.store.sql.tables import LIVE, Id, histories, records, runs, sessions, states
 from andon.store.sql.transaction import Tx
+
+NOTHING = "[]"
+"""No messages, as they are kept."""
 
 
 class Part(NamedTuple):
-    """What one run has added."""
+    """What one run has added. What is JSON in it is read when it is asked for, and so after the transaction."""
 
     run_id: str
     row: Row[Any]
@@ -60,7 +63,7 @@ def with_status(kept: str, status: RunStatus) -> RunRecord:
 # -- the session as such --------------------------------------------------------------------------------------------
 
 
-def _is(key: SessionKey) -> Any:
+def is_key(key: SessionKey) -> Any:
     return and_(
         sessions.c.agent_id == key.agent_id,
         sessions.c.user_id == (key.user_id or ""),
@@ -72,7 +75,7 @@ def head_of_line(tx: Tx, key: SessionKey, created: float) -> Row[Any]:
     """The session's row, made if it is not there, and locked: whoever has it decides what comes next in the line."""
     Id.check(*key)
     names = {"agent_id": key.agent_id, "user_id": key.user_id or "", "session_id": key.session_id}
-    fresh = {**names, "state": "{}", "begun": False, "created": created, "updated": tx.wall}
+    fresh = {**names, "begun": False, "created": created, "updated": tx.wall}
     while (row := tx.execute(_HEAD, names).first()) is None:  # again, if it was deleted in between
         tx.write(tx.insert(sessions).values(fresh).on_conflict_do_nothing())
     return row
@@ -97,52 +100,42 @@ _THEIRS = select(sessions.c.id).where(sessions.c.id.in_(_their_sessions)).order_
 _TOUCH = update(sessions).where(sessions.c.id.in_(bindparam("ids", expanding=True)))
 
 
-def _session(row: Row[Any]) -> SessionRecord:
-    return SessionRecord(key_of(row), read_state(row.state), row.created, row.updated)
-
-
-def create(tx: Tx, key: SessionKey, state: dict[str, Any]) -> SessionRecord | None:
-    now = read_clock(tx)
-    row = head_of_line(tx, key, now)
-    if row.begun:
-        return None
-    kept = dump(state)
-    tx.execute(update(sessions).where(_is(key)).values(state=kept, begun=True, created=now, updated=now))
-    return SessionRecord(key, read_state(kept), now, now)
-
-
 def read_clock(tx: Tx) -> float:
     """The time that ages go by."""
     return float(tx.execute(select(tx.wall)).scalar_one())
 
 
-def find(tx: Tx, key: SessionKey) -> SessionRecord | None:
-    row = tx.execute(select(sessions).where(_is(key), sessions.c.begun)).first()
-    return None if row is None else _session(row)
+def list_all(
+    tx: Tx, agent_id: str, user_id: str | None, limit: int | None, after: tuple[float, str] | None
+) -> list[SessionRecord]:
+    """Without their states."""
+    wanted = select(sessions).where(_theirs(agent_id, user_id), sessions.c.begun)
+    name = collate(sessions.c.session_id, "C") if tx.postgres else sessions.c.session_id
+    if after is not None:
+        created, session_id = after
+        later = and_(sessions.c.created == created, name > session_id)
+        wanted = wanted.where(or_(sessions.c.created > created, later))
+    found = tx.execute(wanted.order_by(sessions.c.created, name).limit(limit))
+    return [SessionRecord(key_of(row), {}, row.created, row.updated) for row in found]
 
 
-def list_all(tx: Tx, agent_id: str, user_id: str | None) -> list[SessionRecord]:
-    theirs = and_(sessions.c.agent_id == agent_id, sessions.c.user_id == (user_id or ""), sessions.c.begun)
-    wanted = select(sessions).where(theirs).order_by(sessions.c.created, sessions.c.id)
-    return [_session(row) for row in tx.execute(wanted)]
+def count(tx: Tx, agent_id: str, user_id: str | None) -> int:
+    """Also those that are only the heads of lines: an index tells, and no row is read."""
+    return int(tx.execute(select(func.count()).select_from(sessions).where(_theirs(agent_id, user_id))).scalar_one())
 
 
-def change(tx: Tx, key: SessionKey, delta: dict[str, Any]) -> SessionRecord | None:
-    row = tx.execute(select(sessions).where(_is(key), sessions.c.begun).with_for_update()).first()
-    if row is None:
-        return None
-    kept, now = dump({**read_state(row.state), **delta}), read_clock(tx)
-    tx.execute(update(sessions).where(sessions.c.id == row.id).values(state=kept, updated=now))
-    return SessionRecord(key, read_state(kept), row.created, now)
+def _theirs(agent_id: str, user_id: str | None) -> Any:
+    return and_(sessions.c.agent_id == agent_id, sessions.c.user_id == (user_id or ""))
 
 
 def remove(tx: Tx, key: SessionKey) -> bool:
     """What its runs have said is forgotten; a run that is not over goes on, and its end is kept as a record alone."""
-    row = tx.execute(select(sessions.c.id).where(_is(key), sessions.c.begun).with_for_update()).first()
+    row = tx.execute(select(sessions.c.id).where(is_key(key), sessions.c.begun).with_for_update()).first()
     if row is None:
         return False
     theirs = select(runs.c.number).where(runs.c.session == row.id)
     tx.execute(update(records).where(records.c.number.in_(theirs)).values(messages=None))
+    tx.execute(delete(states).where(states.c.session == row.id))
     tx.execute(delete(sessions).where(sessions.c.id == row.id))
     return True
 
@@ -150,17 +143,28 @@ def remove(tx: Tx, key: SessionKey) -> bool:
 # -- the conversation -------------------------------------------------------------------------------------------------
 
 
-def parts(tx: Tx, session: Any) -> list[Part]:
-    """A conversation by its runs, without those that a later one has gone on with. `session` says which one."""
+def rows_of(tx: Tx, session: Any) -> Sequence[Row[Any]]:
+    """The runs of a session, and the version of its history, if it has one (see `histories`)."""
     wanted = (
-        select(runs, records.c.record, records.c.messages)
+        select(runs, records.c.record, records.c.messages, histories.c.version)
         .join(sessions, sessions.c.id == runs.c.session)
         .join(records, records.c.number == runs.c.number)
+        .outerjoin(histories, histories.c.session == sessions.c.id)
         .where(session)
         .order_by(runs.c.number)
     )
+    return tx.execute(wanted).all()
+
+
+def parts(tx: Tx, session: Any) -> list[Part]:
+    """What the runs of a session have added. `session` says which one."""
+    return parts_of(rows_of(tx, session))
+
+
+def parts_of(rows: Sequence[Row[Any]]) -> list[Part]:
+    """A conversation by its runs, without those that a later one has gone on with."""
     found: list[Part] = []
-    for row in tx.execute(wanted):
+    for row in rows:
         if row.messages is not None:
             found.append(Part(row.run_id, row))
         if row.ended is None:
@@ -169,20 +173,7 @@ def parts(tx: Tx, session: Any) -> list[Part]:
     return [part for part in found if part.run_id not in taken_up]
 
 
-def load(tx: Tx, key: SessionKey) -> list[Message]:
-    return [message for part in parts(tx, _is(key)) for message in part.messages]
-
-
-def history(tx: Tx, key: SessionKey) -> list[tuple[RunRecord, list[Message]]]:
-    return [(part.record, part.messages) for part in parts(tx, _is(key))]
-
-
-def find_run(tx: Tx, run_id: str) -> RunRecord | None:
-    row = _run(tx, run_id)
-    return None if row is None else record_of(row)
-
-
-def _run(tx: Tx, run_id: str) -> Row[Any] | None:
+def find_run(tx: Tx, run_id: str) -> Row[Any] | None:
     return tx.execute(_RUN, {"run_id": run_id}).first()
 
 
@@ -205,28 +196,28 @@ _RUN = select(runs, records.c.record).join(records, records.c.number == runs.c.n
 _RUN = _RUN.where(runs.c.run_id == bindparam("run_id"))
 
 
-def added(tx: Tx, run_id: str) -> list[Message] | None:
-    row = _run(tx, run_id)
+def added(tx: Tx, run_id: str) -> Part | None:
+    row = find_run(tx, run_id)
     mine = [] if row is None else [each for each in parts(tx, sessions.c.id == row.session) if each.run_id == run_id]
-    return mine[0].messages if mine else None
+    return mine[0] if mine else None
 
 
-def save(tx: Tx, record: RunRecord, messages: Sequence[Message]) -> None:
-    """Keep a run that nobody holds a lease of, and that is written by one process only."""
+def save(tx: Tx, record: RunRecord, text: str, messages: str) -> None:
+    """Keep a run that nobody holds a lease of, and that is written by one process only. `text` is its record."""
     head = head_of_line(tx, record.session, record.created_at)
     row = lock_run(tx, record.run_id)
     if row is not None and row.created != record.created_at:
         raise RunIdTakenError(f"run id {record.run_id!r} belongs to another run")
     if row is None:
-        insert_run(tx, record, head.id, epoch=0)
+        insert_run(tx, record, text, head.id, epoch=0)
         row = tx.execute(select(runs).where(runs.c.run_id == record.run_id)).one()
     change_run(tx, row.number, record.status, {"status": record.status.value, "continues": record.continues})
-    keep(tx, row.number, record, messages if row.session == head.id else None)
+    keep(tx, row.number, text, messages if row.session == head.id else None)
     touch(tx, {head.id})
     tx.say(dump_names(CHANGED, [record.run_id]))
 
 
-def insert_run(tx: Tx, record: RunRecord, session: int, **columns: Any) -> bool:
+def insert_run(tx: Tx, record: RunRecord, text: str, session: int, **columns: Any) -> bool:
     """False if the id is taken."""
     Id.check(record.run_id)
     row = {
@@ -246,13 +237,12 @@ def insert_run(tx: Tx, record: RunRecord, session: int, **columns: Any) -> bool:
     if not tx.execute(adding, execution_options={"preserve_rowcount": True}).rowcount:
         return False
     number = select(runs.c.number).where(runs.c.run_id == record.run_id).scalar_subquery()
-    tx.write(tx.insert(records).values(number=number, record=dump(record), messages=None))
+    tx.write(tx.insert(records).values(number=number, record=text, messages=None))
     return True
 
 
-def keep(tx: Tx, number: int, record: RunRecord, messages: Sequence[Message] | None) -> None:
-    kept = None if messages is None else dump(messages)
-    tx.write(KEEP, {"which": number, "record": dump(record), "messages": kept})
+def keep(tx: Tx, number: int, record: str, messages: str | None) -> None:
+    tx.write(KEEP, {"which": number, "record": record, "messages": messages})
 
 
 KEEP = update(records).where(records.c.number == bindparam("which"))
@@ -266,14 +256,14 @@ def change_run(tx: Tx, number: int, status: RunStatus, state: dict[str, Any]) ->
 
 
 def take_back(tx: Tx, run_id: str) -> None:
-    row = _run(tx, run_id)
+    row = find_run(tx, run_id)
     if row is None:
         raise UnknownRunError(f"there is no run {run_id!r}")
     lock_all(tx, [run_id])
     wanted = select(runs).where(runs.c.session == row.session, LIVE).order_by(runs.c.number)
     if (holder := tx.execute(wanted).first()) is not None:
         raise still_busy(key_of(holder), holder.run_id, status_of(holder))
-    mine = [part for part in parts(tx, sessions.c.id == row.session) if part.messages]
+    mine = [part for part in parts(tx, sessions.c.id == row.session) if part.row.messages != NOTHING]
     if run_id not in [part.run_id for part in mine]:
         raise NotContinuableError(f"run {run_id!r} is not part of its session: it was taken back or continued")
     if run_id != mine[-1].run_id:

@@ -20,14 +20,17 @@ from andon.core.events import Event
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Block, CancelEntry, Outcomes, Selection
 from andon.core.session import OnBusy
-from andon.core.shared import Asked, Changed, Glance, Granted, Lease, Listening, Look, Progress, Renewal, Taken
-from andon.core.store import RunRecord, SessionKey, SessionRecord
+from andon.core.shared import Asked, Changed, Glance, Granted, KeyUse, Lease, Listening, Look, Progress, Renewal, Taken
+from andon.core.store import RequestKey, RunRecord, SessionKey, SessionRecord, brought
 from andon.errors import StoreError
 from andon.messages import Message
-from andon.store.sql import asking, at_once, by_hand, database, holding, service, sessions
+from andon.store.sql import asking, at_once, by_hand, database, histories, holding, keys, service, sessions, states
+from andon.store.sql.codec import dump, read_messages, read_state
 from andon.store.sql.database import Database
 from andon.store.sql.faults import LockedError
 from andon.store.sql.transaction import Tx
+from andon.store.sql.written import Ending, written
+from andon.store.state import MAX_STATE, check_size, checked_limit
 
 LOCKED_SECONDS = 0.05
 """After this, what somebody has locked is tried again."""
@@ -39,11 +42,18 @@ class SQLStore:
     It is opened by the first call, from any loop or thread; close it when nothing uses it any more.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, max_state: int = MAX_STATE) -> None:
         self._db = Database(url)
+        self.max_state = checked_limit(max_state)
+        """How many bytes the state of a session may take, as JSON."""
 
     def __repr__(self) -> str:
         return f"<SQLStore {self._db.address.shown}>"
+
+    @property
+    def shown(self) -> str:
+        """Where the database is, without its password."""
+        return self._db.address.shown
 
     @property
     def lag(self) -> float:
@@ -51,49 +61,91 @@ class SQLStore:
 
     # -- conversations ------------------------------------------------------------------------------------------------
 
+    # What is JSON is read and written here, and not in the threads that others wait for.
+
     async def load(self, session: SessionKey) -> list[Message]:
-        return await self._db.read(lambda tx: sessions.load(tx, session))
+        before, parts = await self._db.read(lambda tx: histories.read(tx, session))
+        said = [] if before is None else read_messages(before.messages)
+        return [*said, *(message for part in parts for message in part.messages)]
 
     def save(self, record: RunRecord, messages: Sequence[Message]) -> Awaitable[None]:
-        return self._db.change(lambda tx: sessions.save(tx, record, messages))
+        text, said = dump(record), dump(messages)
+        return self._db.change(lambda tx: sessions.save(tx, record, text, said))
 
     async def find(self, run_id: str) -> RunRecord | None:
-        return await self._db.read(lambda tx: sessions.find_run(tx, run_id))
+        row = await self._db.read(lambda tx: sessions.find_run(tx, run_id))
+        return None if row is None else sessions.record_of(row)
 
     async def added(self, run_id: str) -> list[Message] | None:
-        return await self._db.read(lambda tx: sessions.added(tx, run_id))
+        part = await self._db.read(lambda tx: sessions.added(tx, run_id))
+        return None if part is None else part.messages
 
     async def take_back(self, run_id: str) -> None:
         await self._db.change(lambda tx: sessions.take_back(tx, run_id))
 
     async def history(self, session: SessionKey) -> list[tuple[RunRecord, list[Message]]]:
-        return await self._db.read(lambda tx: sessions.history(tx, session))
+        before, parts = await self._db.read(lambda tx: histories.read(tx, session))
+        told = [(part.record, part.messages) for part in parts]
+        if before is None:
+            return told
+        record = brought(SessionRecord(session, {}, before.created, before.created))
+        return [(record, read_messages(before.messages)), *told]
 
-    async def create_session(self, session: SessionKey, state: dict[str, Any]) -> SessionRecord | None:
-        return await self._db.change(lambda tx: sessions.create(tx, session, state))
+    async def create_session(
+        self, session: SessionKey, state: dict[str, Any], messages: Sequence[Message] = ()
+    ) -> SessionRecord | None:
+        text, said = self._written(state), dump(list(messages)) if messages else None
+        kept = await self._db.change(lambda tx: histories.create(tx, session, text, said))
+        return None if kept is None else _session(session, kept)
+
+    async def replace_session(self, session: SessionKey, messages: Sequence[Message]) -> SessionRecord:
+        said = dump(list(messages))
+        return _session(session, await self._db.change(lambda tx: histories.replace(tx, session, said)))
 
     async def find_session(self, session: SessionKey) -> SessionRecord | None:
-        return await self._db.read(lambda tx: sessions.find(tx, session))
+        kept = await self._db.read(lambda tx: states.find(tx, session))
+        return None if kept is None else _session(session, kept)
 
-    async def list_sessions(self, agent_id: str, user_id: str | None) -> list[SessionRecord]:
-        return await self._db.read(lambda tx: sessions.list_all(tx, agent_id, user_id))
+    async def list_sessions(
+        self, agent_id: str, user_id: str | None, limit: int | None = None, after: tuple[float, str] | None = None
+    ) -> list[SessionRecord]:
+        return await self._db.read(lambda tx: sessions.list_all(tx, agent_id, user_id, limit, after))
+
+    async def count_sessions(self, agent_id: str, user_id: str | None) -> int:
+        return await self._db.read(lambda tx: sessions.count(tx, agent_id, user_id))
 
     async def update_session(self, session: SessionKey, delta: dict[str, Any]) -> SessionRecord | None:
-        return await self._db.change(lambda tx: sessions.change(tx, session, delta))
+        while (before := await self._db.read(lambda tx: states.find(tx, session))) is not None:
+            text = self._written({**read_state(before.state), **delta})
+            now = await self._db.change(partial(states.change, before=before, state=text))
+            if now is not None:
+                return _session(session, before._replace(state=text, updated=now))
+            # Somebody else was quicker, and has changed it: this goes on top of that.
+        return None
 
-    async def delete_session(self, session: SessionKey) -> bool:
-        return await self._db.change(lambda tx: sessions.remove(tx, session))
+    def _written(self, state: dict[str, Any]) -> str:
+        text = dump(state)
+        check_size(len(text.encode()), self.max_state)
+        return text
+
+    async def delete_session(self, session: SessionKey, *, idle: bool = False) -> bool:
+        return await self._db.change(lambda tx: histories.remove(tx, session, idle=idle))
 
     # -- a run, by whoever holds it -----------------------------------------------------------------------------------
 
     async def enter(self, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Granted:
-        def enter(tx: Tx) -> Granted:
-            usual = None if self._db.postgres else by_hand.enter(tx, record, owner, seconds)
-            return usual or holding.enter(tx, record, owner, seconds, on_busy)
+        text = dump(record)
 
-        if self._db.postgres:
+        def enter(tx: Tx) -> Granted:
+            quick = not self._db.postgres and record.request_key is None
+            usual = by_hand.enter(tx, record, text, owner, seconds) if quick else None
+            return usual or holding.enter(tx, record, text, owner, seconds, on_busy)
+
+        if self._db.postgres and record.request_key is None:
             deadline = time.monotonic() + database.ANSWER_SECONDS
-            usual = await self._db.change(lambda tx: at_once.enter(tx, record, owner, seconds, deadline), at_once=True)
+            usual = await self._db.change(
+                lambda tx: at_once.enter(tx, record, text, owner, seconds, deadline), at_once=True
+            )
             if usual is not None:
                 return usual
         return await self._db.change(enter)
@@ -101,43 +153,52 @@ class SQLStore:
     async def take_turn(self, lease: Lease) -> bool:
         return await self._db.change(lambda tx: holding.take_turn(tx, lease))
 
+    async def bring(self, lease: Lease, messages: Sequence[Message]) -> None:
+        said = dump(list(messages))
+        await self._db.change(lambda tx: histories.bring(tx, lease, said))
+
     async def renew(self, leases: Sequence[Lease], seconds: float | None) -> Renewal:
         if seconds is None:
-            return await self._db.read(lambda tx: holding.renew(tx, leases, None))
+            return await self._db.look(lambda tx: holding.renew(tx, leases, None))
         if self._db.postgres:
             return await self._db.renew(lambda tx: at_once.renew(tx, leases, seconds), at_once=True)
         return await self._db.renew(lambda tx: holding.renew(tx, leases, seconds))
 
     async def write(self, batch: Sequence[Progress]) -> list[str]:
+        news = written(batch)
         if self._db.postgres:
-            return await self._db.progress(lambda tx: at_once.write(tx, batch), at_once=True)
-        return await self._db.progress(lambda tx: holding.write(tx, batch))
+            return await self._db.progress(lambda tx: at_once.write(tx, news), at_once=True)
+        return await self._db.progress(lambda tx: holding.write(tx, news))
 
     async def finish(
         self, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]
     ) -> RunRecord | CancelRequest | None:
-        if self._db.postgres and await self._db.end(
-            lambda tx: at_once.finish(tx, lease, record, messages, events), at_once=True
-        ):
+        end = Ending.of(lease, record, messages, events)
+        if self._db.postgres and await self._db.end(lambda tx: at_once.finish(tx, end), at_once=True):
             return None
-        return await self._db.end(lambda tx: self._finish(tx, lease, record, messages, events))
+        return await self._db.end(lambda tx: self._finish(tx, end))
 
-    def _finish(
-        self, tx: Tx, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]
-    ) -> RunRecord | CancelRequest | None:
-        if not self._db.postgres and by_hand.finish(tx, lease, record, messages, events):
+    def _finish(self, tx: Tx, end: Ending) -> RunRecord | CancelRequest | None:
+        if not self._db.postgres and by_hand.finish(tx, end):
             return None
-        return holding.finish(tx, lease, record, messages, events)
+        return holding.finish(tx, end)
 
     # -- a run, by others ---------------------------------------------------------------------------------------------
 
-    async def take_up(self, run_id: str, owner: str, seconds: float) -> Taken | None:
-        return await self._db.change(lambda tx: holding.take_up(tx, run_id, owner, seconds))
+    async def take_up(
+        self, run_id: str, owner: str, seconds: float, request_key: RequestKey | None = None
+    ) -> Taken | None:
+        found = await self._db.change(lambda tx: holding.take_up(tx, run_id, owner, seconds, request_key))
+        return None if found is None else found.read()
+
+    async def find_key(self, agent_id: str, user_id: str | None, key: str) -> KeyUse | None:
+        return await self._db.read(lambda tx: keys.find(tx, agent_id, user_id, key))
 
     async def take_orphans(self, owner: str, seconds: float, limit: int) -> list[Taken]:
         if not await self._db.read(holding.has_orphans):  # as nearly always, and who only reads is in nobody's way
             return []
-        return await self._db.change(lambda tx: holding.take_orphans(tx, owner, seconds, limit))
+        found = await self._db.change(lambda tx: holding.take_orphans(tx, owner, seconds, limit))
+        return [each.read() for each in found]
 
     async def request_cancel(self, which: Selection, request: CancelRequest) -> Outcomes:
         if self._db.postgres and which.run_id is not None and not which.statuses:
@@ -154,13 +215,14 @@ class SQLStore:
             await asyncio.sleep(LOCKED_SECONDS)  # meanwhile other cancels have their turn
 
     async def read_events(self, run_id: str, after: int, limit: int) -> list[Event]:
-        return await self._db.read(lambda tx: asking.list_events(tx, run_id, after, limit))
+        rows = await self._db.read(lambda tx: asking.list_events(tx, run_id, after, limit))
+        return asking.read_events(rows, run_id, after, limit)
 
     async def last_event(self, run_id: str) -> Event | None:
         return await self._db.read(lambda tx: asking.last_event(tx, run_id))
 
-    async def list_runs(self, which: Selection, limit: int) -> list[RunRecord]:
-        return await self._db.read(lambda tx: asking.list_runs(tx, which, limit))
+    async def list_runs(self, which: Selection, limit: int, before: tuple[float, str] | None = None) -> list[RunRecord]:
+        return list(map(sessions.record_of, await self._db.read(lambda tx: asking.list_runs(tx, which, limit, before))))
 
     async def glance(self, run_ids: Sequence[str]) -> dict[str, Glance]:
         return await self._db.read(lambda tx: asking.glance(tx, run_ids))
@@ -178,6 +240,10 @@ class SQLStore:
 
     async def blocks(self) -> list[Block]:
         return await self._db.read(service.list_blocks)
+
+    async def secret(self, name: str) -> str:
+        found = await self._db.read(lambda tx: service.find_secret(tx, name))
+        return found if found is not None else await self._db.change(lambda tx: service.make_secret(tx, name))
 
     async def cancel_log(self, which: Selection, limit: int) -> list[CancelEntry]:
         return await self._db.read(lambda tx: asking.cancel_log(tx, which, limit))
@@ -202,3 +268,7 @@ class SQLStore:
 
     async def close(self) -> None:
         await self._db.close()
+
+
+def _session(key: SessionKey, kept: states.Kept) -> SessionRecord:
+    return SessionRecord(key, read_state(kept.state), kept.created, kept.updated)

@@ -88,7 +88,6 @@ sessions = Table(
     Column("agent_id", Id, nullable=False),
     Column("user_id", Id, nullable=False),
     Column("session_id", Id, nullable=False),
-    Column("state", Text, nullable=False),
     Column("begun", Boolean, nullable=False),  # until then it is only the head of a line
     Column("created", Double, nullable=False),  # that of the run that made it, if one did
     Column("updated", Double, nullable=False),
@@ -96,6 +95,15 @@ sessions = Table(
     Index("andon_sessions_age", "updated"),
     sqlite_autoincrement=True,
 )
+
+states = Table(
+    "andon_states",
+    metadata,
+    Column("session", BigInteger, primary_key=True, autoincrement=False),
+    Column("state", Text, nullable=False),
+    Column("version", Integer, nullable=False),  # counts its changes
+)
+"""The states of those sessions that have one. They are large: who only touches a session does not write them anew."""
 
 runs = Table(
     "andon_runs",
@@ -118,6 +126,7 @@ runs = Table(
     Column("ended", Double),
     Index("andon_runs_line", "session", "number"),
     Index("andon_runs_ended", "ended"),
+    Index("andon_runs_created", "created"),  # what is listed page by page
     sqlite_autoincrement=True,
 )
 
@@ -135,6 +144,15 @@ records = Table(
     Column("record", Text, nullable=False),
     Column("messages", Text),  # none: it has added nothing yet, or that was taken back
 )
+
+histories = Table(
+    "andon_histories",
+    metadata,
+    Column("session", BigInteger, primary_key=True, autoincrement=False),
+    Column("version", Integer, nullable=False),  # another one whenever it is replaced
+    Column("messages", Text, nullable=False),
+)
+"""What was said in a session before the first of its runs: what somebody has put there."""
 
 events = Table(
     "andon_events",
@@ -166,6 +184,27 @@ news = Table(
     Column("said", Text, nullable=False),
 )
 """What others are told of, in a file; the last of it. A server tells them itself."""
+
+keys = Table(
+    "andon_keys",
+    metadata,
+    Column("agent_id", Id, primary_key=True),
+    Column("user_id", Id, primary_key=True),
+    Column("key", Id, primary_key=True),
+    Column("run_id", Id, nullable=False),
+    Column("said", Text, nullable=False),  # a digest of what was asked for
+    Column("after_seq", Integer, nullable=False),  # the last event before that
+    Index("andon_keys_run", "run_id"),
+)
+"""Idempotency keys, each user's own."""
+
+secrets = Table(
+    "andon_secrets",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+)
+"""Random text that all processes of a database share, each for the purpose that its name says."""
 
 blocks = Table(
     "andon_blocks",

@@ -17,7 +17,7 @@ from andon.errors import StoreError
 from andon.store.sql.address import Address
 from andon.store.sql.schema import VERSION
 
-log = logging.getLogger("andon")
+log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 3.0
 

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An answer that must fit a JSON schema: how clients ask for structured output over HTTP.
+
+The schema is somebody else's, and so is checked as closely as the answer. What must stay true: no schema and no answer
+makes this take long. So nothing is fetched, references stay inside the schema, patterns are matched in linear time (by
+the engine that pydantic brings), and there is a bound on the steps of one check. A keyword that would be passed over
+is refused, because then the answer might not be what was asked for. `format` is a note to the model, and not checked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+
+from andon.errors import ConfigurationError, OutputError
+from andon.models.base import OutputSpec
+
+RESULT = "result"
+"""The field that an answer is wrapped in, if it is no object: providers want one."""
+
+MAX_DEPTH = 32
+MAX_PARTS = 5_000
+MAX_STEPS = 100_000
+"""How many parts of a schema are looked at for one answer. Each reference that is followed may double the work."""
+
+_FENCED = r"\s*```[a-zA-Z]*\s*\n(.*?)\n?\s*```\s*"
+_INSIDE = r"#(/(\$defs|definitions)/([^/~%]+))?"
+
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "string": lambda value: isinstance(value, str),
+    "boolean": lambda value: isinstance(value, bool),
+    "null": lambda value: value is None,
+    "array": lambda value: isinstance(value, list),
+    "object": lambda value: isinstance(value, dict),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "integer": lambda value: (
+        not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
+    ),
+}
+_ONE = frozenset({"items", "additionalProperties", "not"})
+_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+_NAMED = frozenset({"properties", "$defs", "definitions"})
+_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
+_REST = frozenset({"type", "enum", "const", "required", "pattern", "uniqueItems", "$ref"})
+_NOTES = frozenset(
+    {"title", "description", "default", "examples", "format", "$schema", "$id", "$comment", "deprecated", "readOnly"}
+    | {"writeOnly", "discriminator"}
+)
+_KNOWN = _ONE | _LISTS | _NAMED | _NUMBERS | _COUNTS | _REST | _NOTES
+
+
+class JsonSchema:
+    """The form of an answer, as a JSON schema. Raises `ConfigurationError` for one that can't be checked."""
+
+    __slots__ = ("_patterns", "_wrapped", "kept", "spec")
+
+    def __init__(self, schema: Any, name: str = "answer") -> None:
+        self._patterns: dict[str, Any] = {}
+        self.kept: dict[str, Any] = schema
+        self._check_schema(schema)
+        self._wrapped = schema.get("type") != "object"
+        self.spec = OutputSpec(name, _wrap(schema) if self._wrapped else schema)
+
+    def parse(self, text: str) -> Any:
+        bare = without_fence(text)
+        try:
+            value = msgspec.json.decode(bare)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise OutputError(f"the answer is no JSON: {error}", text=text) from None
+        if self._wrapped and isinstance(value, dict) and value.keys() == {RESULT} and not self._problems(value[RESULT]):
+            return value[RESULT]
+        if problems := self._problems(value):
+            raise OutputError(f"the answer does not fit the schema: {'; '.join(problems)}", text=text)
+        return value
+
+    def dump(self, value: Any) -> Any:
+        return value
+
+    # -- the schema ---------------------------------------------------------------------------------------------------
+
+    def _check_schema(self, root: Any) -> None:
+        """Raise for what is no schema, or for one that is not understood completely."""
+        if not isinstance(root, dict):
+            raise _no_schema("$", "is no object")
+        defined = {f"#/{key}/{name}" for key in ("$defs", "definitions") for name in _dict_of(root.get(key))}
+        todo: list[tuple[Any, str, int]] = [(root, "$", 0)]
+        for count, (schema, place, depth) in enumerate(_growing(todo)):
+            if depth > MAX_DEPTH or count > MAX_PARTS:
+                raise _no_schema(place, f"is too much: {MAX_DEPTH} levels and {MAX_PARTS:,} parts are the most")
+            if isinstance(schema, bool):
+                continue
+            if not isinstance(schema, dict):
+                raise _no_schema(place, "is neither an object nor a truth value")
+            if unknown := sorted(str(key) for key in schema.keys() - _KNOWN):
+                raise _no_schema(place, f"has {', '.join(unknown)}, which is not supported here")
+            for key, value in schema.items():
+                problem = self._wrong_keyword(key, value)
+                if problem is None and key == "$ref":
+                    problem = _wrong_reference(value, root, defined)
+                if problem is not None:
+                    raise _no_schema(f"{place}.{key}", problem)
+                todo += [(each, f"{place}.{key}{at}", depth + 1) for at, each in _parts(key, value)]
+
+    def _wrong_keyword(self, key: str, value: Any) -> str | None:
+        problem = None
+        if key == "type":
+            names = value if isinstance(value, list) else [value]
+            if not names or not all(isinstance(name, str) and name in _TYPES for name in names):
+                problem = f"is {value!r}; use {', '.join(_TYPES)}, or a list of these"
+        elif key in _LISTS or key in ("enum", "required"):
+            least = 0 if key == "required" else 1
+            if not isinstance(value, list) or len(value) < least:
+                problem = "is no list, or an empty one"
+            elif key == "required" and not all(isinstance(name, str) for name in value):
+                problem = "has something that is no name"
+        elif key in _NAMED:
+            problem = None if isinstance(value, dict) else "is no object"
+        elif key in _NUMBERS:
+            if not _TYPES["number"](value) or (key == "multipleOf" and value <= 0):
+                problem = f"is {value!r}, which is no number that can be meant"
+        elif key in _COUNTS:
+            problem = None if _TYPES["integer"](value) and value >= 0 else f"is {value!r}; it is a whole number"
+        elif key == "pattern":
+            problem = self._wrong_pattern(value)
+        elif key == "uniqueItems":
+            problem = None if isinstance(value, bool) else "is no truth value"
+        return problem
+
+    def _wrong_pattern(self, pattern: Any) -> str | None:
+        from pydantic_core import SchemaError, SchemaValidator, core_schema
+
+        if not isinstance(pattern, str):
+            return "is no text"
+        try:
+            self._patterns[pattern] = SchemaValidator(core_schema.str_schema(pattern=pattern))
+        except SchemaError:
+            return f"is {pattern[:80]!r}, which can't be matched here: patterns have no look-around and no references"
+        return None
+
+    # -- an answer ----------------------------------------------------------------------------------------------------
+
+    def _problems(self, value: Any) -> list[str]:
+        """What is wrong with an answer; the first three."""
+        try:
+            found = _Check(self.kept, self._patterns).problems(value, self.kept, "")
+            return [f"{place or 'it'} {what}" for (place, what), _ in zip(found, range(3), strict=False)]
+        except _TooMuchError:
+            return [f"it takes more than {MAX_STEPS:,} steps to check it"]
+        except RecursionError:
+            return ["it is nested too deeply"]
+
+
+class _TooMuchError(Exception):
+    pass
+
+
+class _Check:
+    """The check of one answer."""
+
+    __slots__ = ("_patterns", "_root", "_steps")
+
+    def __init__(self, root: dict[str, Any], patterns: Mapping[str, Any]) -> None:
+        self._root, self._patterns, self._steps = root, patterns, 0
+
+    def problems(self, value: Any, schema: Any, place: str) -> Iterator[tuple[str, str]]:
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise _TooMuchError
+        if schema is True:
+            return
+        if schema is False:
+            yield place, "must not be there"
+            return
+        if (reference := schema.get("$ref")) is not None:
+            yield from self.problems(value, _find(self._root, reference), place)
+        if (kinds := schema.get("type")) is not None:
+            names = kinds if isinstance(kinds, list) else [kinds]
+            if not any(_TYPES[name](value) for name in names):
+                yield place, f"is no {' or '.join(names)}"
+                return  # all else would be said of something that it is not
+        yield from self._values(value, schema, place)
+        yield from self._combined(value, schema, place)
+        if isinstance(value, dict):
+            yield from self._object(value, schema, place)
+        elif isinstance(value, list):
+            yield from self._array(value, schema, place)
+
+    def _values(self, value: Any, schema: dict[str, Any], place: str) -> Iterator[tuple[str, str]]:
+        if "enum" in schema and _plain(value) not in [_plain(each) for each in schema["enum"]]:
+            yield place, f"is none of {_json(schema['enum'])}"
+        if "const" in schema and _plain(value) != _plain(schema["const"]):
+            yield place, f"is not {_json(schema['const'])}"
+        if _TYPES["number"](value):
+            for keyword, (wrong, words) in _BOUNDS.items():
+                if keyword in schema and wrong(value, schema[keyword]):
+                    yield place, f"{words} {schema[keyword]}"
+        elif isinstance(value, str):
+            yield from _size(len(value), schema, "Length", "characters", place)
+            pattern = schema.get("pattern")
+            if pattern is not None and not self._patterns[pattern].isinstance_python(value):
+                yield place, f"does not match {pattern!r}"
+
+    def _combined(self, value: Any, schema: dict[str, Any], place: str) -> Iterator[tuple[str, str]]:
+        for each in schema.get("allOf", ()):
+            yield from self.problems(value, each, place)
+        if "anyOf" in schema and not any(self._fits(value, each) for each in schema["anyOf"]):
+            yield place, "fits none of anyOf"
+        if "oneOf" in schema and (fitting := sum(self._fits(value, each) for each in schema["oneOf"])) != 1:
+            yield place, f"fits {fitting} of oneOf, and must fit one"
+        if "not" in schema and self._fits(value, schema["not"]):
+            yield place, "fits what it must not"
+
+    def _fits(self, value: Any, schema: Any) -> bool:
+        return next(self.problems(value, schema, ""), None) is None
+
+    def _object(self, value: dict[str, Any], schema: dict[str, Any], place: str) -> Iterator[tuple[str, str]]:
+        yield from _size(len(value), schema, "Properties", "fields", place)
+        for name in schema.get("required", ()):
+            if name not in value:
+                yield _at(place, name), "is missing"
+        known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        for name, each in value.items():
+            yield from self.problems(each, known.get(name, others), _at(place, name))
+
+    def _array(self, value: list[Any], schema: dict[str, Any], place: str) -> Iterator[tuple[str, str]]:
+        yield from _size(len(value), schema, "Items", "items", place)
+        if schema.get("uniqueItems") and len({_plain(each) for each in value}) < len(value):
+            yield place, "has an item twice"
+        first, others = schema.get("prefixItems", ()), schema.get("items", True)
+        for number, each in enumerate(value):
+            wanted = first[number] if number < len(first) else others
+            yield from self.problems(each, wanted, _at(place, number))
+
+
+def without_fence(text: str) -> str:
+    """The JSON itself, if the model has put it into a fenced block, as many do."""
+    found = re.fullmatch(_FENCED, text, re.DOTALL)
+    return text if found is None else found[1]
+
+
+def _wrap(schema: dict[str, Any]) -> dict[str, Any]:
+    """An object that has what is asked for as its one field. What references lead to stays at the root."""
+    shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    inner = {key: value for key, value in schema.items() if key not in shared and key != "$schema"}
+    return {
+        "type": "object",
+        "properties": {RESULT: inner},
+        "required": [RESULT],
+        "additionalProperties": False,
+        **shared,
+    }
+
+
+def _wrong_reference(reference: Any, root: dict[str, Any], defined: set[str]) -> str | None:
+    found = re.fullmatch(_INSIDE, reference) if isinstance(reference, str) else None
+    if found is None or (found[1] and reference not in defined):
+        return f"is {reference!r}; it may be '#' or '#/$defs/…', and what it names must be there"
+    if reference == "#" and root.get("type") != "object":
+        return "is '#', which only a schema of an object may have: move it to $defs"
+    return None
+
+
+def _find(root: dict[str, Any], reference: str) -> Any:
+    schema: Any = root
+    for name in reference.split("/")[1:]:
+        schema = schema[name]
+    return schema
+
+
+def _parts(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The schemas inside a keyword's value, each with its place."""
+    if key in _ONE:
+        yield "", value
+    elif key in _LISTS:
+        yield from ((f".{number}", each) for number, each in enumerate(value))
+    elif key in _NAMED:
+        yield from ((f".{name}", each) for name, each in value.items())
+
+
+def _growing(todo: list[Any]) -> Iterator[Any]:
+    while todo:
+        yield todo.pop()
+
+
+def _dict_of(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _size(size: int, schema: dict[str, Any], what: str, unit: str, place: str) -> Iterator[tuple[str, str]]:
+    if size < schema.get(f"min{what}", 0):
+        yield place, f"has {size} {unit}, and needs {schema[f'min{what}']}"
+    if size > schema.get(f"max{what}", size):
+        yield place, f"has {size} {unit}, and may have {schema[f'max{what}']}"
+
+
+def _is_no_multiple(value: Any, of: Any) -> bool:
+    try:
+        return Decimal(str(value)) % Decimal(str(of)) != 0
+    except InvalidOperation:  # more digits than can be told
+        return False
+
+
+_BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "minimum": (lambda value, bound: value < bound, "is less than"),
+    "maximum": (lambda value, bound: value > bound, "is more than"),
+    "exclusiveMinimum": (lambda value, bound: value <= bound, "is not more than"),
+    "exclusiveMaximum": (lambda value, bound: value >= bound, "is not less than"),
+    "multipleOf": (_is_no_multiple, "is no multiple of"),
+}
+
+
+def _plain(value: Any) -> Any:
+    """Something that is equal, and hashes alike, where JSON is the same: 1 is 1.0, and not true."""
+    if isinstance(value, bool):
+        return ("truth", value)
+    if isinstance(value, list):
+        return tuple(map(_plain, value))
+    if isinstance(value, dict):
+        return frozenset((name, _plain(each)) for name, each in value.items())
+    return value
+
+
+def _at(place: str, name: str | int) -> str:
+    return f"{place}.{name}" if place else str(name)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()[:200]
+
+
+def _no_schema(place: str, what: str) -> ConfigurationError:
+    return ConfigurationError(f"output_schema: {place} {what}")

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is logged while a command runs an agent here: on stderr, for whoever wrote the agent.
+
+What a tool, a hook or a model raised is told in one line with the run's events. Its traceback is only in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from andon.core.escaping import escaped
+from andon.errors import AndonError
+
+
+class LineFormatter(logging.Formatter):
+    """Nothing that anybody wrote can look like a line of its own, or steer the terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
+        return escaped(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the library's name
+        return "\n".join(f"    {escaped(line)}" for line in super().formatException(ei).splitlines())
+
+
+def _says_more(record: logging.LogRecord) -> bool:
+    """An error of ours says in its line all that there is to say, and that line is told with the run's events."""
+    return not (record.exc_info and isinstance(record.exc_info[1], AndonError))
+
+
+def show_log(*, quiet: bool) -> None:
+    """Write warnings to stderr; or, if nobody wants to hear more than errors, these. A program's own log comes first:
+    where it has set up one, that is what there is. A handler that writes nothing, as libraries add them, is no log.
+    """
+    root, ours = logging.getLogger(), logging.getLogger("andon")
+    if all(isinstance(each, logging.NullHandler) for each in [*root.handlers, *ours.handlers]):
+        handler = logging.StreamHandler()
+        handler.setFormatter(LineFormatter("%(levelname)s %(name)s: %(message)s"))
+        handler.setLevel(logging.ERROR if quiet else logging.WARNING)
+        handler.addFilter(_says_more)
+        root.addHandler(handler)

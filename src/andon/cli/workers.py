@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parent of the processes that serve: `andon serve --workers N`, and `--reload`.
+
+The parent holds the listening socket and runs nothing else. A worker is the same command in a process of its own, which
+gets that socket and a line to its parent (`andon.server.parent`). What must stay true: one signal to the parent drains
+all workers, a second one ends all of them at once; a worker that dies is replaced; and no worker outlives its parent.
+
+Workers are in process groups of their own: Ctrl-C at a terminal reaches the parent alone, or each would hear it twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from andon.cli.files import Files
+from andon.cli.mistake import Exit
+from andon.cli.show import note
+from andon.server.parent import END, VARIABLE
+
+RESTART_SECONDS, LONGEST_RESTART_SECONDS = 1.0, 30.0
+"""A worker that has died is replaced after so long; one that does not come up is tried again more and more rarely."""
+
+RELOAD_SECONDS = 15.0
+"""What a worker gets to end in, besides its `--drain`, when the program has changed. A tool may block its loop."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Worker:
+    """A process that serves, and the line that ties it to this one."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._process, self._reader, self._writer = process, reader, writer
+        self.pid = process.pid
+
+    @classmethod
+    async def start(cls, number: int, arguments: Sequence[str], listener: socket.socket) -> Worker:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",  # or a file `andon.py` in this folder would be run in our place
+                *(f"-W{each}" for each in sys.warnoptions),
+                "-m",
+                "andon",
+                *arguments,
+                env={**os.environ, VARIABLE: f"{listener.fileno()},{theirs.fileno()},{number}"},
+                stdin=asyncio.subprocess.DEVNULL,  # it is not in the terminal's foreground, and may not read from it
+                pass_fds=(listener.fileno(), theirs.fileno()),
+                process_group=0,
+            )
+        return cls(process, *await asyncio.open_connection(sock=ours))
+
+    async def ready(self) -> str | None:
+        """What it says of itself when it serves; None if it ended before that."""
+        try:
+            return (await self._reader.readuntil(END)).removesuffix(END).decode()
+        except (asyncio.IncompleteReadError, OSError):
+            return None
+
+    def send(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def ended(self) -> int:
+        code = await self._process.wait()
+        self._writer.close()
+        return code
+
+
+class Workers:
+    """The workers of this process, and what a signal does to them."""
+
+    def __init__(self, arguments: Sequence[str], listener: socket.socket) -> None:
+        self._arguments, self._listener = arguments, listener
+        self._alive: dict[int, Worker] = {}
+        self._signal: signal.Signals | None = None
+        """The first one that came. From there on nothing is started."""
+        self._leaving = asyncio.Event()
+
+    def listen(self) -> None:
+        for each in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(each, self._caught, each)
+
+    def _caught(self, number: signal.Signals) -> None:
+        if self._signal is not None:
+            self.stop(signal.SIGKILL)  # as if nobody had caught it: a worker's own handler may not have had its turn
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self._signal = number
+        self._leaving.set()
+        self.stop(signal.SIGTERM)
+
+    def stop(self, number: signal.Signals) -> None:
+        for worker in self._alive.values():
+            worker.send(number)
+
+    async def _begin(self, number: int) -> str | None:
+        """Start it. Returns what it says of itself, or None if it ends before it serves."""
+        worker = self._alive[number] = await Worker.start(number, self._arguments, self._listener)
+        if self._leaving.is_set():  # it came while this one was started
+            worker.send(signal.SIGTERM)
+        return await worker.ready()
+
+    async def _end(self, number: int) -> int:
+        code = await self._alive[number].ended()
+        del self._alive[number]
+        return code
+
+    def _code(self, code: int) -> int:
+        """What this process is to end with. One that a signal has ended has a negative code, which nobody can have."""
+        if self._signal is not None and code == -signal.SIGTERM:  # it had not come far enough to catch it
+            return Exit.ok
+        return Exit.failed if code < 0 else code
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._leaving.wait()
+
+    # -- several ------------------------------------------------------------------------------------------------------
+
+    async def keep(self, count: int) -> int:
+        """Keep so many of them, until a signal. Returns what this process is to end with."""
+        # The first one alone: it makes the tables, and if something is wrong, it is said once.
+        text = await self._begin(1)
+        if text is None:
+            return self._code(await self._end(1))
+        up = [asyncio.Event() for _ in range(2, count + 1)]
+        tending = [asyncio.create_task(self._tend(1, None))]
+        tending += [asyncio.create_task(self._tend(number, each)) for number, each in enumerate(up, 2)]
+        for each in up:
+            await each.wait()
+        if not self._leaving.is_set():
+            pids = ", ".join(str(worker.pid) for _, worker in sorted(self._alive.items()))
+            print(f"{text}\nworkers: {count} processes ({pids}), of {os.getpid()}", flush=True)
+        return max([self._code(await each) for each in tending])
+
+    async def _tend(self, number: int, up: asyncio.Event | None) -> int:
+        """Replace a worker whenever it has ended, until a signal."""
+        delay = RESTART_SECONDS
+        if up is not None:
+            try:
+                await self._begin(number)
+            finally:
+                up.set()
+        while True:
+            code = await self._end(number)
+            if self._leaving.is_set():
+                return code
+            note(f"andon: worker {number} has ended ({_how(code)}); starting another in {delay:g} s", "yellow")
+            await self._pause(delay)
+            if self._leaving.is_set():
+                return Exit.ok
+            text = await self._begin(number)
+            delay = RESTART_SECONDS if text is not None else min(2 * delay, LONGEST_RESTART_SECONDS)
+
+    # -- one, and again -----------------------------------------------------------------------------------------------
+
+    async def reload(self, files: Files, drain: float) -> int:
+        """Keep one of them, and start it anew whenever the program has changed, until a signal."""
+        while True:
+            changing = asyncio.create_task(files.changed())
+            serving = asyncio.create_task(self._serve_once())
+            leaving = asyncio.create_task(self._leaving.wait())
+            await asyncio.wait([serving, changing, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if serving.done() and not self._leaving.is_set():
+                how = _how(serving.result())
+                note(f"andon: the server has ended ({how}); a change of the program starts it again", "yellow")
+                await asyncio.wait([changing, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if not self._leaving.is_set():
+                print(f"changed: {', '.join(changing.result())}; starting again", flush=True)
+                self.stop(signal.SIGTERM)
+                _, late = await asyncio.wait([serving], timeout=drain + RELOAD_SECONDS)
+                if late:
+                    self.stop(signal.SIGKILL)
+            code = await serving
+            for each in (changing, leaving):
+                each.cancel()
+            if self._leaving.is_set():
+                return self._code(code)
+
+    async def _serve_once(self) -> int:
+        text = await self._begin(0)
+        if text is not None:
+            print(text, flush=True)
+        return await self._end(0)
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+async def supervise(
+    arguments: Sequence[str], listener: socket.socket, *, count: int, reload: bool, drain: float
+) -> int:
+    """Serve in other processes until a signal; returns what this one is to end with."""
+    workers = Workers(arguments, listener)
+    workers.listen()
+    return await (workers.reload(Files(), drain) if reload else workers.keep(count))

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which line of a program is the user's own.
+
+A stack has our frames, those of Python's library and of installed packages, and somewhere among them the line that a
+user wrote and can change. A report that names only the innermost frame would often name ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_ASYNCIO = os.path.join(os.path.dirname(os.path.abspath(functools.__file__)), "asyncio", "")
+
+
+class Line(NamedTuple):
+    """One line of a program."""
+
+    file: str
+    number: int
+    function: str
+
+    @property
+    def text(self) -> str:
+        """What stands there, as far as its file can be read."""
+        return linecache.getline(self.file, self.number).strip()
+
+    def __str__(self) -> str:
+        text = self.text
+        return f"{self.file}:{self.number}, in {self.function}" + (f": {text}" if text else "")
+
+
+def is_ours(file: str) -> bool:
+    """Is it a file of Andon's?"""
+    return file.startswith(_OURS)
+
+
+def is_loader(file: str) -> bool:
+    """Is it a part of the interpreter that has no file, such as what imports modules?"""
+    return file.startswith("<frozen ")
+
+
+def users_line(frames: Iterable[FrameType]) -> Line | None:
+    """Of these frames, innermost first, the first one that is in the user's own files.
+
+    Where there is none, the first one that is neither ours nor asyncio's.
+    """
+    second: Line | None = None
+    for frame in frames:
+        file = frame.f_code.co_filename
+        if is_ours(file) or file.startswith(_ASYNCIO) or is_loader(file):
+            continue
+        line = Line(file, frame.f_lineno, frame.f_code.co_name)
+        if not file.startswith(_libraries()):
+            return line
+        second = second or line
+    return second
+
+
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame, and those that called it."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def inwards(awaitable: Any) -> Iterator[FrameType]:
+    """The frames of a coroutine that is suspended, from the outermost to where it waits."""
+    while awaitable is not None:
+        frame = getattr(awaitable, "cr_frame", None) or getattr(awaitable, "ag_frame", None)
+        frame = frame or getattr(awaitable, "gi_frame", None)
+        if frame is not None:
+            yield frame
+        awaitable = (
+            getattr(awaitable, "cr_await", None)
+            or getattr(awaitable, "ag_await", None)
+            or getattr(awaitable, "gi_yieldfrom", None)
+        )
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    """Where Python keeps its own library and installed packages."""
+    paths = sysconfig.get_paths()
+    return tuple({os.path.join(paths[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib")})

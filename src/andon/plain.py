@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run leaves, as plain data: a dict, JSON, a field of a pydantic model, the answer of a FastAPI endpoint.
+
+What must stay true: `to_dict()`, pydantic and the JSON schema that pydantic makes agree about the shape. Pydantic is
+not imported before it asks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, get_origin
+
+import msgspec
+from msgspec import Struct
+
+from andon.errors import AndonError, describe, say
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
+    from pydantic_core.core_schema import TypedDictField
+
+
+class Plain(Struct, frozen=True):
+    """A struct that can be written down as plain data. It adds no field, and costs nothing until it is asked."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Dicts, lists, text, numbers, truth values and None: what JSON has. An error becomes its text."""
+        plain: dict[str, Any] = msgspec.to_builtins(self, str_keys=True, enc_hook=_write)
+        return plain
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """So that `dict(result)` works. FastAPI uses it for an endpoint that does not name the type that it returns."""
+        return iter(self.to_dict().items())
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _core_schema(cls, source, handler)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        described = handler(schema)
+        handler.resolve_ref_schema(described).update(title=cls.__name__, description=inspect.getdoc(cls) or "")
+        return described
+
+
+def _write(value: Any) -> Any:
+    """What msgspec does not know how to write. The answer of a run may be a model of pydantic's."""
+    if isinstance(value, BaseException):
+        return describe(value)
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json") if callable(dump) and not isinstance(value, type) else say(value)
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """The other way round: of an error only its text is left."""
+    if isinstance(kind, type) and issubclass(kind, BaseException) and isinstance(value, str):
+        return AndonError(value)
+    if (validate := getattr(kind, "model_validate", None)) is not None:
+        return validate(value)
+    raise NotImplementedError(f"{kind!r} can't be read from plain data")
+
+
+# -- for pydantic -----------------------------------------------------------------------------------------------------
+
+_under_way: ContextVar[tuple[str, ...]] = ContextVar("_under_way", default=())
+"""The structs whose schemas are being made: one that is part of itself refers to itself by name."""
+
+
+def _core_schema(cls: type[Plain], source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    from pydantic_core import core_schema
+
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    ref = f"{name}:{id(cls)}" if get_origin(source) is None else f"{name}:{id(cls)}[{source}]"
+    if ref in _under_way.get():
+        return core_schema.definition_reference_schema(ref)
+    before = _under_way.set((*_under_way.get(), ref))
+    try:
+        given, written = _fields(cls, source, handler)
+    finally:
+        _under_way.reset(before)
+
+    def validate(value: Any) -> Any:
+        if isinstance(value, cls):
+            return value
+        try:
+            return msgspec.convert(value, source, strict=False, dec_hook=_read)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from None
+
+    def shape(fields: dict[str, TypedDictField]) -> CoreSchema:
+        # What comes here is plain already, and is written as it is.
+        return core_schema.typed_dict_schema(fields, serialization=core_schema.simple_ser_schema("any"))
+
+    return core_schema.no_info_plain_validator_function(
+        validate,
+        ref=ref,
+        json_schema_input_schema=shape(given),
+        serialization=core_schema.plain_serializer_function_ser_schema(_as_builtins, return_schema=shape(written)),
+    )
+
+
+def _as_builtins(value: Any) -> Any:
+    """Parts of a struct come here as well, and have been written with the whole."""
+    return value.to_dict() if isinstance(value, Plain) else value
+
+
+def _fields(
+    cls: type[Plain], source: Any, handler: GetCoreSchemaHandler
+) -> tuple[dict[str, TypedDictField], dict[str, TypedDictField]]:
+    """The fields, as they may be given and as they are written: what has a default may be left out of what is given."""
+    from pydantic_core import core_schema
+
+    given: dict[str, TypedDictField] = {}
+    written: dict[str, TypedDictField] = {}
+    config = cls.__struct_config__
+    if config.tag is not None and config.tag_field is not None:
+        tag = core_schema.literal_schema([config.tag])
+        given[config.tag_field] = written[config.tag_field] = core_schema.typed_dict_field(tag, required=True)
+    for field in msgspec.structs.fields(source):
+        schema = handler.generate_schema(str | None if field.type == Exception | None else field.type)
+        given[field.encode_name] = core_schema.typed_dict_field(schema, required=field.required)
+        always = field.required or not config.omit_defaults
+        written[field.encode_name] = core_schema.typed_dict_field(schema, required=always)
+    return given, written

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asking a program's own function who a request is from: `create_app(authenticate=…)`.
+
+What must stay true: no request waits longer than its seconds for the answer, and nothing that goes wrong in the
+function is told to whoever asks. The function may go by a cookie, which a browser sends along with the requests of any
+page; so the guard checks the page first (see `guard`), and `*` is no origin here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+
+from msgspec import Struct
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+
+from andon.errors import ConfigurationError
+from andon.server.access import Principal
+from andon.server.body import check_user_id
+from andon.server.problems import Problem
+
+log = logging.getLogger(__name__)
+
+
+class User(Struct, frozen=True):
+    """Who asks. An admin sees and does all; anybody else what is the user's own."""
+
+    id: str
+    admin: bool = False
+
+
+Authenticate = Callable[[HTTPConnection], Awaitable[User | str | None]]
+"""From a request, or the request that opens a WebSocket, to its user: a `User`, a user's id, or None for nobody."""
+
+
+class Authenticator:
+    """Asks the function, for so many seconds at the most."""
+
+    def __init__(self, ask: Authenticate, seconds: float) -> None:
+        if not callable(ask):
+            raise ConfigurationError(f"authenticate is a {type(ask).__name__}: give an async function of the request")
+        if not seconds > 0:
+            raise ConfigurationError(f"authenticate_seconds is {seconds!r}; it is a number of seconds, more than 0")
+        self._ask, self._seconds = ask, seconds
+        self._asking: set[asyncio.Task[object]] = set()  # a loop holds its tasks weakly
+
+    async def find(self, connection: HTTPConnection) -> Principal | None:
+        """Who asks; None for nobody. Raises `Problem` where the function has said so, fails, or says nothing."""
+        # In a task of its own: a function that takes no notice of being cancelled keeps nobody waiting.
+        task: asyncio.Task[object] = asyncio.create_task(self._answer(connection), name="andon-authenticate")
+        self._asking.add(task)
+        task.add_done_callback(self._ended)
+        try:
+            await asyncio.wait([task], timeout=self._seconds)
+        finally:
+            task.cancel()  # its time is up, or the request was cut
+        if not task.done():
+            log.error("authenticate has not answered within %g s, and was cancelled", self._seconds)
+            raise Problem(503, "the server could not find out in time who asks: try again", {"retry-after": "1"})
+        try:
+            return _principal(task.result())
+        except HTTPException as refusal:  # the function's own words, for whoever asks
+            headers = dict(refusal.headers or {})
+            raise Problem(refusal.status_code, str(refusal.detail), headers) from None
+        except BaseException:  # nothing is awaited here, so it is the function's own
+            log.exception("authenticate failed")
+            raise Problem(500, "the server could not find out who asks; its log says why") from None
+
+    async def _answer(self, connection: HTTPConnection) -> object:
+        found = self._ask(connection)
+        if not inspect.isawaitable(found):
+            raise TypeError(f"authenticate returned a {type(found).__name__}, not an awaitable: make it `async def`")
+        try:
+            return await found
+        except SystemExit as error:  # out of a task, it would end the server
+            raise RuntimeError(f"authenticate wants to end the process (SystemExit: {error.code})") from error
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._asking.discard(task)
+        if not task.cancelled():
+            task.exception()  # if nobody waits for it any more, nobody wants to know
+
+
+def _principal(found: object) -> Principal | None:
+    if found is None:
+        return None
+    user = User(found) if isinstance(found, str) else found
+    if not isinstance(user, User):
+        raise TypeError(f"authenticate returned a {type(found).__name__}: return a User, the id of one, or None")
+    if not isinstance(user.id, str) or not user.id:
+        raise TypeError("authenticate returned a user whose id is no text, or empty: return None for nobody")
+    if not isinstance(user.admin, bool):  # a claim that is the text "false" must not make an admin
+        raise TypeError(f"authenticate returned a user whose admin is a {type(user.admin).__name__}: give a bool")
+    try:
+        check_user_id(user.id)
+    except Problem as problem:
+        raise ValueError(f"authenticate: {problem.detail}") from None
+    return Principal(None if user.admin else user.id, user.admin, user.id)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The routes of an agent's sessions: read one, replace what was said in it, fork it, delete it.
+
+Messages are in our own form, with all of their blocks, so that what was read can be sent back. What was said is changed
+only while no run is in the session: else it is a 409, with the run's id.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from msgspec import Struct
+from starlette.responses import Response
+
+from andon.agent.agent import Agent
+from andon.agent.sessions import StoredSession
+from andon.errors import AndonError
+from andon.server.body import check_session_id, check_user_id, described, fill, json_of, read_fields
+from andon.server.lists import answer
+from andon.server.problems import Problem, problem_of
+from andon.server.visit import Visit, host_of, no_user
+
+T = TypeVar("T")
+
+router = APIRouter()
+
+SESSION = "/agents/{agent_id}/sessions/{session_id}"
+
+
+class Whose(Struct):
+    """Whose session it is."""
+
+    user_id: str | None = None
+
+
+class Replace(Struct):
+    """What is to be said in a session. `messages` is JSON, in a form as text."""
+
+    messages: str | list[Any]
+    user_id: str | None = None
+
+
+class Fork(Struct):
+    """Where a session is forked to; without an id, the new one gets a fresh one."""
+
+    session_id: str | None = None
+    user_id: str | None = None
+
+
+@router.get(SESSION)
+async def get_conversation(request: Request, agent_id: str, session_id: str) -> Response:
+    agent, user_id = await _whose(request, agent_id)
+    found = await agent.sessions.get(session_id, user_id=user_id)
+    if found is None:
+        raise _unknown(agent, session_id)
+    return answer(found)
+
+
+@router.put(SESSION, openapi_extra=described(Replace))
+async def replace_conversation(request: Request, agent_id: str, session_id: str) -> Response:
+    """Put other messages in place of what was said. The session is made if it is not there."""
+    host = host_of(request)
+    agent = host.agent(agent_id)
+    wanted = await _read(request, host, Replace)
+    _check(host, wanted.user_id, session_id)
+    await host.check_sessions(agent, wanted.user_id, session_id)
+    messages = json_of(wanted.messages, "messages", list) or []
+    try:
+        return answer(await agent.sessions.replace(session_id, messages, user_id=wanted.user_id))
+    except AndonError as error:
+        raise problem_of(error) from None
+
+
+@router.post(SESSION + "/fork", openapi_extra=described(Fork))
+async def fork_conversation(request: Request, agent_id: str, session_id: str) -> Response:
+    """Make another session that begins with what was said in this one."""
+    host = host_of(request)
+    agent = host.agent(agent_id)
+    wanted = await _read(request, host, Fork)
+    _check(host, wanted.user_id, wanted.session_id)
+    await host.check_sessions(agent, wanted.user_id, wanted.session_id)
+    try:
+        made: StoredSession = await agent.sessions.fork(session_id, wanted.session_id, user_id=wanted.user_id)
+    except AndonError as error:
+        raise problem_of(error) from None
+    return answer(made, 201)
+
+
+@router.delete(SESSION, openapi_extra=described(Whose))
+async def delete_conversation(request: Request, agent_id: str, session_id: str) -> Response:
+    agent, user_id = await _whose(request, agent_id)
+    try:
+        gone = await agent.sessions.delete(session_id, user_id=user_id)
+    except AndonError as error:
+        raise problem_of(error) from None
+    if not gone:
+        raise _unknown(agent, session_id)
+    return Response(status_code=204)
+
+
+async def _whose(request: Request, agent_id: str) -> tuple[Agent, str | None]:
+    """The agent, and the user that the query or the body names."""
+    host = host_of(request)
+    agent = host.agent(agent_id)
+    wanted = await _read(request, host, Whose)
+    _check(host, wanted.user_id, None)
+    return agent, wanted.user_id
+
+
+async def _read(request: Request, host: Visit, kind: type[T]) -> T:
+    """The fields of the query and of the body. Each route takes the user from either."""
+    fields = {name: value for name, value in request.query_params.items() if value != ""}
+    return fill(request, {**fields, **await read_fields(request, host.settings.max_body)}, kind)
+
+
+def _check(host: Visit, user_id: str | None, session_id: str | None) -> None:
+    if not host.principal.sees(user_id):
+        raise no_user(user_id)
+    check_user_id(user_id)
+    check_session_id(session_id)
+
+
+def _unknown(agent: Agent, session_id: str) -> Problem:
+    return Problem(404, f"agent {agent.id!r} has no session {session_id!r}")

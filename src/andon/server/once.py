@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done once, however often it is asked for: a request with an idempotency key sets one run going.
+
+Here, the same requests wait for one another. On another server, the store has one of the two wait, and refuses it then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from andon.agent.agent import Agent
+from andon.core.run import Run
+from andon.core.store import RequestKey, RunRecord
+from andon.errors import KeyUsedError
+from andon.server.problems import Problem, problem_of
+from andon.server.visit import Visit
+
+
+class Found(NamedTuple):
+    """The run that a request has set going."""
+
+    run: Run | RunRecord
+    after: int
+    """The number of the last event that was there before."""
+    fresh: bool
+    """It was this very request, and not the same one before."""
+
+
+async def once(
+    host: Visit,
+    agent: Agent,
+    user_id: str | None,
+    key: RequestKey | None,
+    begin: Callable[[], Awaitable[tuple[Run, int]]],
+) -> Found:
+    """Set a run going, unless the key has done so before. `begin` returns the run, and the number of the last event
+    that was there before.
+    """
+    if key is None:
+        return Found(*await begin(), fresh=True)
+    async with host.turn(agent, user_id, key.key):
+        known = await host.known_by(agent, user_id, key)
+        if known is None:
+            try:
+                run, after = await begin()
+            except (KeyUsedError, Problem) as error:
+                # Another server may have been quicker with the same request: then the session is busy by it, the run
+                # that it answers is not paused any more, or its id is taken.
+                known = await host.known_by(agent, user_id, key)
+                if known is None:
+                    raise (problem_of(error) if isinstance(error, KeyUsedError) else error) from None
+            else:
+                host.remember(agent, user_id, key, run.run_id, after)
+                return Found(run, after, fresh=True)
+    return Found(*known, fresh=False)

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schema that a client wants an answer to fit. It is checked before a run begins: a bad one costs nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from andon.agent.json_schema import JsonSchema
+from andon.errors import ConfigurationError
+from andon.server.problems import Problem
+
+
+def read_schema(given: dict[str, Any] | str | None) -> JsonSchema | None:
+    """The form of the answer, from the field `output_schema`: an object, or its text, as forms have it."""
+    if given is None:
+        return None
+    try:
+        return JsonSchema(msgspec.json.decode(given) if isinstance(given, str) else given)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise Problem(422, f"output_schema is no JSON: {error}") from None
+    except ConfigurationError as error:
+        raise Problem(422, str(error)) from None

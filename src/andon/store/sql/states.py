@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a session: a row of its own, so that whoever only touches the session does not write it anew.
+
+JSON is read and written outside of transactions: others wait for those. So a change is made of what was read before,
+and is refused if the state has changed meanwhile: its version says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sqlalchemy import Row, Select, select, update
+
+from andon.core.store import SessionKey
+from andon.store.sql import sessions
+from andon.store.sql.tables import sessions as heads
+from andon.store.sql.tables import states
+from andon.store.sql.transaction import Tx
+
+EMPTY = "{}"
+
+
+class Kept(NamedTuple):
+    """A session, with its state as it is written."""
+
+    id: int
+    created: float
+    updated: float
+    state: str
+    version: int
+
+
+def _kept(row: Row[Any]) -> Kept:
+    return Kept(row.id, row.created, row.updated, EMPTY if row.state is None else row.state, row.version or 0)
+
+
+def _wanted(key: SessionKey) -> Select[Any]:
+    wanted = select(heads.c.id, heads.c.created, heads.c.updated, states.c.state, states.c.version)
+    joined = wanted.select_from(heads.outerjoin(states, states.c.session == heads.c.id))
+    return joined.where(sessions.is_key(key), heads.c.begun)
+
+
+def find(tx: Tx, key: SessionKey) -> Kept | None:
+    row = tx.execute(_wanted(key)).first()
+    return None if row is None else _kept(row)
+
+
+def create(tx: Tx, key: SessionKey, state: str) -> Kept | None:
+    now = sessions.read_clock(tx)
+    row = sessions.head_of_line(tx, key, now)
+    if row.begun:
+        return None
+    tx.execute(update(heads).where(heads.c.id == row.id).values(begun=True, created=now, updated=now))
+    if state != EMPTY:
+        tx.execute(tx.insert(states).values(session=row.id, state=state, version=1))
+    return Kept(row.id, now, now, state, 1)
+
+
+def change(tx: Tx, before: Kept, state: str) -> float | None:
+    """Write a state that was made of that one; returns when that was. None if it is not the same any more."""
+    if tx.execute(select(heads.c.id).where(heads.c.id == before.id).with_for_update()).first() is None:
+        return None
+    version = tx.execute(select(states.c.version).where(states.c.session == before.id)).scalar() or 0
+    if version != before.version:
+        return None
+    now = sessions.read_clock(tx)
+    row = {"state": state, "version": version + 1}
+    adding = tx.insert(states).values({"session": before.id, **row})
+    tx.execute(adding.on_conflict_do_update(index_elements=["session"], set_=row))
+    tx.execute(update(heads).where(heads.c.id == before.id).values(updated=now))
+    return now

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to be stored of a run, as text. It is made before a transaction is begun: others wait for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from andon.core.events import Event
+from andon.core.shared import Lease, Progress
+from andon.core.states import RunStatus
+from andon.core.store import RunRecord
+from andon.messages import Message
+from andon.store.sql import asking
+from andon.store.sql.batches import write_rows
+from andon.store.sql.codec import dump
+
+
+class Ending(NamedTuple):
+    """The end of a run, or its pause."""
+
+    lease: Lease
+    record: RunRecord
+    text: str
+    """The record."""
+    messages: str
+    rows: list[tuple[int, str]]
+    """The events that are not written yet: of each row the number of its last event."""
+    request: str | None
+    """The cancel that ended it, to be put on record."""
+
+    @classmethod
+    def of(cls, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]) -> Ending:
+        stopped = record.receipt if record.status is RunStatus.cancelled else None
+        request = None if stopped is None else dump(asking.request_of(stopped))
+        return cls(lease, record, dump(record), dump(messages), write_rows(lease.run_id, events), request)
+
+    @property
+    def last_seq(self) -> int | None:
+        return self.rows[-1][0] if self.rows else None
+
+
+class News(NamedTuple):
+    """What is new of a run."""
+
+    lease: Lease
+    messages: str | None
+    rows: list[tuple[int, str]]
+    continues: str | None
+
+
+def written(batch: Iterable[Progress]) -> list[News]:
+    return [
+        News(lease, None if messages is None else dump(messages), write_rows(lease.run_id, events), continues)
+        for lease, messages, events, continues in batch
+    ]

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How large the state of a session may be. It is read and written as a whole, so its size is what each change costs."""
+
+from __future__ import annotations
+
+from andon.errors import ConfigurationError, StateTooLargeError
+
+MAX_STATE = 256 * 2**10
+"""In bytes, as JSON, unless a store was made with another limit."""
+
+
+def checked_limit(limit: int) -> int:
+    if not (isinstance(limit, int) and not isinstance(limit, bool) and limit >= 2):
+        raise ConfigurationError(f"max_state is {limit!r}; it is a whole number of bytes, 2 or more")
+    return limit
+
+
+def check_size(size: int, limit: int) -> None:
+    """Raise if a state of so many bytes is too large."""
+    if size > limit:
+        raise StateTooLargeError(
+            f"the session's state would take {size:,} bytes as JSON, and may take {limit:,}; it was left as it was."
+            " Keep large things elsewhere, and where they are in the state"
+        )

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request may have: limits of its own, a history, metadata; and no field that means nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from websockets.sync.client import connect
+
+from andon import Agent, Budget, Usage, tool
+from andon.messages import Text, assistant, user
+from andon.models.scripted import Call, ScriptedModel, Spend
+from tests.server.live import Live, serving
+from tests.support import HANG
+
+RUNS = "/agents/helper/runs"
+
+
+@tool
+async def again() -> str:
+    return "again"
+
+
+def endless(**options: Any) -> Agent:
+    return Agent("Helper", ScriptedModel(then=[Call("again"), Spend(Usage(10, 10))]), tools=[again], **options)
+
+
+def run(live: Live, **fields: Any) -> Any:
+    response = live.client.post(RUNS, json={"message": "go", "stream": False, **fields})
+    return response.json() if response.status_code == 200 else (response.status_code, response.json()["detail"])
+
+
+def turns(output: Any) -> int:
+    return sum(message["role"] == "assistant" and "tool_calls" in message for message in output["messages"])
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_may_limit_its_run() -> None:
+    with serving(endless()) as live:
+        output = run(live, max_turns=2)
+        assert (output["stop_reason"], turns(output)) == ("max_turns", 2)
+        for budget in (60, {"tool_calls": 3}, {"tokens": 60, "tool_calls": 9}):
+            output = run(live, budget=budget)
+            assert (output["receipt"]["cause"], output["status"]) == ("budget", "CANCELLED")
+        form = live.post(RUNS, message="go", stream="false", max_turns="2", budget="1000").json()
+        assert (form["stop_reason"], turns(form)) == ("max_turns", 2)
+        form = live.post(RUNS, message="go", stream="false", budget='{"tool_calls": 3}').json()
+        assert form["receipt"]["reason"] == "all 3 tool calls are spent"
+        assert run(live)["stop_reason"] == "max_turns"
+        assert turns(run(live, max_turns=None, budget=None, timeout=None)) == 50
+
+
+def test_a_limit_in_the_url_is_refused_and_not_passed_over() -> None:
+    with serving(endless()) as live:
+        response = live.client.post(f"{RUNS}?max_turns=1&session_id=s1", json={"message": "go"})
+        assert response.status_code == 422
+        assert response.json()["detail"].startswith("max_turns, session_id: put it into the body")
+
+
+def test_a_client_may_ask_for_less_than_the_agent_s_own_and_never_for_more() -> None:
+    with serving(endless(max_turns=3, timeout=100, budget=Budget(tokens=1_000, tool_calls=10))) as live:
+        assert turns(run(live)) == 3
+        assert turns(run(live, max_turns=2, timeout=99, budget=999)) == 2
+        allows = "this agent allows"
+        assert run(live, max_turns=4) == (422, f"max_turns is 4; {allows} 3 at the most")
+        assert run(live, timeout=101) == (422, f"timeout is 101.0; {allows} 100 at the most")
+        assert run(live, budget=1_001) == (422, f"budget is 1001; {allows} 1000 at the most")
+        assert run(live, budget={"tool_calls": 11}) == (422, f"budget's tool_calls is 11; {allows} 10 at the most")
+    with serving(endless(budget=Budget(tool_calls=2))) as live:
+        output = run(live, budget=1_000_000)
+        assert output["receipt"]["reason"] == "all 2 tool calls are spent"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"max_turns": 0}, "max_turns is 0; it is a whole number, 1 or more"),
+        ({"max_turns": "many"}, "max_turns"),
+        ({"budget": -1}, "tokens is a whole number"),
+        ({"budget": {"token": 5}}, "unknown field `token`"),
+        ({"budget": '{"token": 5}'}, "unknown field `token`"),
+        ({"budget": "much"}, "budget is not JSON"),
+        ({"budget": "[5]"}, "budget must be a number of tokens, or an object with tokens, tool_calls or both"),
+        ({"timeout": 0}, "timeout is 0.0"),
+        ({"metadata": [1]}, "metadata"),
+        ({"messages": {"role": "user"}}, "messages"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "messages[1] has the"),
+    ],
+)
+def test_what_means_nothing_is_a_422(fields: dict[str, Any], said: str) -> None:
+    with serving(endless()) as live:
+        status, detail = run(live, **fields)
+        assert status == 422
+        assert said in detail
+        assert "None" not in detail  # there is none over HTTP
+        assert live.client.get("/runs").json() == []
+
+
+# -- a history and metadata -------------------------------------------------------------------------------------------
+
+
+def test_a_client_may_bring_a_history_and_metadata() -> None:
+    model = ScriptedModel(then="Yes.")
+    history = [{"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "A lamp."}]
+    said, metadata = [user("Who are you?"), assistant(Text("A lamp."))], {"ticket": 7}
+    with serving(Agent("Helper", model)) as live:
+        output = run(live, messages=history, metadata=metadata, session_id="s1")
+        assert output["metadata"] == metadata
+        assert live.client.get(f"{RUNS}/{output['run_id']}").json()["metadata"] == metadata
+        assert list(model.requests[-1].messages) == [*said, user("go")]
+        fields = {"messages": json.dumps(history), "metadata": json.dumps(metadata)}
+        form = live.post(RUNS, message="go", stream="false", session_id="s1", **fields).json()
+        assert form["metadata"] == metadata
+        assert list(model.requests[-1].messages) == [*said, user("go")]
+        assert live.post(RUNS, message="go", messages="[").status_code == 400
+
+
+def test_the_same_key_with_another_limit_is_another_request() -> None:
+    with serving(endless()) as live:
+        headers = {"idempotency-key": "k1"}
+        for fields, status in (({"max_turns": 1}, 200), ({"max_turns": 1}, 200), ({"max_turns": 2}, 422)):
+            body = {"message": "go", "stream": False, **fields}
+            assert live.client.post(RUNS, json=body, headers=headers).status_code == status
+
+
+# -- fields that are not known ----------------------------------------------------------------------------------------
+
+MESSAGE = {"role": "user", "parts": [{"text": "Hi"}]}
+ADK = {"appName": "helper", "userId": "ada", "sessionId": "s1", "newMessage": MESSAGE}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "known"),
+    [
+        ("POST", RUNS, {"message": "go"}, "message, stream"),
+        ("POST", f"{RUNS}/r1/cancel", {}, "reason, by, mode, grace, wait"),
+        ("POST", f"{RUNS}/r1/continue", {}, "answers, tools, run_id"),
+        ("POST", f"{RUNS}/r1/resume", {}, "last_event_index, events"),
+        ("POST", f"{RUNS}/r1/tools/c1/cancel", {}, "reason"),
+        ("POST", "/runs/cancel", {"all": True}, "session_id, user_id, agent_id, all, block"),
+        ("POST", "/unblock", {"user_id": "ada"}, "user_id, agent_id"),
+        ("PUT", "/agents/helper/sessions/s1", {"messages": []}, "messages, user_id"),
+        ("POST", "/agents/helper/sessions/s1/fork", {}, "session_id, user_id"),
+        ("DELETE", "/agents/helper/sessions/s1", {}, "user_id"),
+        ("POST", "/run", ADK, "user_id, session_id, new_message"),
+        ("POST", "/run_sse", ADK, "user_id, session_id, new_message"),
+        ("POST", "/apps/helper/users/ada/sessions", {}, "session_id, state, events"),
+        ("PATCH", "/apps/helper/users/ada/sessions/s1", {"stateDelta": {}}, "state_delta"),
+        ("POST", "/apps/helper/users/ada/sessions/s1:cancel", {}, "reason, by"),
+    ],
+)
+def test_a_field_that_is_not_known_is_named(method: str, path: str, body: dict[str, Any], known: str) -> None:
+    with serving(Agent("Helper", ScriptedModel(then="Yes."))) as live:
+        live.client.post("/apps/helper/users/ada/sessions/s1")
+        sent: list[dict[str, Any]] = [{"json": {**body, "timeOut": 5}}]
+        if method == "POST" and path.startswith("/agents"):
+            sent.append({"data": {**body, "timeOut": "5"}})
+            sent.append({"files": {"timeOut": (None, "5"), **{name: (None, str(body[name])) for name in body}}})
+        for each in sent:
+            response = live.client.request(method, path, **each)
+            assert response.status_code == 422
+            assert "there is no field 'timeOut' in this request; there are: " in response.json()["detail"]
+            assert known in response.json()["detail"]
+            assert response.json()["unknown"] == ["timeOut"]
+        assert live.client.get("/runs").json() == []
+
+
+@pytest.mark.parametrize("path", ["/runs", "/agents/helper/runs", "/cancels", "/agents/helper/sessions/s1"])
+def test_so_is_one_of_a_query(path: str) -> None:
+    """`/runs?user=ada` would list everybody's runs."""
+    with serving(Agent("Helper", ScriptedModel(then="Yes."))) as live:
+        response = live.client.get(path, params={"usr_id": "ada"})
+        assert response.status_code == 422
+        assert "there is no field 'usr_id'" in response.json()["detail"]
+
+
+def test_many_of_them_are_named_in_a_few_words() -> None:
+    with serving(Agent("Helper", ScriptedModel(then="Yes."))) as live:
+        response = live.client.post(RUNS, json={"message": "go", **{f"{n:03}" * 200: n for n in range(50)}})
+        assert response.status_code == 422
+        assert "and 40 more" in response.json()["detail"]
+        assert len(response.json()["detail"]) < 4_000
+        assert len(response.content) < 12_000
+
+
+def test_what_other_frameworks_clients_send_is_passed_over() -> None:
+    from andon.server.foreign import AGENTOS_CANCEL, AGENTOS_CONTINUE, AGENTOS_RESUME, AGENTOS_START
+
+    with serving(Agent("Helper", ScriptedModel(then="Yes."))) as live:
+        sent = dict.fromkeys(AGENTOS_START, "1")
+        output = live.post(RUNS, message="go", stream="false", metadata='{"a": 1}', **sent)
+        assert output.status_code == 200, output.text
+        path = f"{RUNS}/{output.json()['run_id']}"
+        said = [
+            live.client.post(f"{path}/cancel", params=dict.fromkeys(AGENTOS_CANCEL, "s1")),
+            live.post(f"{path}/continue", tools="[]", **dict.fromkeys(AGENTOS_CONTINUE, "s1")),
+            live.post(f"{path}/resume", **dict.fromkeys(AGENTOS_RESUME, "s1")),
+        ]
+        assert [each.status_code for each in said] == [409, 409, 200]
+        live.client.post("/apps/helper/users/ada/sessions/s1")
+        adk = {**ADK, "streaming": False, "stateDelta": {"a": 1}, "customMetadata": {"b": 2}, "serviceTier": "flex"}
+        assert live.client.post("/run", json=adk).status_code == 200
+        query = "app_name=helper&user_id=ada&session_id=s1&modalities=TEXT&save_live_blob=false&proactive_audio=true"
+        with connect(f"ws://127.0.0.1:{live.port}/run_live?{query}") as socket:
+            socket.send(json.dumps({"content": MESSAGE, "activity_start": None}))
+            while not json.loads(socket.recv(HANG)).get("turnComplete"):
+                pass

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In memory nothing grows for ever, and nothing is forgotten that anybody uses."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from andon import Agent, RunStatus, Runtime
+from andon.core.store import SessionKey
+from andon.errors import ConfigurationError
+from andon.models.scripted import Call, ScriptedModel
+from andon.store import MemoryStore, forgetting, open_store
+from tests.store.making import record, said
+from tests.support import Silence, play
+from tests.support.till import DELETE, Till
+
+DAY = 86400.0
+
+
+def key(name: str) -> SessionKey:
+    return SessionKey("helper", "ada", name)
+
+
+def helper(store: MemoryStore, *items: object) -> Agent:
+    return Agent("Helper", ScriptedModel(*items), runtime=Runtime(store))  # type: ignore[arg-type]
+
+
+async def sessions(store: MemoryStore) -> list[str]:
+    return [each.key.session_id for each in await store.list_sessions("helper", "ada")]
+
+
+def test_those_that_were_touched_least_recently_leave_when_there_are_too_many() -> None:
+    async def go() -> None:
+        store = MemoryStore(keep_sessions=3)
+        for number in range(3):
+            await store.create_session(key(f"s{number}"), {})
+        await store.update_session(key("s0"), {"colour": "blue"})
+        await store.create_session(key("s3"), {})
+        assert await sessions(store) == ["s0", "s2", "s3"]
+        assert await store.find_session(key("s2")) is not None
+        await store.save(record("r1", RunStatus.completed, key("s4")), said("Hi"))
+        assert sorted(await sessions(store)) == ["s2", "s3", "s4"]
+        assert await store.load(key("s4")) == said("Hi")
+
+    play(go)
+
+
+def test_those_that_nobody_touches_for_days_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        now = [0.0]
+        monkeypatch.setattr(forgetting, "monotonic", lambda: now[0])
+        store = MemoryStore(keep_days=2)
+        for name in ("old", "used"):
+            await store.create_session(key(name), {})
+        now[0] = 1.5 * DAY
+        await store.load(key("used"))
+        now[0] = 2.5 * DAY
+        await store.create_session(key("new"), {})
+        assert await sessions(store) == ["used", "new"]
+
+    play(go)
+
+
+def test_a_crowd_of_sessions_is_never_much_more_than_the_limit() -> None:
+    async def go() -> None:
+        store = MemoryStore(keep_sessions=100)
+        for number in range(1000):
+            await store.save(record(f"r{number}", RunStatus.completed, key(f"s{number}")), said("Hi"))
+            assert len(store._sessions) <= 100
+        assert len(store.forgetting._touched) == 100
+
+    play(go)
+
+
+def test_what_sub_agents_say_pushes_no_conversation_out() -> None:
+    """One prompt may call any number of them, each in a session of its own."""
+
+    async def go() -> None:
+        store = MemoryStore(keep_sessions=3)
+        young = Agent("Young", ScriptedModel(then="I see."))
+        calls = [Call("young", {"prompt": "look"}) for _ in range(20)]
+        old = Agent(
+            "Helper",
+            ScriptedModel(calls, then="So."),
+            tools=[young.as_tool()],
+            runtime=Runtime(store),
+            parallel_tools=False,
+        )
+        await store.create_session(key("idle"), {})
+        result = await old.invoke_async("go", session_id="s", user_id="ada")
+        assert [each.status for each in result.messages[2].tool_results] == ["ok"] * 20
+        assert await sessions(store) == ["idle", "s"]
+        assert await store.count_sessions("young", "ada") == 3, "and of those there are no more either"
+
+    play(go)
+
+
+def test_what_has_a_run_stays_whether_it_goes_on_or_is_paused() -> None:
+    async def go() -> None:
+        store, silence, till = MemoryStore(keep_sessions=1), Silence(), Till()
+        waiting = Agent("Helper", ScriptedModel(DELETE, then="Done."), tools=[till.delete], runtime=Runtime(store))
+        await waiting.invoke_async("Before", session_id="paused", user_id="ada")
+        busy = helper(store, "One", ["Two", silence])
+        await busy.invoke_async("Before", session_id="busy", user_id="ada")
+        async with busy.start("Go on", session_id="busy", user_id="ada") as run:
+            await silence.reached.arrived()
+            for number in range(10):
+                await store.create_session(key(f"s{number}"), {})
+            assert await sessions(store) == ["paused", "busy"]
+            await run.cancel_and_wait()
+        assert len(await store.load(key("busy"))) == 4
+
+    play(go)
+
+
+def test_a_paused_run_is_kept_also_if_nobody_holds_it_any_more() -> None:
+    async def go() -> None:
+        store = MemoryStore(keep_sessions=1)
+        await store.save(record("r1", RunStatus.paused, key("paused")), said("Hi"))
+        for number in range(10):
+            await store.create_session(key(f"s{number}"), {})
+        assert "paused" in await sessions(store)
+
+    play(go)
+
+
+def test_an_agents_own_conversation_stays_as_long_as_the_agent() -> None:
+    async def go() -> None:
+        store = MemoryStore(keep_sessions=2)
+        agent = helper(store)
+        await agent.invoke_async("Remember me")
+        for number in range(10):
+            await agent.invoke_async("Hi", session_id=f"s{number}", user_id="ada")
+        await agent.invoke_async("Still here?")
+        own = SessionKey("helper", None, agent.session_id)
+        assert [each.text for each in await store.load(own)][::2] == ["Remember me", "Still here?"]
+        assert len(await sessions(store)) <= 2
+        del agent
+        gc.collect()
+        for number in range(10):
+            await store.create_session(key(f"t{number}"), {})
+        assert await store.find_session(own) is None
+
+    play(go)
+
+
+@pytest.mark.parametrize(("url", "days", "most"), [("memory://", 7, 10_000), ("memory://?keep_days=0.5", 0.5, 10_000)])
+def test_the_bounds_can_be_set(url: str, days: float, most: int) -> None:
+    store = open_store(url)
+    assert isinstance(store, MemoryStore)
+    assert (store.forgetting.keep_days, store.forgetting.keep_sessions) == (days, most)
+
+
+@pytest.mark.parametrize("query", ["keep_days=soon", "keep_sessions=1.5", "keep_days=-1", "keep=1", "keep_days=nan"])
+def test_nonsense_is_refused(query: str) -> None:
+    with pytest.raises(ConfigurationError):
+        open_store(f"memory://?{query}")

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What somebody puts into a session: every store keeps it before the first run, and while no run is there."""
+
+from __future__ import annotations
+
+import pytest
+
+from andon import RunStatus, SessionBusyError, SessionKey
+from andon.core.shared import Granted
+from andon.errors import LeaseLostError
+from andon.messages import user
+from andon.store import MemoryStore
+from andon.store.sql import SQLStore
+from tests.store.making import KEY, LONG, opened, opened_any, record, said
+from tests.store.test_schema import execute
+from tests.support import play
+
+OTHER = SessionKey("helper", "ada", "s2")
+
+
+def test_a_session_may_begin_with_a_history(any_url: str) -> None:
+    async def main() -> None:
+        async with opened_any(any_url) as store:
+            made = await store.create_session(KEY, {"a": 1}, said("before"))
+            assert made is not None
+            assert await store.find_session(KEY) == made
+            assert await store.load(KEY) == said("before")
+            ((who, messages),) = await store.history(KEY)
+            assert (who.run_id, who.session, who.status.final, messages) == ("", KEY, True, said("before"))
+            await store.save(record("r1", RunStatus.completed), said("now"))
+            assert await store.load(KEY) == [*said("before"), *said("now")]
+            assert [who.run_id for who, _ in await store.history(KEY)] == ["", "r1"]
+            assert await store.create_session(KEY, {}, said("again")) is None
+            assert await store.load(OTHER) == []
+
+    play(main)
+
+
+def test_what_is_put_there_takes_the_place_of_what_was_said(any_url: str) -> None:
+    async def main() -> None:
+        async with opened_any(any_url) as store:
+            await store.save(record("r1", RunStatus.completed), said("one"))
+            await store.save(record("r2", RunStatus.completed, OTHER), said("other"))
+            for messages in (said("two"), said("three"), []):
+                changed = await store.replace_session(KEY, messages)
+                assert changed == await store.find_session(KEY)
+                assert await store.load(KEY) == messages
+            assert await store.added("r1") is None
+            assert await store.find("r1") is not None
+            assert await store.load(OTHER) == said("other")
+
+    play(main)
+
+
+def test_a_session_is_made_by_putting_something_there(any_url: str) -> None:
+    async def main() -> None:
+        async with opened_any(any_url) as store:
+            made = await store.replace_session(KEY, said("one"))
+            assert (made.key, made.state) == (KEY, {})
+            assert [each.key for each in await store.list_sessions("helper", "ada")] == [KEY]
+            await store.update_session(KEY, {"a": 1})
+            assert (await store.replace_session(KEY, said("two"))).state == {"a": 1}
+
+    play(main)
+
+
+def test_a_deleted_session_has_no_history_when_it_comes_back(any_url: str) -> None:
+    async def main() -> None:
+        async with opened_any(any_url) as store:
+            await store.replace_session(KEY, said("one"))
+            assert await store.delete_session(KEY, idle=True)
+            assert await store.load(KEY) == []
+            await store.create_session(KEY, {})
+            assert await store.load(KEY) == []
+            await store.save(record("r1", RunStatus.completed), said("two"))
+            assert await store.load(KEY) == said("two")
+
+    play(main)
+    if not any_url.startswith("memory"):
+        assert execute(any_url, "SELECT count(*) FROM andon_histories") == [(0,)]
+
+
+def test_a_run_can_be_taken_back_and_what_came_before_it_stays(any_url: str) -> None:
+    async def main() -> None:
+        async with opened_any(any_url) as store:
+            await store.replace_session(KEY, said("one"))
+            await store.save(record("r1", RunStatus.cancelled), said("two"))
+            await store.take_back("r1")
+            assert await store.load(KEY) == said("one")
+
+    play(main)
+
+
+def test_many_write_nothing_into_what_was_given(any_url: str) -> None:
+    async def main() -> None:
+        async with opened_any(any_url) as store:
+            given = said("one")
+            await store.replace_session(KEY, given)
+            given.append(user("more"))
+            (await store.load(KEY)).append(user("more"))
+            ((_, kept),) = await store.history(KEY)
+            kept.append(user("more"))
+            assert await store.load(KEY) == said("one")
+
+    play(main)
+
+
+# -- on a store that several processes share --------------------------------------------------------------------------
+
+
+async def enter(store: SQLStore, run_id: str) -> Granted:
+    return await store.enter(record(run_id), "me", LONG, "queue")
+
+
+async def check_busy(store: SQLStore) -> None:
+    with pytest.raises(SessionBusyError, match="run 'r1' is") as caught:
+        await store.replace_session(KEY, said("one"))
+    assert caught.value.run_id == "r1"
+    with pytest.raises(SessionBusyError):
+        await store.delete_session(KEY, idle=True)
+
+
+def test_while_a_run_is_there_nothing_is_put_there_and_nothing_deleted(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            lease = await enter(store, "r1")
+            await check_busy(store)
+            assert await store.create_session(KEY, {}, said("one")) is None
+            await store.finish(lease, record("r1", RunStatus.paused), [user("hi")], [])
+            await check_busy(store)
+            assert await store.delete_session(KEY)
+
+    play(main)
+
+
+def test_a_run_that_has_its_turn_brings_a_history(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            await store.save(record("r0", RunStatus.completed), said("zero"))
+            lease = await enter(store, "r1")
+            behind = await enter(store, "r2")
+            for _ in range(2):  # an answer may get lost
+                await store.bring(lease, said("before"))
+            await store.finish(lease, record("r1", RunStatus.completed), said("one"), [])
+            assert await store.load(KEY) == [*said("before"), *said("one")]
+            assert await store.take_turn(behind)
+            await store.finish(behind, record("r2", RunStatus.completed), said("two"), [])
+            assert await store.load(KEY) == [*said("before"), *said("one"), *said("two")]
+            with pytest.raises(LeaseLostError):
+                await store.bring(lease, said("late"))
+            assert await store.load(KEY) == [*said("before"), *said("one"), *said("two")]
+
+    play(main)
+
+
+def test_a_run_that_was_cancelled_behind_the_one_that_brings_it_keeps_its_words(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            lease = await enter(store, "r1")
+            behind = await enter(store, "r2")
+            await store.finish(behind, record("r2", RunStatus.cancelled), said("two"), [])
+            await store.bring(lease, said("before"))
+            await store.finish(lease, record("r1", RunStatus.completed), said("one"), [])
+            assert await store.load(KEY) == [*said("before"), *said("one"), *said("two")]
+
+    play(main)
+
+
+def test_a_history_whose_session_was_deleted_meanwhile_is_put_nowhere(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            lease = await enter(store, "r1")
+            await store.save(record("r2", RunStatus.completed), [])
+            await store.delete_session(KEY)
+            await store.bring(lease, said("before"))
+            assert await store.load(KEY) == []
+
+    play(main)
+    assert execute(url, "SELECT count(*) FROM andon_histories") == [(0,)]
+
+
+def test_pruning_forgets_a_history_with_its_session(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            await store.replace_session(KEY, said("one"))
+            await store.prune(-10.0)
+            assert await store.find_session(KEY) is None
+
+    play(main)
+    assert execute(url, "SELECT count(*) FROM andon_histories") == [(0,)]
+
+
+def test_a_database_of_version_2_has_none_and_takes_some(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as store:
+            await store.save(record("r1", RunStatus.completed), said("one"))
+        added = [f"DROP TABLE andon_{name}" for name in ("histories", "keys", "secrets", "states")]
+        added += ["DROP INDEX andon_runs_created", "ALTER TABLE andon_sessions ADD state TEXT NOT NULL DEFAULT '{}'"]
+        execute(url, *added, "UPDATE andon_meta SET version = 2")
+        async with opened(url) as store:
+            assert await store.load(KEY) == said("one")
+            await store.replace_session(KEY, said("two"))
+            assert await store.load(KEY) == said("two")
+
+    play(main)
+
+
+def test_a_conversation_is_read_as_it_was_at_one_moment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that takes two statements, and another one replaces it in between."""
+    from andon.store.sql import sessions
+
+    async def main() -> None:
+        async with opened(url) as store:
+            await store.replace_session(KEY, said("zero"))
+            await store.save(record("r1", RunStatus.completed), said("one"))
+            rows_of = sessions.rows_of
+            replaced: list[bool] = []
+
+            def slowly(*arguments: object) -> object:
+                rows = rows_of(*arguments)  # type: ignore[arg-type]
+                if not replaced and not url.startswith("sqlite"):  # there a reader sees one moment anyway
+                    replaced.append(True)
+                    dumped = '[{"role":"user","content":[{"type":"text","text":"new"}]}]'
+                    execute(
+                        url,
+                        "UPDATE andon_records SET messages = NULL",
+                        f"UPDATE andon_histories SET version = version + 1, messages = '{dumped}'",
+                    )
+                return rows
+
+            monkeypatch.setattr(sessions, "rows_of", slowly)
+            expected = [*said("zero"), *said("one")] if url.startswith("sqlite") else [user("new")]
+            assert await store.load(KEY) == expected
+
+    play(main)
+
+
+def test_every_store_is_one_of_sessions() -> None:
+    from andon import SessionStore
+
+    assert isinstance(MemoryStore(), SessionStore)
+    assert isinstance(SQLStore("sqlite:///nowhere.db"), SessionStore)

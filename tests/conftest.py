@@ -5,12 +5,13 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Generator
 
 import coverage
 import pytest
 
-from tests.support import loops
+from tests.support import HANG, loops
 
 MEASURE_PROGRAMS = "COVERAGE_PROCESS_CONFIG"
 """Where coverage says to the programs that are started how they are to be measured."""
@@ -61,6 +62,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             sys.settrace(tracer)
         if config is not None:
             os.environ[MEASURE_PROGRAMS] = config
+
+
+@pytest.fixture(autouse=True)
+def _no_store_is_left_open() -> Generator[None]:
+    """The test that forgets to close a store is the one that fails, not one that counts threads afterwards."""
+    before = set(threading.enumerate())
+    yield
+    if left := [each for each in threading.enumerate() if each.name.startswith("andon-store") and each not in before]:
+        gc.collect()  # a store that nobody has any more closes itself
+        for thread in left:
+            thread.join(HANG)
+            assert not thread.is_alive(), f"a store was not closed: {thread.name} is still there"
 
 
 def pytest_collection_finish() -> None:

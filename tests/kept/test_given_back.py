@@ -39,6 +39,14 @@ class Late(SQLStore):
 
 
 @contextlib.asynccontextmanager
+async def closing(runtime: Runtime) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await runtime.close()
+
+
+@contextlib.asynccontextmanager
 async def late(url: str) -> AsyncIterator[tuple[Runtime, Late, Till, str, dict[str, bool]]]:
     """A run that has paused in a process that is gone, and a runtime whose store is late with it."""
     till, store = Till(), Late(url)
@@ -161,7 +169,7 @@ def test_one_that_paused_here_waits_on_too(url: str, way: str) -> None:
     async def main() -> None:
         till, store = Till(), Late(url)
         here = Runtime(store, lease_seconds=LONG)
-        async with runtimes(url, 1) as (there,):
+        async with runtimes(url, 1) as (there,), closing(here):
             agent = on(here, DELETE, tools=till.tools)
             run, result = await paused(agent, session_id="s")
             answers = {result.interrupts[0].id: True}
@@ -176,9 +184,9 @@ def test_one_that_paused_here_waits_on_too(url: str, way: str) -> None:
             await changed_to(here, run.run_id, lambda record: record.status is RunStatus.paused)
             done = await on(there, "Done.", tools=till.tools).continue_run(run.run_id, answers)
             assert (done.status, till.did) == (RunStatus.completed, ["all"])
-            assert (await run.result()).status is RunStatus.completed  # who held it has gone along
+            await run.ended()  # the handle here hears of it a moment later
+            assert (await run.result()).status is RunStatus.completed
             await check_stored(here, run.run_id, RunStatus.completed)
-            await here.close()
 
     play(main)
 

@@ -17,8 +17,9 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from andon import Agent, Run
+from andon import Agent, Run, Runtime
 from andon.server import create_app
+from andon.store import open_store
 from tests.support import HANG, Flag, Worker, eventually
 
 NEVER = 3600.0
@@ -162,3 +163,14 @@ def serving_app(app: FastAPI, **config: Any) -> Iterator[Live]:
 def serving(*agents: Agent, **settings: Any) -> Iterator[Live]:
     with serving_app(create_app(agents, **{"heartbeat": NEVER, "drain": 0.0} | settings)) as live:
         yield live
+
+
+@contextmanager
+def serving_on(url: str, *agents: Agent, **settings: Any) -> Iterator[Live]:
+    """Serve agents on a database, and close it at the end."""
+    runtime = Runtime(open_store(url))
+    try:
+        with serving(*agents, runtime=runtime, **settings) as live:
+            yield live
+    finally:
+        asyncio.run(runtime.close())

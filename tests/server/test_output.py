@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from andon import Agent, Runtime, tool
+from andon import Agent, tool
 from andon.models.scripted import Call, ScriptedModel
-from andon.store import open_store
-from tests.server.live import serving
+from tests.server.live import serving, serving_on
 
 RUNS = "/agents/helper/runs"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -101,15 +100,12 @@ def test_the_same_key_for_another_schema_is_another_request() -> None:
 def test_a_run_that_another_server_goes_on_with_keeps_its_schema(tmp_path: Any) -> None:
     url = f"sqlite:///{tmp_path}/andon.db"
 
-    def server(*turns: Any) -> Agent:
-        return helper(*turns, tools=[look], runtime=Runtime(open_store(url)))
-
-    with serving(server(Call("look"))) as live:
+    with serving_on(url, helper(Call("look"), tools=[look])) as live:
         body = {"message": "Where?", "stream": False, "output_schema": SCHEMA, "run_id": "r1"}
         paused = live.client.post(RUNS, json=body).json()
         assert paused["status"] == "PAUSED"
         question = paused["interrupts"][0]["id"]
-        with serving(server("Oslo!", ANSWER)) as other:
+        with serving_on(url, helper("Oslo!", ANSWER, tools=[look])) as other:
             answers = {"answers": {question: True}, "stream": False}
             answer = other.client.post(f"{RUNS}/r1/continue", json=answers).json()
             assert answer["output"] == {"city": "Oslo"}, answer

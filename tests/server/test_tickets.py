@@ -16,13 +16,12 @@ import httpx
 import pytest
 from starlette.requests import HTTPConnection
 
-from andon import Agent, Runtime
+from andon import Agent
 from andon.errors import StoreError
 from andon.models.scripted import Call, ScriptedModel
 from andon.server import create_app
 from andon.server.access import Principal
-from andon.store import open_store
-from tests.server.live import Live, frames, serving, serving_app
+from tests.server.live import Live, frames, serving, serving_app, serving_on
 from tests.server.people import TOKENS, client_of, guarded
 from tests.support import Flag, Hold, eventually
 
@@ -202,7 +201,7 @@ def test_a_server_that_is_open_gives_them_too() -> None:
 
 
 def on(url: str) -> Any:
-    return serving(Agent("Helper", ScriptedModel()), runtime=Runtime(open_store(url)), tokens=TOKENS)
+    return serving_on(url, Agent("Helper", ScriptedModel()), tokens=TOKENS)
 
 
 def test_every_server_of_a_database_takes_it(tmp_path: Path) -> None:

@@ -156,7 +156,13 @@ def test_an_error_in_a_transaction_undoes_it(url: str) -> None:
     play(main)
 
 
+def _threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name.startswith("andon-store")}
+
+
 def test_a_store_that_is_forgotten_leaves_no_thread_and_no_connection(url: str) -> None:
+    before = _threads()
+
     async def main() -> None:
         store = SQLStore(url)
         woken = Flag()
@@ -167,14 +173,14 @@ def test_a_store_that_is_forgotten_leaves_no_thread_and_no_connection(url: str) 
         del store
         gc.collect()
         assert gone() is None
-        await until(lambda: not [each for each in threading.enumerate() if each.name.startswith("andon-store")])
+        await until(lambda: _threads() <= before)
 
     play(main)
 
 
 def test_a_store_may_be_forgotten_by_whoever_has_its_locks_and_while_it_works(sqlite_url: str) -> None:
     """The garbage collector comes at any moment, on any thread: it finds no lock to wait for, and waits for nobody."""
-    forgetting = [database.Database(sqlite_url)]
+    before, forgetting = _threads(), [database.Database(sqlite_url)]
     hub, lanes, work = forgetting[0].hub, forgetting[0]._lanes, Gate()
     going = lanes[0].submit(work)
     work.begun.wait()
@@ -189,7 +195,7 @@ def test_a_store_may_be_forgotten_by_whoever_has_its_locks_and_while_it_works(sq
     Worker(forget).done()
     assert not going.done()
     work.may_go_on.set()
-    eventually(lambda: not [each for each in threading.enumerate() if each.name.startswith("andon-store")])
+    eventually(lambda: _threads() <= before)
 
 
 def test_a_forked_child_has_connections_and_threads_of_its_own(url: str) -> None:

@@ -35,7 +35,7 @@ AndonError
 │   └── ModelStreamError     what the provider sent is broken, or ended early
 ├── StoreError               the store could not be asked; trying again may help
 │   └── LeaseLostError       the run belongs to another worker now
-├── SubAgentLostError        a sub-agent had asked a person, and its run can't be found or gone on with
+├── SubAgentLostError        a sub-agent had asked a person, and its run can't be found or continued
 ├── InstructionsError        a function for the instructions took too long, or returned no text
 ├── StateTooLargeError       the state of a session would be larger than its store takes
 ├── ReaderBusyError          two tasks, or two threads, read from one iterator at once
@@ -59,7 +59,7 @@ it says: it may be raised in a worker process and caught in another one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 
 class Portable:
@@ -134,6 +134,10 @@ class HistoryError(StartError, ValueError):
 
 class RunIdTakenError(StartError, ValueError):
     """The run id belongs to another run."""
+
+    @classmethod
+    def of(cls, run_id: str) -> Self:
+        return cls(f"run id {run_id!r} is taken by another run; leave run_id out to get a fresh one")
 
 
 class KeyUsedError(StartError, ValueError):
@@ -264,7 +268,7 @@ class LeaseLostError(StoreError):
 
 
 class SubAgentLostError(AndonError, RuntimeError):
-    """A sub-agent had asked a person, and its run can't be found, or can't be gone on with.
+    """A sub-agent had asked a person, and its run can't be found, or can't be continued.
 
     What it had done is unknown, so the run that called it ends with this error.
     """

@@ -32,6 +32,7 @@ from andon.core.step import Cut, CutAloneError, as_exception
 from andon.core.store import Store
 from andon.errors import (
     BadResultError,
+    SetupError,
     SubAgentLostError,
     ToolBlockedError,
     ToolError,
@@ -116,7 +117,7 @@ class Calling:
             if isinstance(verdict, BeforeTool) and verdict.refusal is not None:
                 raise ToolBlockedError(verdict.refusal)
         except Exception as error:  # noqa: BLE001 - the boundary: the model is told
-            self._fail(record, error, ToolOutcome.refused)
+            self._refuse(record, error)
             return
         self._count(calls=0 if record.has_started else 1)  # entered again after a question, it is the same call
         self._run.gate(CancelMode.after_tools)
@@ -146,7 +147,8 @@ class Calling:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary: somebody's validator may raise anything
-            raise as_exception(error) from error.__cause__
+            failure = as_exception(error)
+            raise failure from failure.__cause__
 
     async def _invoke(self, record: CallRecord, tool: Tool, bound: Any) -> None:
         """Run in the call's own task, so that it is known to have ended the moment it has, whatever the others do."""
@@ -203,6 +205,20 @@ class Calling:
             record.error = None
             await self._tell(AfterTool, call=record.call, result=record.result(), **facts)
 
+    def _refuse(self, record: CallRecord, error: Exception) -> None:
+        """A call can't begin, or can't go on after its question was answered."""
+        if not record.has_started or record.refusal is not None:
+            self._fail(record, error, ToolOutcome.refused)
+            return
+        # Its tool was removed, or a hook objects now. It may have done something before it asked: it was not refused.
+        text = f"it had begun and asked a person, and can't go on: {describe(error)}. What it did until then is unknown"
+        stopped: Exception = ToolError(text)
+        if record.passed_on and not isinstance(error, ToolBlockedError):
+            stopped = SubAgentLostError(f"tool {record.call.name} has a sub-agent: {text}")
+            self._lost = self._lost or stopped
+        stopped.__cause__ = error
+        self._fail(record, stopped)
+
     def _fail(self, record: CallRecord, error: Exception, outcome: ToolOutcome = ToolOutcome.failed) -> None:
         text = cut_short(describe(error), self._run.runtime.max_result_bytes)
         if not record.finish(text, "error", outcome):
@@ -212,9 +228,13 @@ class Calling:
         if outcome is ToolOutcome.refused and isinstance(error, ToolError):
             # Only the kind: what a model asks for, and why a person says no, is no part of a log.
             self._log(logging.INFO, record, "was refused: %s", type(error).__name__)
+        elif self._lost is not None and _part_of(error, SubAgentLostError) is self._lost:
+            self._log(logging.INFO, record, "%s", "its sub-agent is lost")  # the run fails with it, and logs that
         else:
             shown = None if isinstance(error, ToolTimeoutError) else error  # that one is ours: it says all there is
-            self._log(logging.WARNING, record, f"{outcome.value}: %s", describe(error), shown)
+            # A sub-agent that is not set up can't do any call.
+            level = logging.ERROR if isinstance(error, SetupError) else logging.WARNING
+            self._log(level, record, f"{outcome.value}: %s", describe(error), shown)
 
     def _log(self, level: int, record: CallRecord, what: str, why: str, error: Exception | None = None) -> None:
         facts = {"facts": self._run.names}

@@ -122,11 +122,11 @@ class AgentTool:
             except (NotContinuableError, AnswersError) as error:  # others have answered it, or ended it
                 failure = error
             except AndonError as error:
-                raise self._lost(run_id, f"can't be gone on with: {describe(error)}") from None
+                raise self._lost(run_id, f"can't be continued: {describe(error)}") from None
             else:
                 ctx.delivered(answers)
                 return run
-        raise self._lost(run_id, f"can't be gone on with: {failure}")
+        raise self._lost(run_id, f"can't be continued: {failure}")
 
     def _lost(self, run_id: str, why: str) -> SubAgentLostError:
         asked = f"{self.agent.name} had asked a person, but its run {run_id!r} {why}."

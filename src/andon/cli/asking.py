@@ -22,7 +22,7 @@ Answers = dict[str, Any]
 
 
 class Leaving(Exception):  # noqa: N818 - it is what the person wants, and no error
-    """There will be no answer: the run was cancelled meanwhile."""
+    """There will be no answer: a signal ends this command."""
 
 
 def can_ask(as_json: bool, no_input: bool) -> bool:

@@ -15,7 +15,7 @@ from andon.cli.driving import Hands, drive
 from andon.cli.mistake import Exit, Mistake
 from andon.cli.options import add_parser, database_of, text
 from andon.cli.person import leave_with_reader, who
-from andon.cli.place import Place, add_where, find, how_to_go_on, open_place, without_secrets
+from andon.cli.place import Place, add_where, find, how_to_go_on, open_place, server_that_has, without_secrets
 from andon.cli.report import Report, to_json
 from andon.cli.run import add_telling, conclude, find_agent
 from andon.cli.show import note
@@ -57,10 +57,14 @@ def run(options: argparse.Namespace) -> int:
     teller = Teller(as_json=options.json, quiet=options.quiet, owner=bool(options.agent))
     with closing(open_place(options)) as place:
         found = find(place, options.id)
+        if place.local and not options.agent and (server := server_that_has(found.run_id, options)) is not None:
+            place = server  # it shares the database, and it can go on with the run
         if place.local and not options.agent:
-            raise Mistake(f"nobody at {place.name} could go on with it: name the agent, as in main:agent, or a --url")
+            raise Mistake(f"{place.name} is a database: name the agent to run (main:agent), or a server with --url")
         if not place.local and options.agent:
-            raise Mistake(f"{place.name} has the agents itself: leave {options.agent!r} out, or name a --db")
+            raise Mistake(
+                f"the server at {place.name} runs its own agents: leave out {options.agent!r}, or run it here with --db"
+            )
         answers = given(options.answer, options.deny, found.interrupts)
         if missing := [each for each in found.interrupts if each.id not in answers]:
             asked = ask(missing) if can_ask(options.json, options.no_input) else None

@@ -2,7 +2,8 @@
 """A run in this process, with a person at the keyboard.
 
 The first Ctrl-C cancels the run, gracefully, and its end is told as that of any other; the second leaves at once,
-whatever the process is doing. Whoever reads our output and leaves (`| head -1`) cancels the run too.
+whatever the process is doing. SIGTERM and SIGHUP cancel the run too, and so does a reader of our output who leaves
+(`| head -1`). A run that waits for a person is different: where a database keeps it, only Ctrl-C cancels it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from andon.agent.agent import Agent
 from andon.cli.asking import Leaving, ask, can_ask
-from andon.cli.logs import show_log
+from andon.cli.logs import Told, show_log
 from andon.cli.mistake import Exit
 from andon.cli.person import on_reader_gone, who
 from andon.cli.report import Report
@@ -94,7 +95,13 @@ def cancel_by_hand(run: Run, number: signal.Signals) -> None:
     if number is signal.SIGINT:
         run.cancel(reason=CTRL_C, by=who())
     else:
-        run.cancel_for(CancelCause.shutdown, number.name)
+        _give_up(run, CancelCause.shutdown, number.name)
+
+
+def _give_up(run: Run, cause: CancelCause, why: str) -> None:
+    """This process ends, and so does its run. But one that waits for a person, and is kept by a database, waits on."""
+    if run.runtime.keeper is None or not run.rests:
+        run.cancel_for(cause, why)
 
 
 def drive(
@@ -110,23 +117,28 @@ def drive(
 
     With the `handle` of a run that has not begun, also its beginning can be cancelled, should a store keep it waiting.
     """
-    show_log(quiet=teller.quiet)
+    told = Told()
+    show_log(told, quiet=teller.quiet)
     with Hands() as hands:
         if handle is not None:
             hands.hold(partial(cancel_by_hand, handle))
         run = portal.submit(open_run).result()
+        if not teller.quiet:
+            told.run_id = run.run_id
         if handle is None:
             hands.hold(partial(cancel_by_hand, run))
-        on_reader_gone(lambda: run.cancel_for(CancelCause.disconnect, GONE))
+        on_reader_gone(lambda: _give_up(run, CancelCause.disconnect, GONE))
+        gone = False
         while True:
             try:
                 after = _tell(run, after, teller)
             except OSError:  # a closed pipe, or a terminal that has gone
-                run.cancel_for(CancelCause.disconnect, GONE)
+                gone = True
+                _give_up(run, CancelCause.disconnect, GONE)
             report = Report.of_result(run.result_blocking())
-            if report.status is not RunStatus.paused or not can_ask(teller.as_json, no_input):
+            if report.status is not RunStatus.paused or gone or not can_ask(teller.as_json, no_input):
                 break
-            if not _answered(agent, report, hands):
+            if not _answered(agent, run, report, hands):
                 break
         portal.submit(agent.runtime.close).result()
         if report.receipt is not None and report.receipt.leftovers:
@@ -143,13 +155,16 @@ def _tell(run: Run, after: int, teller: Teller) -> int:
     return after
 
 
-def _answered(agent: Agent, report: Report, hands: Hands) -> bool:
+def _answered(agent: Agent, run: Run, report: Report, hands: Hands) -> bool:
     """Ask, and go on. False if the person has left: then the run stays paused."""
     while True:
         try:
             answers = ask(report.interrupts, hands.left)
-        except Leaving:  # and so it was cancelled
-            return True
+        except Leaving:  # by a signal, which has cancelled it, or not
+            return not run.is_paused
+        except OSError:  # the terminal has gone
+            _give_up(run, CancelCause.disconnect, GONE)
+            return not run.is_paused
         if answers is None:
             return False
         try:

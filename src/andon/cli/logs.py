@@ -23,19 +23,26 @@ class LineFormatter(logging.Formatter):
         return "\n".join(f"    {escaped(line)}" for line in super().formatException(ei).splitlines())
 
 
-def _says_more(record: logging.LogRecord) -> bool:
-    """An error of ours says in its line all that there is to say, and that line is told with the run's events."""
-    return not (record.exc_info and isinstance(record.exc_info[1], AndonError))
+class Told:
+    """Leaves out what the events of the run on the screen have told already: one line says all of an error of ours."""
+
+    def __init__(self) -> None:
+        self.run_id: str | None = None
+        """The run whose events are told; None while there is none."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        ours = record.exc_info and isinstance(record.exc_info[1], AndonError)
+        return not ours or getattr(record, "facts", {}).get("run_id") != self.run_id
 
 
-def show_log(*, quiet: bool) -> None:
-    """Write warnings to stderr; or, if nobody wants to hear more than errors, these. A program's own log comes first:
-    where it has set up one, that is what there is. A handler that writes nothing, as libraries add them, is no log.
+def show_log(told: Told, *, quiet: bool) -> None:
+    """Write warnings to stderr; with `quiet`, errors alone. A program's own log comes first: where it has set up one,
+    that is what there is. A handler that writes nothing, as libraries add them, is no log.
     """
     root, ours = logging.getLogger(), logging.getLogger("andon")
     if all(isinstance(each, logging.NullHandler) for each in [*root.handlers, *ours.handlers]):
         handler = logging.StreamHandler()
         handler.setFormatter(LineFormatter("%(levelname)s %(name)s: %(message)s"))
         handler.setLevel(logging.ERROR if quiet else logging.WARNING)
-        handler.addFilter(_says_more)
+        handler.addFilter(told)
         root.addHandler(handler)

@@ -90,10 +90,22 @@ def open_place(options: argparse.Namespace) -> Place:
     db = db or (None if url else database_of(options))
     if db:
         return open_database(db)
+    server = _server_at(url or DEFAULT_URL, options)
+    return server if url else _whichever_is_there(server, quiet=getattr(options, "quiet", False))
+
+
+def server_that_has(run_id: str, options: argparse.Namespace) -> Place | None:
+    """The server at the usual address, if it has this run. For those who named nothing but $ANDON_DB."""
+    server = _server_at(DEFAULT_URL, options)
+    if options.db is None and server.is_there() and server.look(run_id) is not None:
+        return server
+    return None
+
+
+def _server_at(url: str, options: argparse.Namespace) -> Remote:
     from andon.cli.remote import Remote
 
-    server = Remote(url or DEFAULT_URL, options.token or os.environ.get("ANDON_TOKEN"))
-    return server if url else _whichever_is_there(server, quiet=getattr(options, "quiet", False))
+    return Remote(url, options.token or os.environ.get("ANDON_TOKEN"))
 
 
 def _whichever_is_there(server: Remote, *, quiet: bool) -> Place:
@@ -117,7 +129,8 @@ def _whichever_is_there(server: Remote, *, quiet: bool) -> Place:
 def how_to_go_on(options: argparse.Namespace, place: Place) -> str:
     """What `andon continue RUN` needs besides, to find the same run."""
     if place.local:  # named also if nobody named it: a server may be there by then, and would be asked first
-        return f"module:agent --db {shlex.quote(place.name)} "
+        agent = getattr(options, "agent", None) or "module:agent"
+        return f"{agent} --db {shlex.quote(place.name)} "
     return f"--url {shlex.quote(options.url)} " if options.url else ""
 
 

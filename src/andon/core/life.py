@@ -31,7 +31,7 @@ from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, Run
 from andon.core.step import Cut, as_exception
 from andon.core.waiters import Waiters
 from andon.core.work import Settlement
-from andon.errors import HandleError, describe
+from andon.errors import HandleError, StartError, describe
 from andon.messages import UNKNOWN_USAGE, Message
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Life(Outliving):
         "__weakref__",
         "_cord",
         "_heeds_arm",
+        "_refusal",
         "_work",
     )
 
@@ -85,6 +86,8 @@ class Life(Outliving):
         self._task: asyncio.Task[None] | None = None
         self._caretaker: asyncio.AbstractEventLoop | None = None
         self._ended = self._settled = False
+        self._refusal: StartError | None = None
+        """What kept it from taking a place in its session: then it never began."""
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 

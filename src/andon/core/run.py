@@ -19,7 +19,7 @@ from andon.core.pause import Pausing
 from andon.core.receipt import CancelRequest, OutputT, Receipt, RunResult
 from andon.core.signal import Failed, stop_reason_of
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus, StopReason
-from andon.errors import HandleError
+from andon.errors import HandleError, StartError
 from andon.messages import assistant
 
 __all__ = ["Run", "spectator"]
@@ -141,6 +141,8 @@ class Run(Pausing, Generic[OutputT]):
         )
 
     def _check_begun(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
         if not self.has_begun:
             raise HandleError(
                 "this run has not begun: enter it with `async with agent.start(...) as run`, or `await run.begin()`"
@@ -155,10 +157,17 @@ class Run(Pausing, Generic[OutputT]):
 
         The await returns when the run is admitted to its session, in memory at once, on a shared store when that has
         taken the run in. It raises what keeps the run from starting: `SessionBusyError` (a `SessionPausedError` is one
-        too), `RunIdTakenError`, `BlockedError`; then nothing was recorded. Cancelling the await cancels the run, cause
-        `caller`, and waits for its end.
+        too), `RunIdTakenError`, `BlockedError`; then nothing was recorded, and this handle is used up: to try again,
+        start another one. Cancelling the await cancels the run, cause `caller`, and waits for its end.
         """
-        self.set_out()
+        if self._refusal is not None:
+            raise HandleError(f"run {self.run_id!r} was refused; start another one")
+        try:
+            self.set_out()
+        except HandleError:
+            raise
+        except StartError as error:  # the await raises it, as it does where a store refuses the run
+            self._refusal, self._stage, self._ended, self._settled = error, RunStatus.error, True, True
         return Beginning(self)
 
     async def open(self) -> None:
@@ -173,6 +182,8 @@ class Run(Pausing, Generic[OutputT]):
         return not self.was_refused
 
     async def admitted(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
         tenure = self.tenure
         if tenure is None:
             return

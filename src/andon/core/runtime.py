@@ -332,7 +332,7 @@ class Runtime:
                 if (block := self._blocks.get(key)) is not None:
                     raise block.refusal()
         if run.run_id in self._ended or self._runs.setdefault(run.run_id, run) is not run:
-            raise RunIdTakenError(f"run id {run.run_id!r} is taken by another run; leave run_id out to get a fresh one")
+            raise RunIdTakenError.of(run.run_id)
 
     def forget(self, run: Life) -> None:
         """Take back a registration: the run did not start, or goes on elsewhere."""

@@ -102,7 +102,7 @@ class Step(Generic[T]):
         except asyncio.CancelledError:
             # Kept as a fact, not as an exception: its traceback would tie this object to itself.
             if not self.was_cut:
-                self._error = StrayCancelError("CancelledError, though nobody cancelled it")
+                self._error = StrayCancelError("it raised CancelledError, but it was not cancelled")
         except (Cut, KeyboardInterrupt):
             raise
         except BaseException as error:
@@ -234,7 +234,9 @@ def as_exception(error: BaseException) -> Exception:
     """What counts as the failure of the work that raised it: the error itself, or a StrayError that describes it."""
     if isinstance(error, Exception):
         return error
-    return StrayError(describe(error)).with_traceback(error.__traceback__)
+    stray = StrayError(describe(error)).with_traceback(error.__traceback__)
+    stray.__cause__ = error
+    return stray
 
 
 class Stepper:

@@ -17,14 +17,21 @@ NAMED = 5
 """So many runs are named; of the others, how many they are."""
 
 
-async def tell_drain(host: Host, say: Callable[[str], object]) -> None:
-    """Say it now, then every so often, and when the time is up. Cancel it when nothing is waited for any more."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + host.settings.drain
+def tell_drain(host: Host, say: Callable[[str], object]) -> asyncio.Task[None] | None:
+    """Say it now; and, by the task that is returned, every so often and when the time is up.
+
+    None if nothing is waited for. Cancel the task when nothing is waited for any more.
+    """
     if not (runs := _at_work(host)):
-        return
+        return None
     wait = f"waiting up to {host.settings.drain:g} s for" if host.settings.drain else "cancelling"
     say(f"shutting down: {wait} {_names(runs)}. Another SIGTERM or Ctrl-C ends the server at once")
+    return asyncio.get_running_loop().create_task(_go_on_telling(host, say, runs))
+
+
+async def _go_on_telling(host: Host, say: Callable[[str], object], runs: Sequence[Run]) -> None:
+    loop = asyncio.get_running_loop()
+    until = loop.time() + host.settings.drain
     while (left := until - loop.time()) > 0:
         await asyncio.sleep(min(left, TELL_SECONDS))
         if not (runs := _at_work(host)):

@@ -45,6 +45,15 @@ class Bounded(Protocol):
     max_state: int
 
 
+def _warn_of_setup(agent: Agent) -> None:
+    """Say now what will refuse each run of this agent. It is no error: a key may come later."""
+    try:
+        check_setup(agent.model)
+        check_setup(agent.context)
+    except SetupError as error:
+        log.warning("agent %r can't run as it is set up: %s", agent.id, error)
+
+
 class Host:
     """The agents that are served, by id, and what is known of their runs."""
 
@@ -63,6 +72,8 @@ class Host:
             self._admit(agent, runtime)
         if not self.agents:
             raise ConfigurationError("there is no agent to serve: create_app([agent, ...])")
+        for agent in {id(agent): agent for agent, _ in self.known}.values():
+            _warn_of_setup(agent)
         self.runtimes: list[Runtime] = list(
             {id(agent.runtime): agent.runtime for agent in self.agents.values()}.values()
         )
@@ -88,11 +99,6 @@ class Host:
             raise ConfigurationError(
                 f"two agents have the id {agent.id!r}: give one of them another with Agent(id=...)"
             )
-        try:
-            check_setup(agent.model)
-            check_setup(agent.context)
-        except SetupError as error:  # others can be served, and a key may come later: each of its runs is refused
-            log.warning("agent %r can't run as it is set up: %s", agent.id, error)
         if runtime is not None and agent.runtime is not runtime:
             agent.move_to(runtime)
         self.agents[agent.id] = agent

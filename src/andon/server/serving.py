@@ -123,11 +123,13 @@ class Server(uvicorn.Server):
             self._closing = asyncio.get_running_loop().create_task(self._end_runs())
 
     async def _end_runs(self) -> None:
-        telling = asyncio.get_running_loop().create_task(tell_drain(self._host, self._say))
+        # It is told first, before the host cancels what can't be kept.
+        telling = tell_drain(self._host, self._say)
         try:
             await self._host.shut_down()
         finally:
-            telling.cancel()
+            if telling is not None:
+                telling.cancel()
             self.should_exit = True
 
     def _say(self, text: str) -> None:

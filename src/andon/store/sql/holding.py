@@ -63,7 +63,7 @@ def _check_free(record: RunRecord, ahead: Sequence[Row[Any]]) -> None:
 
 
 def _taken(record: RunRecord) -> RunIdTakenError:
-    return RunIdTakenError(f"run id {record.run_id!r} belongs to another run")
+    return RunIdTakenError.of(record.run_id)
 
 
 def _check_blocks(tx: Tx, record: RunRecord) -> None:

@@ -207,7 +207,7 @@ def save(tx: Tx, record: RunRecord, text: str, messages: str) -> None:
     head = head_of_line(tx, record.session, record.created_at)
     row = lock_run(tx, record.run_id)
     if row is not None and row.created != record.created_at:
-        raise RunIdTakenError(f"run id {record.run_id!r} belongs to another run")
+        raise RunIdTakenError.of(record.run_id)
     if row is None:
         insert_run(tx, record, text, head.id, epoch=0)
         row = tx.execute(select(runs).where(runs.c.run_id == record.run_id)).one()

@@ -194,6 +194,14 @@ def test_over_http_it_is_a_clear_500(caplog: pytest.LogCaptureFixture) -> None:
     assert len(refused) == 4
 
 
+def test_a_server_warns_of_sub_agents_too(caplog: pytest.LogCaptureFixture) -> None:
+    middle = Agent("Middle", ScriptedModel(), tools=[keyless_agent().as_tool()])
+    with serving(Agent("Top", ScriptedModel(), tools=[middle.as_tool()])):
+        pass
+    warned = [each.getMessage() for each in caplog.records if each.name == "andon.server.host"]
+    assert warned == [f"agent 'keyless' can't run as it is set up: {NO_KEY}, or pass api_key= to the model"]
+
+
 PROGRAM = f"""
 from andon import Agent
 from andon.models.openai import OpenAIChat

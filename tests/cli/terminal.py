@@ -149,7 +149,13 @@ class Terminal:
     def close(self) -> None:
         self.process.kill()
         self.process.wait(HANG)
-        os.close(self._master)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """The terminal goes away, as when its window is closed."""
+        master, self._master = self._master, -1
+        if master >= 0:
+            os.close(master)
 
 
 @contextlib.contextmanager

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from andon import Agent
+from andon import Agent, tool
 from andon.cli import place, remote
 from andon.models.scripted import ScriptedModel
 from tests.cli.terminal import Andon
-from tests.server.live import serving
+from tests.server.live import serving, serving_on
 
 FILE = "sqlite:///andon.db"
 COMMANDS = [["ps"], ["ps", "--json"], ["watch", "r-one"], ["cancel", "r-one"], ["unblock", "--user", "u"]]
@@ -34,6 +34,15 @@ def file(here: Path, andon: Andon) -> Path:
 def there(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     """Have this be the address at which a server is looked for."""
     monkeypatch.setattr(place, "DEFAULT_URL", url)
+
+
+@tool(approval=True)
+async def delete(name: str) -> str:
+    return f"deleted {name}"
+
+
+def asker() -> Agent:
+    return Agent("Asker", ScriptedModel(then="Done."), tools=[delete])
 
 
 def brief() -> Agent:
@@ -69,6 +78,24 @@ def test_a_run_is_continued_by_the_server_beside_the_file(
         code, _, err = andon("continue", "r-one")
         assert (code, "is a database" in err) == (1, False)
         assert f"{live.url} says: " in err, "the server has judged it"
+
+
+def test_a_run_of_the_database_that_the_environment_names_is_continued_by_the_server_that_has_it(
+    file: Path, andon: Andon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ANDON_DB` was set for `andon serve`, and is still set where its run is answered."""
+    monkeypatch.setenv("ANDON_DB", FILE)
+    (paused,) = json.loads(andon("ps", "--json")[1])
+    code, _, err = andon("continue", paused["run_id"], "--no-input")
+    assert (code, "is a database" in err) == (2, True), "no server is there"
+    with serving_on(FILE, asker()) as live:
+        there(monkeypatch, live.url)
+        code, out, _ = andon("continue", paused["run_id"], "--answer", "d-1=true")
+        assert (code, out) == (0, "Done.\n")
+    with serving(brief()) as live:
+        there(monkeypatch, live.url)
+        code, _, err = andon("continue", paused["run_id"], "--no-input")
+        assert (code, "is a database" in err) == (2, True), "that server does not know the run"
 
 
 def test_without_a_server_the_file_is_asked(file: Path, andon: Andon, monkeypatch: pytest.MonkeyPatch) -> None:

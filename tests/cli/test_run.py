@@ -117,6 +117,39 @@ def test_ctrl_d_at_a_question_leaves_it_open(here: Path) -> None:
         assert terminal.end() == 4
 
 
+KEPT = ["--db", "sqlite:///andon.db"]
+
+
+def _listed(here: Path) -> list[str]:
+    return [line["status"] for line in json.loads(alone(here, "ps", "--json", *KEPT).stdout)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_leave_a_question_open_where_a_database_keeps_it(here: Path, number: signal.Signals) -> None:
+    with at_terminal(here, "run", "program:asker", "Hi", *KEPT) as terminal:
+        terminal.until("[y/N, or n and why]")
+        terminal.process.send_signal(number)
+        assert terminal.end() == 4
+        assert "it is paused; to go on: andon continue" in terminal.screen
+    assert _listed(here) == ["PAUSED"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_at_a_question_end_what_is_only_in_memory(here: Path, number: signal.Signals) -> None:
+    with at_terminal(here, "run", "program:asker", "Hi") as terminal:
+        terminal.until("[y/N, or n and why]")
+        terminal.process.send_signal(number)
+        assert terminal.end() == 3
+
+
+def test_a_terminal_that_goes_away_at_a_question_leaves_it_open_where_a_database_keeps_it(here: Path) -> None:
+    with at_terminal(here, "run", "program:asker", "Hi", *KEPT) as terminal:
+        terminal.until("[y/N, or n and why]")
+        terminal.hang_up()
+        assert terminal.process.wait(HANG) != 0
+    assert _listed(here) == ["PAUSED"]
+
+
 @pytest.mark.parametrize("more", [["--no-input"], ["--json"]])
 def test_nothing_is_asked_that_should_not_be(here: Path, more: list[str]) -> None:
     with at_terminal(here, "run", "program:asker", "Hi", *more) as terminal:

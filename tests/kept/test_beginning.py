@@ -11,8 +11,18 @@ from typing import Any
 
 import pytest
 
-from andon import Agent, CancelCause, RunEvent, RunIdTakenError, RunStatus, Runtime, SessionBusyError, tool
-from andon.errors import BlockedError, SessionPausedError, StoreError
+from andon import (
+    Agent,
+    CancelCause,
+    CancelOutcome,
+    RunEvent,
+    RunIdTakenError,
+    RunStatus,
+    Runtime,
+    SessionBusyError,
+    tool,
+)
+from andon.errors import BlockedError, HandleError, SessionPausedError, StoreError
 from andon.models.scripted import Call
 from andon.store.memory import MemoryStore
 from andon.store.sql import SQLStore
@@ -41,9 +51,17 @@ async def check_refused(agent: Agent, kind: type[Exception], **options: Any) -> 
     """It is told once, by the await, and nothing of the run is left."""
     before = {run.run_id for run in agent.runtime.runs}
     run = agent.start("And I?", **options)
+    beginning = run.begin()
     with pytest.raises(kind):
-        await run.begin()
+        await beginning
     assert {run.run_id for run in agent.runtime.runs} == before
+    # And the handle is used up, on every store.
+    assert run.status is RunStatus.error
+    assert run.cancel() is CancelOutcome.already_finished
+    with pytest.raises(HandleError):
+        await run.begin()
+    with pytest.raises(kind):
+        await run.result()
 
 
 @pytest.mark.parametrize("kind", STORES)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from andon import Agent, CancelCause, CancelOutcome, RunStatus, Runtime, tool
+from andon import Agent, CancelCause, CancelOutcome, RunEvent, RunStatus, Runtime, ToolOutcome, tool
 from andon.agent.hooks import BeforeTool
 from andon.core.selection import Selection
 from andon.core.shared import Taken
@@ -16,7 +16,7 @@ from andon.errors import StoreError, SubAgentLostError
 from andon.messages import ToolResult
 from andon.models.scripted import Call, ScriptedModel, Turn
 from andon.store.sql import SQLStore
-from tests.kept.keeping import LONG, check_stored, ended, found, on, runtimes, store_of
+from tests.kept.keeping import LONG, check_stored, ended, found, on, runtimes, store_of, stored_events
 from tests.support import Flag, paused, play, until
 from tests.support.till import DELETE, PAY, Till
 
@@ -350,5 +350,34 @@ def test_what_waits_below_a_call_that_is_refused_later_ends_with_the_run(url: st
             assert (result.status, result.content) == (RunStatus.completed, "So.")
             await check_stored(after, "r.c", RunStatus.cancelled, CancelCause.parent)
             assert till.did == []
+            told = [event.tool for event in await stored_events(after, "r") if event.event is RunEvent.tool_call_error]
+            assert [each.outcome for each in told if each is not None] == [ToolOutcome.failed], "it had begun"
 
     play(main)
+
+
+def test_a_sub_agent_that_a_deploy_has_renamed_ends_the_run_as_an_error(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it had done is unknown, and its answer reaches nobody: the run must not go on as if it had been refused."""
+
+    async def main() -> None:
+        till = Till()
+        async with runtimes(url, 1) as (before,):
+            old, _ = family(before, till.tools, DELETE, ASK)
+            _, result = await paused(old, run_id="r", session_id="s")
+        async with runtimes(url, 1) as (after,):
+            shop = Agent("Shop", ScriptedModel("Never said."), tools=till.tools)
+            old = on(after, "Never said.", name="Old", tools=[shop.as_tool()])
+            result = await old.continue_run("r", yes(result.interrupts))
+            assert result.status is RunStatus.error
+            assert isinstance(result.error, SubAgentLostError)
+            assert "there is no tool 'young'" in str(result.error)
+            await ended(after, "r.c")
+            await check_stored(after, "r.c", RunStatus.cancelled, CancelCause.parent)
+            told = [event.tool for event in await stored_events(after, "r") if event.event is RunEvent.tool_call_error]
+            assert [each.outcome for each in told if each is not None] == [ToolOutcome.failed]
+
+    play(main)
+    logged = [each for each in caplog.records if each.exc_info and isinstance(each.exc_info[1], SubAgentLostError)]
+    assert len(logged) == 1, "one traceback for one error"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What holds for every test: in CI (the variable CI is set) none is skipped, because a skipped test proves nothing."""
 
+import functools
 import gc
 import os
 import signal
@@ -11,7 +12,7 @@ from collections.abc import Generator
 import coverage
 import pytest
 
-from tests.support import HANG, loops
+from tests.support import HANG, eventually, loops
 
 MEASURE_PROGRAMS = "COVERAGE_PROCESS_CONFIG"
 """Where coverage says to the programs that are started how they are to be measured."""
@@ -64,6 +65,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             os.environ[MEASURE_PROGRAMS] = config
 
 
+def _has_started(thread: threading.Thread) -> bool:
+    return thread.ident is not None
+
+
 @pytest.fixture(autouse=True)
 def _no_store_is_left_open() -> Generator[None]:
     """The test that forgets to close a store is the one that fails, not one that counts threads afterwards."""
@@ -72,6 +77,7 @@ def _no_store_is_left_open() -> Generator[None]:
     if left := [each for each in threading.enumerate() if each.name.startswith("andon-store") and each not in before]:
         gc.collect()  # a store that nobody has any more closes itself
         for thread in left:
+            eventually(functools.partial(_has_started, thread))  # another thread may be about to start it
             thread.join(HANG)
             assert not thread.is_alive(), f"a store was not closed: {thread.name} is still there"
 

@@ -322,6 +322,7 @@ def test_what_waits_below_a_run_that_goes_on_elsewhere_ends_with_it(url: str) ->
             await run.cancel_and_wait()
             assert run.status is RunStatus.cancelled
             for run_id in ("r.m", "r.m.c"):
+                await ended(after, run_id)
                 await check_stored(after, run_id, RunStatus.cancelled, CancelCause.parent)
             assert till.did == []
 

@@ -152,7 +152,7 @@ def test_a_run_id_is_taken_for_good(url: str) -> None:
         async with opened(url) as store:
             lease = await store.enter(record("r1"), "me", LONG, "reject")
             for session, owner, at in ((KEY, "you", 1.5), (KEY, "me", 2.5), (KEY._replace(user_id=None), "me", 1.5)):
-                with pytest.raises(RunIdTakenError, match="'r1' belongs to another run"):
+                with pytest.raises(RunIdTakenError, match="'r1' is taken by another run"):
                     await store.enter(record("r1", session=session, at=at), owner, LONG, "queue")
             await store.finish(lease, record("r1", RunStatus.completed), [], [])
             with pytest.raises(RunIdTakenError):

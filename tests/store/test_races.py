@@ -238,7 +238,7 @@ def test_a_cancel_does_not_wait_for_events_to_be_written_but_an_end_and_a_takeov
         inside, go_on = Flag(), Flag()
 
         def write_slowly(tx: Tx) -> list[str]:
-            refused = holding.write(tx, written([Progress(lease, said("One"), events("r1", (1, 2)))]))
+            refused = holding.write(tx, list(written([Progress(lease, said("One"), events("r1", (1, 2)))])))
             tx.execute(select(1))  # what is to be written is sent
             inside.set()
             go_on.wait()

@@ -215,7 +215,13 @@ class Pausing(Life):
         self.tenure.restoring, self.tenure.written = True, len(events)
         self.tenure.waiting = paused_below(record)
         self.journal.events.extend(events)
-        self._enlist()
+        try:
+            self._enlist()
+        except BaseException:  # it is refused here, and waits on for a person
+            from andon.core.taking import give_back  # like all that only shared stores need
+
+            give_back(self.tenure.keeper, self.run_id, held)
+            raise
         self.tenure.hold(*held)
         self.tenure.keeper.leases.look([self.run_id])  # it may have been asked to stop in between
         try:

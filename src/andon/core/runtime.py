@@ -77,7 +77,7 @@ class Runtime:
         abandoned_user_threads: int = 16,
         max_events: int = 0,
         max_event_bytes: int = 0,
-        max_result_bytes: int = 4 * 2**20,
+        max_result_bytes: int = 2**20,
         max_depth: int = 50,
         keep_days: float | None = None,
     ) -> None:

@@ -84,10 +84,14 @@ def give_back(keeper: Keeper, run_id: str, held: Held) -> None:
     _leave(keeper, run_id, held.owner, taking)
 
 
-async def given_back(keeper: Keeper, run_id: str, seconds: float) -> None:
-    """Wait, for so long, until a run that was taken up for somebody who is gone waits on for a person."""
-    if (leaving := keeper.leaving.get(run_id)) is not None:
-        await asyncio.wait([asyncio.wrap_future(leaving)], timeout=seconds)
+async def given_back(keeper: Keeper, run_id: str, seconds: float) -> bool:
+    """Wait, for so long, until a run that was taken up for somebody who is gone waits on for a person. False if no run
+    is given back.
+    """
+    if (leaving := keeper.leaving.get(run_id)) is None:
+        return False
+    await asyncio.wait([asyncio.wrap_future(leaving)], timeout=seconds)
+    return True
 
 
 def _leave(keeper: Keeper, run_id: str, name: str, taking: concurrent.futures.Future[Any]) -> None:

@@ -292,24 +292,28 @@ class Tenure:
                 return await store.find(record.run_id)
         assert self.lease is not None
         self.closing = True
+        # First the children: if this process dies once the end is stored, nobody comes back to the run for them.
+        are_nobodys = record.status.final and bool(self.waiting) and await self._cancel_children(self.lease)
         answer = await store.finish(self.lease, record, messages, [*self._run.journal.events[self.written :], last])
-        if answer is None and record.status.final and self.waiting:
-            await self._end_children(record)
-        return answer
-
-    async def _end_children(self, record: RunRecord) -> None:
-        """End what waits below it, as a run does that has started its children itself: nobody will go on with them.
-
-        Those that it has gone on with have ended before it.
-        """
-        are_nobodys = False
-        for child in self.waiting:
-            request = CancelRequest.make(CancelCause.parent, f"run {record.run_id} ended")
-            are_nobodys |= (await self._keeper.store.request_cancel(Selection(child), request)).nobodys
-        if are_nobodys:  # they end with it, and not when some keeper comes by; but there may be many others to end
-            with contextlib.suppress(StoreError, TimeoutError):
+        if answer is None and are_nobodys:  # they end with it, and not when some keeper comes by
+            with contextlib.suppress(StoreError, TimeoutError):  # there may be many others to end
                 async with asyncio.timeout(self._run.bounds.settle_seconds):
                     await self._keeper.end_orphans()
+        return answer
+
+    async def _cancel_children(self, lease: Lease) -> bool:
+        """Cancel the runs that wait below this one: nobody will answer them. True if no worker has one of them.
+
+        Those that this run has gone on with have ended before it. If another worker has this run by now, the children
+        are that one's.
+        """
+        store, are_nobodys = self._keeper.store, False
+        if (await store.renew([lease], None)).lost:
+            return False
+        for child in self.waiting:
+            request = CancelRequest.make(CancelCause.parent, f"run {lease.run_id} ended")
+            are_nobodys |= (await store.request_cancel(Selection(child), request)).nobodys
+        return are_nobodys
 
     async def follow(self, record: RunRecord, request: CancelRequest | None) -> RunRecord:
         """Wait until whoever has the run now has ended it. What was asked of it here is asked there."""

@@ -22,6 +22,7 @@ from andon.core.runtime import Runtime
 from andon.core.shared import SharedStore
 from andon.core.states import CancelCause
 from andon.core.store import RequestKey, RunRecord, SessionKey, SessionStore
+from andon.core.taking import given_back
 from andon.errors import AndonError, ConfigurationError, KeyUsedError, RunIdTakenError, SetupError
 from andon.models.base import check_setup
 from andon.server.allowance import Allowances
@@ -283,6 +284,9 @@ class Host:
             use = self._keys.find(agent.id, user_id, wanted.key)
         else:
             use = await keeper.store.find_key(agent.id, user_id, wanted.key)
+            # If the answer that came with it could not be given, the key is free in a moment.
+            if use is not None and await given_back(keeper, use.run_id, agent.runtime.bounds.settle_seconds):
+                use = await keeper.store.find_key(agent.id, user_id, wanted.key)
         if use is None:
             return None
         named = f"the idempotency key {wanted.key!r}"

@@ -46,7 +46,9 @@ async def once(
                 run, after = await begin()
             except (KeyUsedError, Problem) as error:
                 # Another server may have been quicker with the same request: then the session is busy by it, the run
-                # that it answers is not paused any more, or its id is taken.
+                # that it answers is not paused any more, or its id is taken. A failure of ours says nothing of that.
+                if isinstance(error, Problem) and error.status_code >= 500:
+                    raise
                 known = await host.known_by(agent, user_id, key)
                 if known is None:
                     raise (problem_of(error) if isinstance(error, KeyUsedError) else error) from None

@@ -19,7 +19,7 @@ from andon.store.sql import sessions, states
 from andon.store.sql.holding import lost
 from andon.store.sql.sessions import Part, is_key, key_of, lock_both, status_of
 from andon.store.sql.states import Kept
-from andon.store.sql.tables import HELD, LIVE, histories, records, runs
+from andon.store.sql.tables import HELD, LIVE, histories, runs
 from andon.store.sql.tables import sessions as table
 from andon.store.sql.transaction import Tx
 
@@ -34,8 +34,13 @@ def read(tx: Tx, key: SessionKey) -> tuple[Row[Any] | None, list[Part]]:
         found = tx.execute(wanted).first()
         if found is None and not rows:
             return None, []
-        if found is not None and (not rows or found.version == rows[0].version):
+        if found is not None and (not rows or _same(found, rows[0])):
             return found, sessions.parts_of(rows)
+
+
+def _same(found: Row[Any], row: Row[Any]) -> bool:
+    """Versions begin anew with a session that was deleted and made again: that one has another number."""
+    return bool((found.session, found.version) == (row.session, row.version))
 
 
 # -- changing it ------------------------------------------------------------------------------------------------------
@@ -96,7 +101,7 @@ def _holder(tx: Tx, session: int) -> Row[Any] | None:
 
 def _put(tx: Tx, session: int, messages: str, before: int | None = None) -> None:
     theirs = runs.c.session == session if before is None else and_(runs.c.session == session, runs.c.number < before)
-    tx.execute(update(records).where(records.c.number.in_(select(runs.c.number).where(theirs))).values(messages=None))
+    sessions.forget(tx, theirs)
     adding = tx.insert(histories).values(session=session, version=1, messages=messages)
     changed = {"version": histories.c.version + 1, "messages": adding.excluded.messages}
     tx.execute(adding.on_conflict_do_update(index_elements=["session"], set_=changed))

@@ -15,8 +15,8 @@ from andon.core.receipt import CancelRequest, describe_open
 from andon.core.session import OnBusy, refusal
 from andon.core.shared import Granted, Lease, Renewal, Taken
 from andon.core.states import CancelCause, RunStatus
-from andon.core.store import RequestKey, RunRecord
-from andon.errors import LeaseLostError, RunIdTakenError
+from andon.core.store import RequestKey, RunRecord, SessionKey
+from andon.errors import LeaseLostError, RunIdTakenError, SessionBusyError
 from andon.store.sql import asking, clocks, keys, sessions
 from andon.store.sql.codec import CHANGED, LOOK_AT, dump_names, read_block, read_messages, read_request
 from andon.store.sql.tables import HELD, LIVE, Id, blocks, events, records, runs
@@ -44,7 +44,7 @@ def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float, on_b
             return Granted.of(record.run_id, other.epoch, tx.began, has_turn=has_turn)
     _check_blocks(tx, record)
     if on_busy == "reject":
-        _check_free(record, ahead)
+        _check_free(ahead)
     elif on_busy == "cancel":
         asking.ask(tx, ahead, CancelRequest.make(CancelCause.superseded, f"run {record.run_id} takes over"))
     status = RunStatus.pending if ahead else RunStatus.running
@@ -54,12 +54,23 @@ def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float, on_b
     return Granted.of(record.run_id, 1, tx.began, has_turn=not ahead, is_fresh=not ahead and not head.begun)
 
 
-def _check_free(record: RunRecord, ahead: Sequence[Row[Any]]) -> None:
-    """Whoever is being cancelled, or has lost its worker, will be gone soon."""
+class Busy(Exception):  # noqa: N818 - not an error yet: `refusal` makes one, after the transaction
+    """Another run has the session, or stands before this one in its line."""
+
+    def __init__(self, holder: Row[Any]) -> None:
+        super().__init__(holder.run_id)
+        self._holder = holder
+
+    def refusal(self, session: SessionKey) -> SessionBusyError:
+        kept = sessions.record_of(self._holder)
+        return refusal(session, kept.run_id, kept.status, lambda: describe_open(kept.interrupts))
+
+
+def _check_free(ahead: Sequence[Row[Any]]) -> None:
+    """A run that is being cancelled, or has lost its worker, will be gone soon."""
     for other in ahead:
         if other.cancel is None and not (other.nobodys and other.status in HELD):
-            kept = sessions.record_of(other)
-            raise refusal(record.session, kept.run_id, kept.status, lambda: describe_open(kept.interrupts))  # noqa: B023
+            raise Busy(other)
 
 
 def _taken(record: RunRecord) -> RunIdTakenError:
@@ -183,14 +194,17 @@ def finish(tx: Tx, end: Ending) -> RunRecord | CancelRequest | None:
         return None if same else sessions.with_status(kept, sessions.status_of(row))
     if row.cancel is not None and record.status is not RunStatus.cancelled:
         return read_request(row.cancel)
+    last_seq = end.last_seq or tx.execute(_LAST, {"of": row.number}).scalar_one()
     state = {
         "status": record.status.value,
         "owner": None,
         "lease_until": None,
         "lease_seconds": None,
         "continues": record.continues,
-        "last_seq": end.last_seq or tx.execute(_LAST, {"of": row.number}).scalar_one(),
+        "last_seq": last_seq,
     }
+    if record.status is RunStatus.paused and not end.rows:  # it was taken up, and is given back as it was
+        keys.give_back(tx, row.run_id, last_seq)
     sessions.change_run(tx, row.number, record.status, state)
     sessions.keep(tx, row.number, end.text, None if row.there is None else end.messages)
     if row.there is not None:
@@ -249,14 +263,21 @@ def _taken_over(tx: Tx, row: Row[Any], epoch: int) -> Found:
 
 
 def take_up(tx: Tx, run_id: str, owner: str, seconds: float, request_key: RequestKey | None = None) -> Found | None:
+    after, took_key = None, False
+    if request_key is not None:
+        if (found := sessions.find_run(tx, run_id)) is None:
+            return None
+        after = tx.execute(_LAST, {"of": found.number}).scalar_one()
+        took_key = keys.take(tx, request_key, sessions.key_of(found), run_id, after)
     row = sessions.lock_run(tx, run_id)
-    if row is not None and row.status == RunStatus.paused.value and row.cancel is None:
-        taken = take(tx, [row], owner, seconds)[0]
-        if request_key is not None:
-            keys.take(tx, request_key, sessions.key_of(row), run_id, taken.last_seq)
-        return taken
     if row is not None and row.status in HELD and row.owner == owner:  # asked before, and the answer was lost
         return _taken_over(tx, row, row.epoch)
+    waits = row is not None and row.status == RunStatus.paused.value and row.cancel is None
+    # A run that was answered since, and has paused again, is not the one that the key was taken for.
+    if row is not None and waits and after in (None, tx.execute(_LAST, {"of": row.number}).scalar_one()):
+        return take(tx, [row], owner, seconds)[0]
+    if took_key and after is not None:
+        keys.give_back(tx, run_id, after)
     return None
 
 

@@ -76,6 +76,9 @@ def _measure_leases(connection: Connection) -> None:
 
 
 def _from_2(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        # A server of the older version may still write states: what it writes from here on waits, and then fails.
+        connection.execute(text("LOCK TABLE andon_sessions IN ACCESS EXCLUSIVE MODE"))
     _add_histories(connection)
     _add_keys(connection)
     _part_states(connection)

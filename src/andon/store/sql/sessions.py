@@ -120,8 +120,18 @@ def list_all(
 
 
 def count(tx: Tx, agent_id: str, user_id: str | None) -> int:
-    """Also those that are only the heads of lines: an index tells, and no row is read."""
-    return int(tx.execute(select(func.count()).select_from(sessions).where(_theirs(agent_id, user_id))).scalar_one())
+    """Also those whose first run is at work."""
+    live = select(runs.c.number).where(runs.c.session == sessions.c.id, LIVE).exists()
+    wanted = select(func.count()).select_from(sessions).where(_theirs(agent_id, user_id), or_(sessions.c.begun, live))
+    return int(tx.execute(wanted).scalar_one())
+
+
+def drop_head(tx: Tx, key: SessionKey) -> None:
+    """Forget a session that a run was to begin, and was refused. Two statements: the first may wait for a lock."""
+    head = tx.execute(select(sessions.c.id).where(is_key(key), ~sessions.c.begun).with_for_update()).scalar()
+    if head is not None:
+        runs_of = select(runs.c.number).where(runs.c.session == head).exists()
+        tx.execute(delete(sessions).where(sessions.c.id == head, ~sessions.c.begun, ~runs_of))
 
 
 def _theirs(agent_id: str, user_id: str | None) -> Any:
@@ -133,24 +143,29 @@ def remove(tx: Tx, key: SessionKey) -> bool:
     row = tx.execute(select(sessions.c.id).where(is_key(key), sessions.c.begun).with_for_update()).first()
     if row is None:
         return False
-    theirs = select(runs.c.number).where(runs.c.session == row.id)
-    tx.execute(update(records).where(records.c.number.in_(theirs)).values(messages=None))
+    forget(tx, runs.c.session == row.id)
     tx.execute(delete(states).where(states.c.session == row.id))
     tx.execute(delete(sessions).where(sessions.c.id == row.id))
     return True
+
+
+def forget(tx: Tx, which: Any) -> None:
+    """What these runs have said is no longer part of a conversation. What was forgotten before is not written again."""
+    theirs = records.c.number.in_(select(runs.c.number).where(which))
+    tx.execute(update(records).where(theirs, records.c.messages.is_not(None)).values(messages=None))
 
 
 # -- the conversation -------------------------------------------------------------------------------------------------
 
 
 def rows_of(tx: Tx, session: Any) -> Sequence[Row[Any]]:
-    """The runs of a session, and the version of its history, if it has one (see `histories`)."""
+    """The runs of a session that have something to say, and the version of its history, if it has one (`histories`)."""
     wanted = (
         select(runs, records.c.record, records.c.messages, histories.c.version)
         .join(sessions, sessions.c.id == runs.c.session)
         .join(records, records.c.number == runs.c.number)
         .outerjoin(histories, histories.c.session == sessions.c.id)
-        .where(session)
+        .where(session, or_(LIVE, records.c.messages.is_not(None)))
         .order_by(runs.c.number)
     )
     return tx.execute(wanted).all()

@@ -10,6 +10,7 @@ Leases go by Postgres' clock, or with SQLite by one of the machine's that nobody
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Sequence
@@ -22,16 +23,19 @@ from andon.core.selection import Block, CancelEntry, Outcomes, Selection
 from andon.core.session import OnBusy
 from andon.core.shared import Asked, Changed, Glance, Granted, KeyUse, Lease, Listening, Look, Progress, Renewal, Taken
 from andon.core.store import RequestKey, RunRecord, SessionKey, SessionRecord, brought
-from andon.errors import StoreError
+from andon.errors import StartError, StoreError
 from andon.messages import Message
 from andon.store.sql import asking, at_once, by_hand, database, histories, holding, keys, service, sessions, states
 from andon.store.sql.codec import dump, read_messages, read_state
 from andon.store.sql.database import Database
 from andon.store.sql.faults import LockedError
 from andon.store.sql.transaction import Tx
-from andon.store.sql.written import Ending, written
+from andon.store.sql.turns import Turns
+from andon.store.sql.written import Ending, in_parts, written
 from andon.store.state import MAX_STATE, check_size, checked_limit
 
+CHANGE_TRIES = 20
+"""So often is a change of a state tried, while other processes change it too."""
 LOCKED_SECONDS = 0.05
 """After this, what somebody has locked is tried again."""
 
@@ -44,6 +48,7 @@ class SQLStore:
 
     def __init__(self, url: str, *, max_state: int = MAX_STATE) -> None:
         self._db = Database(url)
+        self._turns = Turns()
         self.max_state = checked_limit(max_state)
         """How many bytes the state of a session may take, as JSON."""
 
@@ -115,13 +120,17 @@ class SQLStore:
         return await self._db.read(lambda tx: sessions.count(tx, agent_id, user_id))
 
     async def update_session(self, session: SessionKey, delta: dict[str, Any]) -> SessionRecord | None:
-        while (before := await self._db.read(lambda tx: states.find(tx, session))) is not None:
-            text = self._written({**read_state(before.state), **delta})
-            now = await self._db.change(partial(states.change, before=before, state=text))
-            if now is not None:
-                return _session(session, before._replace(state=text, updated=now))
-            # Somebody else was quicker, and has changed it: this goes on top of that.
-        return None
+        async with self._turns.of(session):  # else each of many would make all the others begin again
+            for _ in range(CHANGE_TRIES):
+                before = await self._db.read(lambda tx: states.find(tx, session))
+                if before is None:
+                    return None
+                text = self._written({**read_state(before.state), **delta})
+                now = await self._db.change(partial(states.change, before=before, state=text))
+                if now is not None:
+                    return _session(session, before._replace(state=text, updated=now))
+                # Another process was quicker, and has changed it: this goes on top of that.
+        raise StoreError(f"others keep changing the state of session {session.session_id!r}: try again later")
 
     def _written(self, state: dict[str, Any]) -> str:
         text = dump(state)
@@ -148,7 +157,15 @@ class SQLStore:
             )
             if usual is not None:
                 return usual
-        return await self._db.change(enter)
+        try:
+            return await self._db.change(enter)
+        except holding.Busy as busy:
+            raise busy.refusal(record.session) from None
+        except StartError:
+            if self._db.postgres:  # what is done at once has made the session, and nobody is in it
+                with contextlib.suppress(StoreError):
+                    await self._db.change(lambda tx: sessions.drop_head(tx, record.session))
+            raise
 
     async def take_turn(self, lease: Lease) -> bool:
         return await self._db.change(lambda tx: holding.take_turn(tx, lease))
@@ -165,10 +182,11 @@ class SQLStore:
         return await self._db.renew(lambda tx: holding.renew(tx, leases, seconds))
 
     async def write(self, batch: Sequence[Progress]) -> list[str]:
-        news = written(batch)
-        if self._db.postgres:
-            return await self._db.progress(lambda tx: at_once.write(tx, news), at_once=True)
-        return await self._db.progress(lambda tx: holding.write(tx, news))
+        write = at_once.write if self._db.postgres else holding.write
+        lost: list[str] = []
+        for news in in_parts(written(batch)):  # others wait for each, so none is very large
+            lost += await self._db.progress(partial(write, batch=news), at_once=self._db.postgres)
+        return lost
 
     async def finish(
         self, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from andon.core.events import Event
@@ -14,6 +14,9 @@ from andon.messages import Message
 from andon.store.sql import asking
 from andon.store.sql.batches import write_rows
 from andon.store.sql.codec import dump
+
+PART = 2_000_000
+"""So many characters are written in one transaction, or a little more."""
 
 
 class Ending(NamedTuple):
@@ -48,9 +51,26 @@ class News(NamedTuple):
     rows: list[tuple[int, str]]
     continues: str | None
 
+    @property
+    def size(self) -> int:
+        return len(self.messages or "") + sum(len(text) for _, text in self.rows)
 
-def written(batch: Iterable[Progress]) -> list[News]:
-    return [
-        News(lease, None if messages is None else dump(messages), write_rows(lease.run_id, events), continues)
-        for lease, messages, events, continues in batch
-    ]
+
+def written(batch: Iterable[Progress]) -> Iterator[News]:
+    for lease, messages, events, continues in batch:
+        said = None if messages is None else dump(messages)
+        yield News(lease, said, write_rows(lease.run_id, events), continues)
+
+
+def in_parts(news: Iterable[News]) -> Iterator[list[News]]:
+    """The same, in parts that are not much larger than `PART`."""
+    part: list[News] = []
+    size = 0
+    for each in news:
+        part.append(each)
+        size += each.size
+        if size >= PART:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part

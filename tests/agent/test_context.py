@@ -130,6 +130,38 @@ def test_the_providers_own_count_is_believed() -> None:
     assert [message.role for message in third.messages] == ["user", "assistant", "tool"]
 
 
+def test_hidden_reasoning_says_nothing_about_how_long_the_conversation_is() -> None:
+    """A reasoning model counts thousands of tokens as its answer's, of which nothing is sent again."""
+
+    @tool
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    hidden = Spend(input_tokens=300, output_tokens=6_020, reasoning_tokens=6_000)
+    agent = make(*["OK."] * 2, [Call("look"), hidden], tools=[look], context=Trim(tokens=500))
+    talk(agent, 2)
+    events = list(agent.run(LONG, stream=True))
+    assert reduced(events) == []
+    assert len(sent(agent)) == len(agent.messages) - 1
+
+
+def test_a_server_that_does_not_count_is_not_believed() -> None:
+    @tool
+    async def look() -> str:
+        """Look."""
+        return LONG * 4
+
+    said: list[int] = []
+
+    def count(messages: list[Message], window: ContextWindow) -> list[Message]:
+        said.append(window.tokens(messages))
+        return messages
+
+    make([Call("look"), Spend(input_tokens=0, output_tokens=0)], tools=[look], context=count).run(LONG)
+    assert said[1] > 500
+
+
 def test_hooks_are_told_of_what_is_really_sent() -> None:
     told: list[int] = []
 

@@ -49,7 +49,8 @@ class ContextWindow(Protocol):
     def tokens(self, messages: Sequence[Message]) -> int:
         """How many tokens a model call with these messages has, its instructions and tools included.
 
-        It is measured by what the provider has said of the run's last call, and estimated for what is new.
+        It is an estimate by the number of characters, corrected by what the provider has counted for the input of the
+        run's last call.
         """
         ...
 

@@ -69,7 +69,7 @@ class Fitting:
     ) -> None:
         self._policy, self._plan, self._run, self._aside, self._ask = policy, plan, run, aside, ask
         self._ratio = 1.0
-        """The provider's tokens for each that was estimated, by the last call."""
+        """The provider's input tokens for each that was estimated, by the last call."""
         self._most: int | None = None
         """Half of what the provider has refused."""
         self._kept: Shortened | None = None
@@ -116,12 +116,15 @@ class Fitting:
         """About how many tokens the provider will count."""
         return -int(-self._ratio * _estimate(request) // 1)
 
-    def learn(self, request: ModelRequest, answer: Message, usage: Usage) -> None:
-        """Take the measure from what the provider has counted for a call and its answer."""
-        total, estimated = usage.total_tokens, _estimate(request) + estimate_tokens(pieces_of(answer))
-        if total is not None and estimated >= LEAST_TOKENS:
+    def learn(self, request: ModelRequest, usage: Usage) -> None:
+        """Take the measure from what the provider has counted for what was sent.
+
+        Not from the answer's tokens: most of them may be reasoning that nobody is shown, and that is not sent again.
+        """
+        counted, estimated = usage.input_tokens, _estimate(request)
+        if counted and estimated >= LEAST_TOKENS:  # 0 is said by servers that don't count
             # In eighths, so that what is left out does not change with every call.
-            self._ratio = min(8.0, max(0.25, -(-total * 8 // estimated) / 8))
+            self._ratio = min(8.0, max(0.25, -(-counted * 8 // estimated) / 8))
 
     # -- a model for the policy ---------------------------------------------------------------------------------------
 

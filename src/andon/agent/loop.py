@@ -272,7 +272,7 @@ class Loop(Calling):
         self._spent += usage
         self._charge(turn.spent_cut if usage.total_tokens is None else turn.spent)
         if self._fitting is not None:
-            self._fitting.learn(turn.request, self.messages[-1], usage)
+            self._fitting.learn(turn.request, usage)
         await self._tell(AfterModel, message=self.messages[-1], usage=usage)
         await self._announce()
 

@@ -344,6 +344,40 @@ def test_without_a_summary_the_beginning_is_left_out_and_that_is_told(turn: Turn
     assert STANDS_FOR not in sent(agent)[0].text
 
 
+def test_a_writer_that_fails_is_asked_again_only_when_it_is_too_long_again() -> None:
+    """And not before every model call of the run."""
+
+    @tool
+    async def look() -> str:
+        """Look."""
+        return LONG
+
+    writer = ScriptedModel(then=Fail(ModelError("no")))
+    agent = make(*[Call("look")] * 12, tools=[look], context=Summarise(tokens=600, model=writer))
+    result = agent.run("Go on until you find it.")
+    assert result.status is RunStatus.completed
+    assert len(asked(agent)) == 13
+    assert 2 <= len(writer.requests) <= 4
+    assert len(result.warnings) == 1
+    for request in asked(agent):
+        assert len(request.messages) <= 13
+        assert validate(request.messages) == []
+
+
+def test_after_a_failure_the_next_summary_is_of_all_that_was_left_out() -> None:
+    @tool
+    async def look(number: int) -> str:
+        """Look."""
+        return f"seen {number} {LONG}"
+
+    writer = scribe(Fail(ModelError("no")))
+    calls = [Call("look", {"number": number}) for number in range(12)]
+    agent = make(*calls, tools=[look], context=Summarise(tokens=600, model=writer))
+    agent.run("Go on until you find it.")
+    assert "seen 0" in writer.requests[1].messages[0].text
+    assert sent(agent)[0].text.startswith(f"{STANDS_FOR}They talked.")
+
+
 def test_a_writer_that_is_busy_is_asked_again() -> None:
     writer = scribe(Fail(ModelError("busy", retryable=True, retry_after=0)))
     agent = make(context=Summarise(tokens=450, model=writer))

@@ -35,6 +35,7 @@ class Desk:
         self.refused = refused
         self.kept: Shortened | None = None
         self.asked: list[str] = []
+        self.notes: dict[object, Any] = {}
 
     def tokens(self, messages: Sequence[Message]) -> int:
         return estimate_tokens(piece for message in messages for piece in pieces_of(message))

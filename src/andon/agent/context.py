@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from andon.core.store import Shortened
 from andon.errors import ConfigurationError, ContextError, ModelError, describe
@@ -70,6 +70,11 @@ class ContextWindow(Protocol):
         """Ask a model, the agent's own by default, and return its text. It is part of the run: a cancel cuts it, and
         its tokens are counted and budgeted. The run's readers are not shown the text.
         """
+        ...
+
+    @property
+    def notes(self) -> dict[object, Any]:
+        """Empty at first, and kept for the rest of the run: for what a policy wants to know at the next model call."""
         ...
 
     def warn(self, text: str) -> None:
@@ -130,7 +135,8 @@ class Summarise:
 
     Without `model` the agent's own writes it. The newest messages are kept as they are, up to half of the limit. The
     summary is remembered with the session, and made anew only when what was said since is too long again. If it can't
-    be made, the oldest messages are left out without one, and the result has a warning.
+    be made, the oldest messages are left out without one, and the result has a warning. Then the model is asked for one
+    again when what is sent has grown too long again, or by the session's next run.
     """
 
     def __init__(self, *, tokens: int, model: Model | None = None, instructions: str = INSTRUCTIONS) -> None:
@@ -158,17 +164,21 @@ class Summarise:
         covers, summary = 0, ""
         if known is not None and known.covers in found:  # else another policy has remembered it
             covers, summary = known.covers, known.summary
-        sent = leave_out(messages, covers, summary)
+        bare: int = window.notes.get(self, 0)  # how many were left out without a summary
+        sent = leave_out(messages, bare) if bare > covers else leave_out(messages, covers, summary)
         if window.tokens(sent) <= limit:
             return sent
-        later = [place for place in found if place > covers]
+        later = [place for place in found if place > max(bare, covers)]
         if not later:
             return sent
         place = _first(later, lambda place: window.tokens(leave_out(messages, place)) <= limit // 2)
         try:
             summary = await self._summarise(summary, messages[covers:place], limit * 3 // 4, window)
         except Exception as error:  # noqa: BLE001 - the boundary: the run goes on without a summary, and says so
-            window.warn(f"the conversation could not be summarised, so its beginning is left out: {describe(error)}")
+            if not bare:  # one warning is enough
+                why = describe(error)
+                window.warn(f"the conversation could not be summarised, so its beginning is left out: {why}")
+            window.notes[self] = place
             return leave_out(messages, place)
         window.remember(place, summary)
         return leave_out(messages, place, summary)

@@ -11,7 +11,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -62,6 +62,7 @@ class Fitting:
         "_ratio",
         "_run",
         "_told",
+        "notes",
     )
 
     def __init__(
@@ -75,6 +76,8 @@ class Fitting:
         self._kept: Shortened | None = None
         self._looked = False
         self._told: int | None = None
+        self.notes: dict[object, Any] = {}
+        """The policy's own."""
 
     # -- before a model call ------------------------------------------------------------------------------------------
 
@@ -230,6 +233,10 @@ class Window:
 
     async def ask(self, prompt: str, instructions: str | None = None, model: Model | None = None) -> str:
         return await self._fitting.ask(prompt, instructions, model)
+
+    @property
+    def notes(self) -> dict[object, Any]:
+        return self._fitting.notes
 
     def warn(self, text: str) -> None:
         self._fitting.run.warn(text)

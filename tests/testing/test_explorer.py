@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import json
 import random
 import re
 import sys
@@ -75,13 +76,24 @@ def test_every_cancel_comes_at_a_step_of_its_own() -> None:
     assert ends[2:] == ["cancelled"] * len(cancelled) + ["completed"] * completed
 
 
+def test_where_a_library_raises_the_line_that_called_it_is_named() -> None:
+    def parse(text: str) -> object:
+        return json.loads(text)
+
+    async def careless() -> None:
+        parse((await hello().invoke_async("Hi")).content)
+
+    report = explore(careless, max_problems=1)
+    found(report, r"the scenario raised JSONDecodeError: .* \(in parse, test_explorer.py:\d+\)")
+
+
 def test_a_problem_says_where_it_was() -> None:
     async def picky() -> None:
         result = await hello().invoke_async("Hi")
         assert result.status is RunStatus.completed, "not completed"
 
     report = explore(picky, inject="cancel", name="my scenario", max_problems=3)
-    found(report, r"the scenario raised AssertionError: not completed \(in picky, line \d+\)")
+    found(report, r"the scenario raised AssertionError: not completed \(in picky, test_explorer.py:\d+\)")
     assert len(report.problems) == 3
     problem = report.problems[0]
     assert problem.scenario == "my scenario"

@@ -11,6 +11,7 @@ import functools
 import linecache
 import os
 import sysconfig
+import traceback
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
@@ -51,13 +52,25 @@ def users_line(frames: Iterable[FrameType]) -> Line | None:
 
     Where there is none, the first one that is neither ours nor asyncio's.
     """
+    return _first_own(Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames)
+
+
+def users_line_of(error: BaseException) -> Line | None:
+    """The line of the user's own that has led to an error; the innermost one. None for an error without a traceback.
+
+    Where there is none of the user's own, the line that raised it.
+    """
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [Line(frame.f_code.co_filename, number, frame.f_code.co_name) for frame, number in frames]
+    return _first_own(reversed(lines)) or (lines[-1] if lines else None)
+
+
+def _first_own(lines: Iterable[Line]) -> Line | None:
     second: Line | None = None
-    for frame in frames:
-        file = frame.f_code.co_filename
-        if is_ours(file) or file.startswith(_ASYNCIO) or is_loader(file):
+    for line in lines:
+        if is_ours(line.file) or line.file.startswith(_ASYNCIO) or is_loader(line.file):
             continue
-        line = Line(file, frame.f_lineno, frame.f_code.co_name)
-        if not file.startswith(_libraries()):
+        if not line.file.startswith(_libraries()):
             return line
         second = second or line
     return second

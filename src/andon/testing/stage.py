@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import contextvars
 import math
+import os
 import threading
-import traceback
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -24,7 +24,7 @@ import msgspec
 from andon.agent.calling import Plan
 from andon.agent.loop import Loop
 from andon.core.limits import Limits
-from andon.core.lines import Line
+from andon.core.lines import Line, users_line_of
 from andon.core.run import Run, spectator
 from andon.core.session import Place
 from andon.core.states import CancelOutcome, RunStatus
@@ -222,8 +222,9 @@ class Stage:
             if not self.host_cancelled:
                 yield "the scenario was cancelled, though its host did not cancel it"
         elif (error := self.task.exception()) is not None:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            yield f"the scenario raised {describe(error).splitlines()[0]} (in {last.name}, line {last.lineno})"
+            line = users_line_of(error)
+            where = "" if line is None else f" (in {line.function}, {os.path.basename(line.file)}:{line.number})"
+            yield f"the scenario raised {describe(error).splitlines()[0]}{where}"
         elif self.host_cancelled:
             yield "the host's cancellation was swallowed: the scenario went on to its end"
         for task in self.crew:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ from andon import (
 )
 from andon.models.scripted import Call, Fail, ScriptedModel
 from andon.store import open_store
-from tests.support import Flag, all_with, cut, forever, paused, play
+from tests.support import Flag, all_with, cut, forever, paused, play, record_of
 
 
 @dataclass
@@ -80,6 +82,28 @@ def test_tools_hooks_and_instructions_are_handed_what_the_caller_gave() -> None:
         }
         assert all(deps is shop and given == metadata for _, deps, given in hook.seen)
         assert result.metadata == metadata
+
+    play(main)
+
+
+def test_metadata_is_a_copy_as_json_that_nobody_changes() -> None:
+    async def main() -> None:
+        def instructions(ctx: RunContext[Any]) -> str:
+            ctx.metadata["written"] = True
+            ctx.metadata["deep"]["list"].append(2)
+            return "Be brief."
+
+        given: dict[str, Any] = {"tags": {"a"}, "deep": {"list": [1]}, "thing": Shop("s"), "half": "\ud800"}
+        before = copy.deepcopy(given)
+        agent = Agent("Clerk", ScriptedModel("Done."), instructions=instructions)
+        result = await agent.invoke_async("go", metadata=given)
+        assert given == before
+        assert result.metadata["tags"] == ["a"]
+        assert result.metadata["deep"] == {"list": [1]}
+        assert result.metadata["half"] == "?"
+        assert "written" not in result.metadata
+        assert json.loads(json.dumps(result.metadata)) == result.metadata == result.to_dict()["metadata"]
+        assert (await record_of(agent, result.run_id)).metadata == result.metadata
 
     play(main)
 

@@ -28,6 +28,7 @@ from andon.agent.sessions import Sessions
 from andon.agent.subagent import AgentTool, sub_agents
 from andon.core.budget import Budget
 from andon.core.cord import Cord
+from andon.core.jsonable import as_json
 from andon.core.limits import Limits
 from andon.core.receipt import CancelRequest, OutputT, RunResult
 from andon.core.run import Run
@@ -256,7 +257,7 @@ class Agent(Resuming[OutputT]):
             options.get("run_id") or _fresh_id(),
             on_busy=on_busy,
             limits=Limits(timeout, options.get("cancel_on")),
-            metadata=metadata or {},
+            metadata=as_json(metadata),
             budget=budget,
             detached=options.get("detached", False),
             heeds_arm=self._is_own(options.get("session_id"), options.get("user_id")),

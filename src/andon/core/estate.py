@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from andon.core.receipt import CancelRequest, Receipt
 from andon.core.signal import CancelSignal, Failed, Fate, stop_reason_of
 from andon.core.states import Phase, RunStatus, StopReason
@@ -33,12 +35,12 @@ class Estate(Stepper):
         "_added",
         "_conversation",
         "_cut_phase",
+        "_metadata",
         "_place",
         "_receipt",
         "_record",
         "_settlement",
         "created_at",
-        "metadata",
         "phase",
         "request_key",
         "run_id",
@@ -48,7 +50,7 @@ class Estate(Stepper):
 
     def __init__(self, runtime: Runtime, session: Session, run_id: str, metadata: dict[str, Any]) -> None:
         super().__init__(CancelSignal(), runtime.bounds)
-        self.runtime, self.session, self.run_id, self.metadata = runtime, session, run_id, metadata
+        self.runtime, self.session, self.run_id, self._metadata = runtime, session, run_id, metadata
         self.created_at = time.time()
         self.request_key: RequestKey | None = None
         """The idempotency key of the request that starts it. A shared store takes it in together with the run."""
@@ -133,7 +135,7 @@ class Estate(Stepper):
             self.session.key,
             status,
             self.created_at,
-            self.metadata,
+            self._metadata,
             _stop_reason(status, fate),
             left.content,
             left.usage,
@@ -166,6 +168,12 @@ class Estate(Stepper):
             "agent_id": key.agent_id,
             "user_id": key.user_id,
         }
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What was given with the prompt, as JSON has it. Each reader gets a copy: nobody changes what is kept."""
+        copied: dict[str, Any] = msgspec.to_builtins(self._metadata)
+        return copied
 
     @property
     def receipt(self) -> Receipt | None:

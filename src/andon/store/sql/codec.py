@@ -8,14 +8,15 @@ from typing import Any
 
 import msgspec
 
+from andon.core.jsonable import clean as clean
+from andon.core.jsonable import dump as dump
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Block
 from andon.core.store import RunRecord
-from andon.errors import say, show
-from andon.messages import Message, sendable
+from andon.errors import show
+from andon.messages import Message
 from andon.store.sql.tables import Id
 
-MAX_DEPTH = 200
 LOOK, CHANGED, LOOK_AT = "", "+", "!"
 """What others are told: that anything may have changed; that these runs have made progress, have ended, or have their
 turn; and that whoever holds these runs is to look at them. What else is said is a notice of a cancel.
@@ -32,13 +33,6 @@ read_block = msgspec.json.Decoder(Block).decode
 read_state = msgspec.json.Decoder(dict[str, Any]).decode
 _read_names = msgspec.json.Decoder(list[str | None]).decode
 _read_notice = msgspec.json.Decoder(tuple[str, str, CancelRequest]).decode
-
-
-def dump(value: object) -> str:
-    try:
-        return _encode(value).decode()
-    except (UnicodeError, RecursionError):  # half a character, or something without end
-        return _encode(clean(value)).decode()
 
 
 def dump_notice(run_id: str, owner: str | None, request: CancelRequest) -> str:
@@ -95,19 +89,3 @@ def read_names(said: str) -> list[str] | None:
         return [Id.read(name) for name in _read_names(said[1:]) if name is not None]
     except (msgspec.DecodeError, RecursionError):  # it may have been said by anybody
         return None
-
-
-def clean(value: Any, depth: int = 0) -> Any:
-    """The same without what can't be written: half a character, or something without end."""
-    if isinstance(value, str):
-        return sendable(value)
-    if depth > MAX_DEPTH:
-        return "…"
-    if isinstance(value, msgspec.Struct):
-        fields = {name: clean(getattr(value, name), depth + 1) for name in value.__struct_fields__}
-        return msgspec.structs.replace(value, **fields)
-    if isinstance(value, dict):
-        return {say(key): clean(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [clean(item, depth + 1) for item in value]
-    return value

@@ -89,6 +89,7 @@ class JsonSchema:
             raise _no_schema("$", "is no object")
         defined = {f"#/{key}/{name}" for key in ("$defs", "definitions") for name in _dict_of(root.get(key))}
         todo: list[tuple[Any, str, int]] = [(root, "$", 0)]
+        references: dict[int, tuple[dict[str, Any], str]] = {}
         for count, (schema, place, depth) in enumerate(_growing(todo)):
             if depth > MAX_DEPTH or count > MAX_PARTS:
                 raise _no_schema(place, f"is too much: {MAX_DEPTH} levels and {MAX_PARTS:,} parts are the most")
@@ -105,6 +106,10 @@ class JsonSchema:
                 if problem is not None:
                     raise _no_schema(f"{place}.{key}", problem)
                 todo += [(each, f"{place}.{key}{at}", depth + 1) for at, each in _parts(key, value)]
+            if "$ref" in schema:
+                references[id(schema)] = schema, f"{place}.$ref"
+        if (found := _first_endless(root, references)) is not None:
+            raise _no_schema(found, "leads back to itself, with no field and no item between: no answer can be checked")
 
     def _wrong_keyword(self, key: str, value: Any) -> str | None:
         problem = None
@@ -263,6 +268,35 @@ def _wrong_reference(reference: Any, root: dict[str, Any], defined: set[str]) ->
     if reference == "#" and root.get("type") != "object":
         return "is '#', which only a schema of an object may have: move it to $defs"
     return None
+
+
+def _first_endless(root: dict[str, Any], references: dict[int, tuple[dict[str, Any], str]]) -> str | None:
+    """The place of a reference that leads back to itself without going into the value; None if there is none."""
+    done: set[int] = set()  # schemas from which every way ends
+    for start, _ in references.values():
+        way: dict[int, Iterator[Any]] = {id(start): _same_value(root, start)}
+        while way:
+            current, leads = next(reversed(way.items()))
+            following = next((each for each in leads if isinstance(each, dict) and id(each) not in done), None)
+            if following is None:
+                del way[current]
+                done.add(current)
+            elif id(following) in way:
+                circle = list(way)[list(way).index(id(following)) :]
+                return next(references[each][1] for each in circle if each in references)
+            else:
+                way[id(following)] = _same_value(root, following)
+    return None
+
+
+def _same_value(root: dict[str, Any], schema: dict[str, Any]) -> Iterator[Any]:
+    """The schemas that the same value is checked against, and not one of its fields or items."""
+    if "$ref" in schema:
+        yield _find(root, schema["$ref"])
+    for key in ("allOf", "anyOf", "oneOf"):
+        yield from schema.get(key, ())
+    if "not" in schema:
+        yield schema["not"]
 
 
 def _find(root: dict[str, Any], reference: str) -> Any:

@@ -182,6 +182,12 @@ def test_nothing_is_changed_while_a_run_is_there(url: str) -> None:
                     with pytest.raises(SessionBusyError) as caught:
                         await change
                     assert caught.value.run_id == run.run_id
+                    assert "is running in it. Wait for it, or cancel it." in str(caught.value)
+                run.cancel(mode="after_turn")
+                for change in (agent.sessions.replace("s1", SAID), agent.sessions.delete("s1")):
+                    with pytest.raises(SessionBusyError, match=r"is being cancelled\. Wait for its end\.$") as caught:
+                        await change
+                    assert caught.value.run_id == run.run_id
                 run.cancel()
             await agent.sessions.replace("s1", SAID)
             waiting, asked = await paused(agent, session_id="s1")

@@ -15,6 +15,7 @@ from andon.agent.homes import Homes
 from andon.agent.json_schema import JsonSchema
 from andon.agent.options import ContinueOptions, RunOptions, check_id
 from andon.agent.output import form_of
+from andon.agent.sessions import changing
 from andon.core.budget import Budget
 from andon.core.events import RunEvent
 from andon.core.pause import check_answers
@@ -159,7 +160,8 @@ class Resuming(Generic[OutputT]):
             await self.runtime.check_blocks(record.session)
             return await self._restore(record, answers, request_key, options, output_type)
         if record.status in (RunStatus.pending, RunStatus.running, RunStatus.cancelling):
-            raise NotContinuableError(f"run {run_id!r} is {record.status.name}: wait for its end, or cancel it")
+            advice = "" if record.status is RunStatus.cancelling else ", or cancel it"
+            raise NotContinuableError(f"run {run_id!r} is {record.status.name}: wait for its end{advice}")
         if record.status not in (RunStatus.cancelled, RunStatus.error):
             raise NotContinuableError(f"run {run_id!r} is {record.status.name}: to go on, send another prompt")
         if answers:
@@ -240,7 +242,7 @@ class Resuming(Generic[OutputT]):
         record = await self._find_record(run_id)
         store, session = self.runtime.store, self.runtime.session(record.session)
         assert store is not None
-        with session.changing():
+        with changing(self.runtime, session):
             await store.take_back(run_id)
         session.refresh(await store.load(record.session))
         if self.runtime.keeper is not None and record.session == self._own_session().key:

@@ -6,17 +6,18 @@ What was said is changed only while no run is in the session. A run that begins 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from andon.agent.history import read_history
 from andon.agent.options import check_id
 from andon.core.run import Run
 from andon.core.runtime import Runtime
-from andon.core.session import Session
+from andon.core.session import Session, still_busy
 from andon.core.store import SessionKey, SessionRecord, SessionStore
-from andon.errors import ConfigurationError, SessionExistsError, UnknownSessionError
+from andon.errors import ConfigurationError, SessionBusyError, SessionExistsError, UnknownSessionError
 from andon.messages import Message
 from andon.plain import Plain
 
@@ -74,7 +75,7 @@ class Sessions:
         """
         key, history = self._key(session_id, user_id), read_history(messages)
         session = self._runtime.session(key)
-        with session.changing():
+        with changing(self._runtime, session):
             record = await self._store.replace_session(key, history)
         self._show(session, history)
         return _stored(record, history)
@@ -108,7 +109,7 @@ class Sessions:
         """
         key = self._key(session_id, user_id)
         session = self._runtime.session(key)
-        with session.changing():
+        with changing(self._runtime, session):
             gone = await self._store.delete_session(key, idle=True)
         self._show(session, [])
         return gone
@@ -131,6 +132,20 @@ class Sessions:
         session.refresh(messages)
         if session is not self._own and session.key == self._own.key:  # each run has one of its own there
             self._own.show(messages)
+
+
+@contextlib.contextmanager
+def changing(runtime: Runtime, session: Session) -> Iterator[None]:
+    """Change what was said, or raise if a run is in the session, in the same words whatever the store is."""
+    try:
+        with session.changing():
+            yield
+    except SessionBusyError as error:
+        holder = runtime.run(error.run_id)
+        if holder is None or holder.status.final:
+            raise
+        # A store need not know yet what this process knows, such as that the run is being cancelled.
+        raise still_busy(session.key, holder.run_id, holder.status) from None
 
 
 def _stored(record: SessionRecord, messages: list[Message]) -> StoredSession:

@@ -48,10 +48,12 @@ def refusal(session: SessionKey, holder: str, status: RunStatus, describe_open: 
 
 def still_busy(session: SessionKey, holder: str, status: RunStatus) -> SessionBusyError:
     """Why nobody else may change the session."""
-    return SessionBusyError(
-        f"session {session.session_id!r} is busy: run {holder!r} is {status.name} in it. Wait for it, or cancel it.",
-        run_id=holder,
-    )
+    if status is RunStatus.cancelling:
+        what, advice = "being cancelled", "Wait for its end."
+    else:
+        what, advice = f"{status.name} in it", "Wait for it, or cancel it."
+    words = f"session {session.session_id!r} is busy: run {holder!r} is {what}. {advice}"
+    return SessionBusyError(words, run_id=holder)
 
 
 class Place:

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from andon import Agent, Budget, CancelCause, RunStatus, tool
+from andon import Agent, Budget, CancelCause, RunStatus, Runtime, tool
 from andon.errors import ConfigurationError, ModelError
 from andon.messages import Text
 from andon.models.scripted import Burst, Call, Fail, Item, ScriptedModel, Spend, Stall
+from andon.store import open_store
 from andon.testing import validate
-from tests.support import asked, make
+from tests.support import all_with, asked, make, paused, play
 
 
 @tool
@@ -109,3 +111,28 @@ def test_a_child_with_a_budget_of_its_own_ends_alone() -> None:
 def test_a_budget_that_means_nothing(budget: Any) -> None:
     with pytest.raises(ConfigurationError, match="budget"):
         make("x").run("go", budget=budget)
+
+
+def test_after_an_answer_in_another_process_it_is_still_the_whole_budget(tmp_path: Path) -> None:
+    @tool(approval=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    async def main() -> None:
+        url = f"sqlite:///{tmp_path}/andon.db"
+        calls = Budget(tool_calls=2), "all 2 tool calls are spent"
+        for budget, words in ((500, "600 of 500 tokens are spent"), calls):
+            first, other = Runtime(open_store(url)), Runtime(open_store(url))
+            script = [spends(100, Call("pay")), *[spends(250, Call("echo"))] * 3]
+            asking = make(*script[:1], tools=[pay, echo], runtime=first)
+            run, result = await paused(asking, budget=budget)
+            heir = make(*script[1:], tools=[pay, echo], runtime=other)
+            ended = await heir.continue_run(run.run_id, all_with(True, result))
+            assert ended.receipt is not None
+            assert ended.receipt.cause is CancelCause.budget
+            assert ended.receipt.reason == words
+            await first.close()
+            await other.close()
+
+    play(main)

@@ -313,7 +313,7 @@ class Loop(Calling):
         left = self._run.budget_left() or Budget()
         schema = None if self._expected is None else self._expected.form.kept
         limits = self._max_turns, self._run.limits.timeout, left.tokens, left.tool_calls
-        mark = Bookmark(self._turns, *limits, calls, ended, schema)
+        mark = Bookmark(self._turns, *limits, calls, ended, schema, self._run.budget)
         spent, made = self._spent + self._aside.spent, self._aside.made
         return Settlement(self.so_far(), self._text, spent, ends, [], [], asking, mark, shortened=made)
 
@@ -325,7 +325,10 @@ class Loop(Calling):
         ended = [] if record.bookmark is None else record.bookmark.ended
         self._before = [each for each in ended if each.call_id not in here]
         self._text, self._spent = record.content, record.usage or Usage()
-        self._turns = record.bookmark.turns if record.bookmark is not None else 0
+        if (mark := record.bookmark) is not None:
+            self._turns = mark.turns
+            if mark.budget is not None:
+                self._run.spent_before = mark.spent
         self._announced, self._opened = len(self.messages), True
         self._run.session.open(base, self.messages)
         self._aside.made = record.shortened

@@ -208,13 +208,15 @@ class Resuming(Generic[OutputT]):
         quicker = f"run {record.run_id!r} is not paused any more, or asks something else: someone else was quicker"
         if asked[-1:] != [record.interrupts]:
             raise NotContinuableError(quicker)
+        # An earlier version has kept only what is left.
+        left = None if mark.tokens is mark.tool_calls is None else Budget(mark.tokens, mark.tool_calls)
         options: RunOptions = {
             "session_id": record.session.session_id,
             "user_id": record.session.user_id,
             "run_id": record.run_id,
             "timeout": mark.timeout,
             "max_turns": mark.max_turns,
-            "budget": None if mark.tokens is mark.tool_calls is None else Budget(mark.tokens, mark.tool_calls),
+            "budget": mark.budget or left,
             "metadata": record.metadata,
         }
         if "deps" in given:

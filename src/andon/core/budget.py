@@ -41,15 +41,22 @@ class Budget(Struct, frozen=True, gc=False):
                 raise ConfigurationError(f"a budget's {name} is a whole number, 0 or more; got {value!r}")
         return budget
 
+    def less(self, tokens: int, tool_calls: int) -> Budget:
+        """What is left of it when so much is spent."""
+        return Budget(
+            None if self.tokens is None else max(0, self.tokens - tokens),
+            None if self.tool_calls is None else max(0, self.tool_calls - tool_calls),
+        )
+
 
 class Meter:
     """Counts what a run with a budget, and all runs below it, have spent."""
 
     __slots__ = ("_budget", "_lock", "_parent", "_run", "calls", "tokens")
 
-    def __init__(self, run: Kin, budget: Budget, parent: Meter | None) -> None:
+    def __init__(self, run: Kin, budget: Budget, parent: Meter | None, tokens: int = 0, calls: int = 0) -> None:
         self._run, self._budget, self._parent = run, budget, parent
-        self.tokens = self.calls = 0
+        self.tokens, self.calls = tokens, calls  # what was spent before, in another process, if it was paused there
         self._lock = threading.Lock()  # children may live on other threads; a cancel never takes it
 
     def spend(self, tokens: int = 0, calls: int = 0) -> None:
@@ -62,11 +69,7 @@ class Meter:
 
     @property
     def left(self) -> Budget:
-        budget = self._budget
-        return Budget(
-            None if budget.tokens is None else max(0, budget.tokens - self.tokens),
-            None if budget.tool_calls is None else max(0, budget.tool_calls - self.calls),
-        )
+        return self._budget.less(self.tokens, self.calls)
 
     def check(self, tokens: int = 0, calls: int = 0) -> None:
         """Cancel the run if what it has spent, and would spend now, leaves nothing; and so for each run above it."""

@@ -47,7 +47,17 @@ class Kin(Estate):
 
     limits: Limits
 
-    __slots__ = ("_budget", "_children", "_detached", "born_in", "depth", "meter", "parent", "was_called_by")
+    __slots__ = (
+        "_children",
+        "_detached",
+        "born_in",
+        "budget",
+        "depth",
+        "meter",
+        "parent",
+        "spent_before",
+        "was_called_by",
+    )
 
     def __init__(
         self,
@@ -59,7 +69,9 @@ class Kin(Estate):
         detached: bool,
     ) -> None:
         super().__init__(runtime, session, run_id, metadata)
-        self._budget, self._detached = budget, detached
+        self.budget, self._detached = budget, detached
+        self.spent_before = (0, 0)
+        """The tokens and tool calls that it has spent before it was paused, if that was in another process."""
         self.parent: Kin | None = None
         self.was_called_by: str | None = None
         """The run that had started it, if that was in another process, or in an earlier one."""
@@ -146,12 +158,12 @@ class Kin(Estate):
         if scope is not None and scope.cancelled:
             scope.end_child(self)
         above = None if parent is None else parent.meter
-        self.meter = above if self._budget is None else Meter(self, self._budget, above)
+        self.meter = above if self.budget is None else Meter(self, self.budget, above, *self.spent_before)
 
     def budget_left(self) -> Budget | None:
         """What is left of its own budget, if it has one."""
-        if self._budget is None or self.meter is None:
-            return self._budget
+        if self.budget is None or self.meter is None:
+            return None if self.budget is None else self.budget.less(*self.spent_before)
         return self.meter.left
 
     def _leave_family(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from andon.core.budget import Budget
 from andon.core.receipt import Interrupt, Receipt, ToolReceipt
 from andon.core.states import RunStatus, StopReason
 from andon.messages import Message, Usage
@@ -54,6 +55,14 @@ class Bookmark(Struct, frozen=True):
     """What became of the calls that have ended, of all turns so far."""
     output_schema: dict[str, Any] | None = None
     """The JSON schema that its answer must fit, if it was given as one."""
+    budget: Budget | None = None
+    """All of its budget, what is spent included."""
+
+    @property
+    def spent(self) -> tuple[int, int]:
+        """The tokens and tool calls that are spent, of a budget that has them."""
+        whole = self.budget or Budget()
+        return (whole.tokens or 0) - (self.tokens or 0), (whole.tool_calls or 0) - (self.tool_calls or 0)
 
 
 class Shortened(Struct, frozen=True, gc=False):

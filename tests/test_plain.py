@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from typing import Any, Generic, TypeVar
+import pickle
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Generic, TypeVar
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, PlainSerializer, TypeAdapter, ValidationError
 
 from andon import (
     Agent,
@@ -102,6 +106,37 @@ def test_an_answer_of_pydantics_is_written_by_pydantic() -> None:
     result: Any = Agent("Helper", ScriptedModel('{"title": "The sea"}')).run("Hi", output_type=Story)
     assert result.output == Story(title="The sea")
     assert result.to_dict()["output"] == {"title": "The sea"}
+
+
+@dataclass
+class Parcel:
+    weight: Decimal
+    number: Annotated[int, PlainSerializer(lambda value: f"#{value}")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        (Parcel, '{"weight": "1.5", "number": 3}'),
+        (list[Parcel], '{"result": [{"weight": "1.5", "number": 3}]}'),
+        (Annotated[int, PlainSerializer(lambda value: f"#{value}")], '{"result": 3}'),
+        (str, "Hello."),
+    ],
+)
+def test_an_answer_is_written_as_the_event_has_it(kind: Any, answer: str) -> None:
+    agent: Agent = Agent("Helper", ScriptedModel(then=answer))
+    *_, ended = agent.run("Hi", output_type=kind, stream=True)
+    result = agent.run("Hi", output_type=kind)
+    assert ended.output is not None
+    assert result.to_dict()["output"] == ended.output
+    assert TypeAdapter(RunResult).dump_python(result)["output"] == ended.output
+
+
+def test_a_result_can_be_copied_and_pickled() -> None:
+    agent: Agent = Agent("Helper", ScriptedModel(then='{"title": "The sea"}'))
+    result = agent.run("Hi", output_type=Story)
+    assert pickle.loads(pickle.dumps(result)) == copy.deepcopy(result) == result
+    assert copy.copy(result).to_dict() == result.to_dict()
 
 
 def test_what_nobody_can_write_becomes_its_text() -> None:

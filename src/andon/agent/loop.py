@@ -374,6 +374,7 @@ class Loop(Calling):
             [end for record, end in ends.items() if record.is_open],
             output=None if answer is None else answer.value,
             output_data=None if answer is None else answer.data,
+            write_output=None if answer is None else answer.form.dump,
             shortened=self._aside.made,
         )
 

@@ -7,9 +7,10 @@ All are frozen. A receipt says what was true when the run ended; `cancel_and_wai
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self
 
+import msgspec
 from msgspec import Struct
 
 from andon.core.states import CancelCause, CancelMode, Phase, RunStatus, StopReason, ToolOutcome
@@ -146,7 +147,10 @@ class Deny(Struct, frozen=True, gc=False):
     reason: str = ""
 
 
-class RunResult(Plain, Generic[OutputT], frozen=True):
+_WRITE = "write"
+
+
+class RunResult(Plain, Generic[OutputT], frozen=True, dict=True):
     """How a run ended. A cancelled or failed run returns one too; see `status` and `stop_reason`."""
 
     run_id: str
@@ -172,6 +176,18 @@ class RunResult(Plain, Generic[OutputT], frozen=True):
     metadata: dict[str, Any]
     output: OutputT | None = None
     """The answer as an `output_type`, if the run was given one and has completed."""
+
+    def to_dict(self) -> dict[str, Any]:
+        write: Callable[[Any], Any] | None = self.__dict__.get(_WRITE)
+        if write is None:  # read from JSON, copied, or without an output
+            return Plain.to_dict(self)
+        return Plain.to_dict(msgspec.structs.replace(self, output=None)) | {"output": write(self.output)}
+
+    def with_writer(self, write: Callable[[Any], Any] | None) -> Self:
+        """The same, which knows how its output is written as JSON. Only its type says that, and a result has none."""
+        if write is not None:
+            self.__dict__[_WRITE] = write
+        return self
 
     def raise_for_error(self) -> Self:
         """Raise what made the run fail; otherwise return this result. A cancelled or paused run raises nothing.

@@ -138,7 +138,7 @@ class Run(Pausing, Generic[OutputT]):
             list(self.warnings),
             self.metadata,
             left.output,
-        )
+        ).with_writer(left.write_output)
 
     def _check_begun(self) -> None:
         if self._refusal is not None:

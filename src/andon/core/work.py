@@ -6,7 +6,7 @@ The agent's loop is the one real implementation; the core knows no more of it th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -39,6 +39,8 @@ class Settlement(Struct, frozen=True, gc=False):
     """The answer as what `output_type` asked for."""
     output_data: Any = None
     """The same as JSON has it."""
+    write_output: Callable[[Any], Any] | None = None
+    """What makes that of it."""
     shortened: Shortened | None = None
     """The summary that the run has made of the conversation's beginning."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Generic, TypeVar
@@ -58,6 +59,10 @@ class Answer(BaseModel):
     result: RunResult
     events: list[Event]
     usage: Usage | None = None
+
+
+class Anything(BaseModel):
+    data: Any
 
 
 @tool
@@ -269,6 +274,88 @@ def test_endpoints_return_them() -> None:
         schemas = client.get("/openapi.json").json()["components"]["schemas"]
         assert {"RunResult", "Receipt", "Event", "Message", "Usage"} <= set(schemas)
         assert schemas["RunResult"]["properties"]["receipt"]["anyOf"][0] == {"$ref": "#/components/schemas/Receipt"}
+
+
+def test_endpoints_whose_type_is_any_return_them() -> None:
+    app, result, events = FastAPI(), cancelled(), told()
+
+    @app.get("/dict")
+    async def in_a_dict() -> dict[str, Any]:
+        return {"result": result, "receipt": result.receipt}
+
+    @app.get("/list")
+    async def in_a_list() -> list[Any]:
+        return events
+
+    @app.get("/field")
+    async def in_a_field() -> Anything:
+        return Anything(data=result)
+
+    with TestClient(app) as client:
+        assert result.receipt is not None
+        assert client.get("/dict").json() == {"result": result.to_dict(), "receipt": result.receipt.to_dict()}
+        assert client.get("/list").json() == [event.to_dict() for event in events]
+        assert client.get("/field").json() == {"data": result.to_dict()}
+
+
+def test_endpoints_leave_out_what_they_say() -> None:
+    app, result = FastAPI(), cancelled()
+
+    @app.get("/without", response_model=RunResult, response_model_exclude={"messages", "message"})
+    async def without() -> Any:
+        return result
+
+    @app.get("/only", response_model=RunResult, response_model_include={"run_id", "content"})
+    async def only() -> Any:
+        return result
+
+    @app.get("/none", response_model=RunResult, response_model_exclude_none=True)
+    async def no_none() -> Any:
+        return result
+
+    with TestClient(app) as client:
+        assert set(client.get("/without").json()) == set(RunResult.__struct_fields__) - {"messages", "message"}
+        assert client.get("/only").json() == {"run_id": result.run_id, "content": result.content}
+        assert "error" not in client.get("/none").json()
+        assert "None" not in str(client.get("/none").json())
+
+
+def test_pydantic_leaves_out_parts_of_parts() -> None:
+    result = Agent("Helper", ScriptedModel("Hello.")).run("Hi", metadata={"tenant": None})
+    whole, adapter = result.to_dict(), TypeAdapter(RunResult)
+    usage = {name: value for name, value in whole["usage"].items() if value not in (0, False)}
+    ways: list[Callable[..., Any]] = [
+        adapter.dump_python,
+        lambda *args, **options: json.loads(adapter.dump_json(*args, **options)),
+        TypeAdapter(Any).dump_python,
+    ]
+    for dump in ways:
+        assert dump(result) == whole
+        assert dump(result, exclude={"usage": {"estimated"}})["usage"].keys() == whole["usage"].keys() - {"estimated"}
+        assert dump(result, include={"usage": {"estimated"}}) == {"usage": {"estimated": False}}
+        assert dump(result, include={"messages": {0}}) == {"messages": whole["messages"][:1]}
+        assert dump(result, exclude={"messages": {0: True}})["messages"] == whole["messages"][1:]
+        assert dump(result, exclude={"messages": {-1: ...}})["messages"] == whole["messages"][:-1]
+        roles = dump(result, include={"messages": {"__all__": {"role"}}})
+        assert roles == {"messages": [{"role": "user"}, {"role": "assistant"}]}
+        assert dump(result, exclude_none=True)["metadata"] == {"tenant": None}, "it was given"
+        assert dump(result, exclude_defaults=True)["usage"] == usage
+    answer = Answer(result=result, events=told())
+    assert answer.model_dump(include={"result": {"run_id"}}) == {"result": {"run_id": result.run_id}}
+    assert "messages" not in answer.model_dump(exclude={"result": {"messages"}})["result"]
+    (first, *_) = answer.model_dump(include={"events": {"__all__": {"seq"}}})["events"]
+    assert first.keys() == {"seq"}
+
+
+def test_what_is_generic_is_named_as_pydantic_would() -> None:
+    app, result = FastAPI(), cancelled()
+
+    @app.get("/story")
+    async def story() -> RunResult[Story]:
+        return result  # type: ignore[return-value]
+
+    with TestClient(app) as client:
+        assert {"RunResult_Story_", "Story"} <= set(client.get("/openapi.json").json()["components"]["schemas"])
 
 
 def test_endpoints_return_sessions() -> None:

@@ -7,10 +7,11 @@ not imported before it asks.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, get_origin
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
@@ -19,8 +20,8 @@ from andon.errors import AndonError, describe, say
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
-    from pydantic_core import CoreSchema
-    from pydantic_core.core_schema import TypedDictField
+    from pydantic_core import CoreSchema, SchemaSerializer
+    from pydantic_core.core_schema import SerializationInfo, TypedDictField
 
 
 class Plain(Struct, frozen=True):
@@ -34,6 +35,11 @@ class Plain(Struct, frozen=True):
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         """So that `dict(result)` works. FastAPI uses it for an endpoint that does not name the type that it returns."""
         return iter(self.to_dict().items())
+
+    @property
+    def __pydantic_serializer__(self) -> SchemaSerializer:
+        """What pydantic asks for where no type says what it has: in a `dict[str, Any]`, or a field of type `Any`."""
+        return _serializer()
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -72,8 +78,8 @@ _under_way: ContextVar[tuple[str, ...]] = ContextVar("_under_way", default=())
 def _core_schema(cls: type[Plain], source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
     from pydantic_core import core_schema
 
-    name = f"{cls.__module__}.{cls.__qualname__}"
-    ref = f"{name}:{id(cls)}" if get_origin(source) is None else f"{name}:{id(cls)}[{source}]"
+    # In pydantic's own form, from which it makes names such as `RunResult_Ship_`.
+    ref = _ref(cls) if get_origin(source) is None else f"{_ref(cls)}[{','.join(map(_ref, get_args(source)))}]"
     if ref in _under_way.get():
         return core_schema.definition_reference_schema(ref)
     before = _under_way.set((*_under_way.get(), ref))
@@ -98,13 +104,85 @@ def _core_schema(cls: type[Plain], source: Any, handler: GetCoreSchemaHandler) -
         validate,
         ref=ref,
         json_schema_input_schema=shape(given),
-        serialization=core_schema.plain_serializer_function_ser_schema(_as_builtins, return_schema=shape(written)),
+        serialization=core_schema.plain_serializer_function_ser_schema(
+            _as_builtins, info_arg=True, return_schema=shape(written)
+        ),
     )
 
 
-def _as_builtins(value: Any) -> Any:
+def _ref(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}:{id(kind)}" if isinstance(kind, type) else str(kind)
+
+
+@functools.cache
+def _serializer() -> SchemaSerializer:
+    from pydantic_core import SchemaSerializer, core_schema
+
+    write = core_schema.plain_serializer_function_ser_schema(_as_builtins, info_arg=True)
+    return SchemaSerializer(core_schema.any_schema(serialization=write))
+
+
+def _as_builtins(value: Any, info: SerializationInfo) -> Any:
     """Parts of a struct come here as well, and have been written with the whole."""
-    return value.to_dict() if isinstance(value, Plain) else value
+    if not isinstance(value, Plain):
+        return value
+    plain: Any = value.to_dict()
+    if info.exclude_none or info.exclude_defaults:
+        plain = _without(value, plain, none=info.exclude_none, defaults=info.exclude_defaults)
+    return plain if info.include is None and not info.exclude else _part(plain, info.include, info.exclude)
+
+
+def _without(value: Any, plain: Any, *, none: bool, defaults: bool) -> Any:
+    """What was made of a value, without the fields of structs that are None, or that are what they are by default.
+
+    Other dicts keep all that they have, such as metadata or a call's arguments: there None was given by somebody.
+    """
+    if isinstance(value, Struct) and isinstance(plain, dict):
+        left = dict(plain)
+        for field in msgspec.structs.fields(value):
+            name, part = field.encode_name, getattr(value, field.name)
+            if (none and part is None) or (defaults and not field.required and part == _default(field)):
+                left.pop(name, None)
+            elif name in left:
+                left[name] = _without(part, left[name], none=none, defaults=defaults)
+        return left
+    if isinstance(value, list | tuple) and isinstance(plain, list | tuple):
+        pairs = zip(value, plain, strict=True)
+        return [_without(part, written, none=none, defaults=defaults) for part, written in pairs]
+    return plain
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def _part(plain: Any, include: Any, exclude: Any) -> Any:
+    """What pydantic's `include` and `exclude` leave of it. Both are names or numbers; a dict says more of each."""
+    pairs: list[tuple[Any, Any]]
+    if isinstance(plain, dict):
+        pairs = list(plain.items())
+    elif isinstance(plain, list | tuple):
+        pairs = list(enumerate(plain))
+    else:
+        return plain
+    left = {}
+    for key, value in pairs:
+        wanted, unwanted = _below(include, key, len(pairs)), _below(exclude, key, len(pairs))
+        if (include is None or wanted is not None) and unwanted is not True:
+            left[key] = _part(value, None if wanted is True else wanted, unwanted)
+    return left if isinstance(plain, dict) else list(left.values())
+
+
+def _below(filters: Any, key: Any, size: int) -> Any:
+    """What a filter says of one key: True for all of it, another filter for parts of it, None for nothing."""
+    if filters is None:
+        return None
+    for name in (key, key - size, "__all__") if isinstance(key, int) else (key,):
+        if name in filters:
+            said = filters[name] if isinstance(filters, Mapping) else True
+            if said is not False:
+                return True if said is ... else said
+    return None
 
 
 def _fields(

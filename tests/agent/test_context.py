@@ -622,7 +622,11 @@ def test_one_that_changes_its_list_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [(None, "context broken returned NoneType"), ([], "begin with no user's"), ([assistant()], "begin with no user's")],
+    [
+        (None, "context broken returned NoneType"),
+        ([], "the first message is not a user's"),
+        ([assistant()], "the first message is not a user's"),
+    ],
 )
 def test_what_it_returns_is_checked(answer: Any, words: str) -> None:
     def broken(messages: list[Message], window: ContextWindow) -> list[Message]:

@@ -270,20 +270,20 @@ def test_what_can_be_mended_is(messages: Any, mended: list[Message]) -> None:
         ([{"role": "user", "content": 7}], r"messages\[0\] has int as its content"),
         (
             [{"role": "user", "content": [{"type": "image_url"}]}],
-            r"messages\[0\] has a block that is none: .*image_url",
+            r"messages\[0\] has a block that can't be read: .*image_url",
         ),
         ([Message("user", [CALL])], r"messages\[0\] has a tool_call block, which the role 'user' can't have"),
-        ([Message("user", [Text(7)])], r"messages\[0\] has a block that is none"),  # type: ignore[arg-type]
+        ([Message("user", [Text(7)])], r"messages\[0\] has a block that can't be read"),  # type: ignore[arg-type]
         ([user("a"), assistant(ToolCall("c", "look!", {}))], r"messages\[1\] calls 'look!', which is no name"),
         ([user("a"), Message("tool", [RESULT])], r"messages\[1\] has a result for 'c1', which the answer before"),
         ([user("a"), assistant(CALL), Message("tool", [RESULT, RESULT])], r"messages\[2\] has a second result"),
         ([user("a"), assistant(CALL), assistant(CALL)], r"messages\[2\] uses the call id 'c1', which was used"),
-        ([user("a"), {**ASK, "tool_calls": ["look"]}], r"messages\[1\] has a tool call that is none"),
+        ([user("a"), {**ASK, "tool_calls": ["look"]}], r"messages\[1\] has a tool call that can't be read"),
         (
             [user("a"), {**ASK, "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{"}}]}],
-            r"messages\[1\] has a tool call that is none",
+            r"messages\[1\] has a tool call that can't be read",
         ),
-        ([{"role": "tool", "tool_call_id": 7, "content": "x"}], r"messages\[0\] has a result that is none"),
+        ([{"role": "tool", "tool_call_id": 7, "content": "x"}], r"messages\[0\] has a result that can't be read"),
         ([{"role": "tool", "content": None}], r"messages\[0\] has no result"),
     ],
 )

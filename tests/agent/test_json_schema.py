@@ -109,7 +109,7 @@ def test_it_says_what_a_complete_implementation_says(schema: dict[str, Any], val
         ({"title": "N", "stops": []}, "title has 1 characters, and needs 2; stops has 0 items, and needs 1"),
         ({"stops": [{}]}, "title is missing; stops.0.city is missing"),
         ({**ANSWER, "more": 1}, "more must not be there"),
-        ([], "it is no object"),
+        ([], "it is not an object"),
     ],
 )
 def test_it_says_what_is_wrong(value: Any, words: str) -> None:
@@ -121,7 +121,7 @@ def test_it_says_what_is_wrong(value: Any, words: str) -> None:
 
 @pytest.mark.parametrize("text", ["Oslo", "{", "[" * 100_000, '"\\ud800'])
 def test_what_is_no_json_is_told_so(text: str) -> None:
-    with pytest.raises(OutputError, match="no JSON"):
+    with pytest.raises(OutputError, match="not JSON"):
         JsonSchema(TRIP).parse(text)
 
 
@@ -156,14 +156,14 @@ def nested(depth: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ([], "is no object"),
+        ([], "is not an object"),
         ({"type": "text"}, "type is 'text'; use string"),
         ({"type": []}, "type"),
         ({"patternProperties": {}}, "has patternProperties, which is not supported"),
         ({"properties": {"a": {"if": {}}}}, r"\$.properties.a has if"),
-        ({"properties": []}, "properties is no object"),
+        ({"properties": []}, "properties is not an object"),
         ({"properties": {"a": 3}}, r"properties.a is neither"),
-        ({"anyOf": []}, "anyOf is no list"),
+        ({"anyOf": []}, "anyOf is not a list"),
         ({"required": [1]}, "required"),
         ({"minLength": -1}, "minLength"),
         ({"minimum": "1"}, "minimum"),
@@ -171,7 +171,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"uniqueItems": 1}, "uniqueItems"),
         ({"pattern": "(?=a)"}, "look-around"),
         ({"pattern": "("}, "can't be matched"),
-        ({"pattern": 1}, "pattern is no text"),
+        ({"pattern": 1}, "pattern is not text"),
         ({"$ref": "http://169.254.169.254/"}, r"it may be '#'"),
         ({"$ref": "#/$defs/nowhere"}, "must be there"),
         ({"$ref": 3}, "it may be"),

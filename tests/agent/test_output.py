@@ -85,7 +85,7 @@ def test_an_answer_of_another_form_fails_the_run_and_is_kept(answer: str, words:
     result = agent.run("go", output_type=Trip)
     assert result.status is RunStatus.error
     assert isinstance(result.error, OutputError)
-    assert "no Trip" in str(result.error)
+    assert "not a Trip" in str(result.error)
     assert words in str(result.error)
     assert result.error.text == answer
     assert result.content == answer
@@ -217,8 +217,8 @@ def test_the_model_is_told_what_is_wrong_and_may_try_again() -> None:
     check_events(events)
     told = [event for event in events if event.event is RunEvent.model_retry]
     assert [(event.error, event.delay) for event in told] == [
-        ("OutputError: the answer is no Trip: places: Field required", 0),
-        ("OutputError: the answer is no Trip: Invalid JSON: expected value at line 1 column 1", 0),
+        ("OutputError: the answer is not a Trip: places: Field required", 0),
+        ("OutputError: the answer is not a Trip: Invalid JSON: expected value at line 1 column 1", 0),
     ]
     assert events[-1].status is RunStatus.completed
     said = [message.text for message in asked(agent)[-1].messages]

@@ -53,7 +53,7 @@ def test_an_answer_that_never_fits_is_an_error_that_says_so() -> None:
     with serving(helper(*["No."] * 3)) as live:
         answer = live.client.post(RUNS, json={"message": "?", "stream": False, "output_schema": SCHEMA}).json()
     assert answer["status"] == "ERROR"
-    assert "no JSON" in answer["error"]
+    assert "not JSON" in answer["error"]
     assert answer["output"] is None
     assert answer["content"] == "No.No.No."
 
@@ -72,7 +72,7 @@ def test_an_agents_own_type_is_told_as_json() -> None:
     [
         ("{", "output_schema is no JSON"),
         ("[" * 100_000, "output_schema is no JSON"),
-        ("[]", "is no object"),
+        ("[]", "is not an object"),
         ({"type": "text"}, "type is 'text'"),
         ({"$ref": "https://example.com/schema"}, "$ref"),
         ({"pattern": "(a+)+$", "unevaluatedItems": False}, "unevaluatedItems"),

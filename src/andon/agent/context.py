@@ -234,7 +234,8 @@ def check_sendable(messages: object, by: str) -> list[Message]:
         given = "a list with something else in it" if isinstance(messages, list) else type(messages).__name__
         raise ContextError(f"{by} returned {given}: it must return a list of messages")
     if not messages or messages[0].role != "user":
-        raise ContextError(f"{by} returned messages that begin with no user's: keep a prompt at the beginning")
+        wrong = "the first message is not a user's"
+        raise ContextError(f"{by} returned messages that can't be sent: {wrong}. Keep a prompt at the beginning")
     if messages[-1].role == "assistant":
         raise ContextError(f"{by} returned messages that end with an answer: keep the last of those that it was given")
     before: set[str] = set()

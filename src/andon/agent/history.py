@@ -173,7 +173,7 @@ def _block(given: Any) -> Block | None:
         plain = msgspec.to_builtins(given)
         block = msgspec.convert(plain, Block)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"has a block that is none: {say(error)}") from None
+        raise ValueError(f"has a block that can't be read: {say(error)}") from None
     assert isinstance(block, Block)
     return None if isinstance(block, Text) and not block.text.strip() else block
 
@@ -182,7 +182,8 @@ def _chat_call(given: Any) -> ToolCall:
     """A tool call as OpenAI's chat API writes it."""
     function = given.get("function") if isinstance(given, Mapping) else None
     if not isinstance(function, Mapping):
-        raise ValueError('has a tool call that is none: {"id": …, "function": {"name": …, "arguments": "{…}"}}')
+        wanted = '{"id": …, "function": {"name": …, "arguments": "{…}"}}'
+        raise ValueError(f"has a tool call that can't be read; write {wanted}")
     arguments = function.get("arguments") or "{}"
     try:
         parsed = msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
@@ -190,7 +191,7 @@ def _chat_call(given: Any) -> ToolCall:
             {"type": "tool_call", "id": given.get("id"), "name": function.get("name"), "arguments": parsed}, ToolCall
         )
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"has a tool call that is none: {say(error)}") from None
+        raise ValueError(f"has a tool call that can't be read: {say(error)}") from None
 
 
 def _chat_result(given: Mapping[str, Any]) -> ToolResult:
@@ -198,6 +199,7 @@ def _chat_result(given: Mapping[str, Any]) -> ToolResult:
     call_id, content = given["tool_call_id"], given.get("content")
     texts = [_block(each) for each in _items(content)]
     if not isinstance(call_id, str) or not all(isinstance(each, Text | None) for each in texts):
-        raise ValueError('has a result that is none: {"role": "tool", "tool_call_id": "…", "content": "…"}')
+        wanted = '{"role": "tool", "tool_call_id": "…", "content": "…"}'
+        raise ValueError(f"has a result that can't be read; write {wanted}")
     text = "\n".join(each.text for each in texts if isinstance(each, Text))
     return ToolResult(call_id, "", text, "error" if given.get("tool_call_error") else "ok")

@@ -71,7 +71,7 @@ class JsonSchema:
         try:
             value = msgspec.json.decode(bare)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise OutputError(f"the answer is no JSON: {error}", text=text) from None
+            raise OutputError(f"the answer is not JSON: {error}", text=text) from None
         if self._wrapped and isinstance(value, dict) and value.keys() == {RESULT} and not self._problems(value[RESULT]):
             return value[RESULT]
         if problems := self._problems(value):
@@ -86,7 +86,7 @@ class JsonSchema:
     def _check_schema(self, root: Any) -> None:
         """Raise for what is no schema, or for one that is not understood completely."""
         if not isinstance(root, dict):
-            raise _no_schema("$", "is no object")
+            raise _no_schema("$", "is not an object")
         defined = {f"#/{key}/{name}" for key in ("$defs", "definitions") for name in _dict_of(root.get(key))}
         todo: list[tuple[Any, str, int]] = [(root, "$", 0)]
         references: dict[int, tuple[dict[str, Any], str]] = {}
@@ -120,27 +120,27 @@ class JsonSchema:
         elif key in _LISTS or key in ("enum", "required"):
             least = 0 if key == "required" else 1
             if not isinstance(value, list) or len(value) < least:
-                problem = "is no list, or an empty one"
+                problem = "is not a list, or is empty"
             elif key == "required" and not all(isinstance(name, str) for name in value):
-                problem = "has something that is no name"
+                problem = "has something that is not a name"
         elif key in _NAMED:
-            problem = None if isinstance(value, dict) else "is no object"
+            problem = None if isinstance(value, dict) else "is not an object"
         elif key in _NUMBERS:
             if not _TYPES["number"](value) or (key == "multipleOf" and value <= 0):
-                problem = f"is {value!r}, which is no number that can be meant"
+                problem = f"is {value!r}; it is a number" + (" above 0" if key == "multipleOf" else "")
         elif key in _COUNTS:
             problem = None if _TYPES["integer"](value) and value >= 0 else f"is {value!r}; it is a whole number"
         elif key == "pattern":
             problem = self._wrong_pattern(value)
         elif key == "uniqueItems":
-            problem = None if isinstance(value, bool) else "is no truth value"
+            problem = None if isinstance(value, bool) else "is neither true nor false"
         return problem
 
     def _wrong_pattern(self, pattern: Any) -> str | None:
         from pydantic_core import SchemaError, SchemaValidator, core_schema
 
         if not isinstance(pattern, str):
-            return "is no text"
+            return "is not text"
         try:
             self._patterns[pattern] = SchemaValidator(core_schema.str_schema(pattern=pattern))
         except SchemaError:
@@ -186,7 +186,7 @@ class _Check:
         if (kinds := schema.get("type")) is not None:
             names = kinds if isinstance(kinds, list) else [kinds]
             if not any(_TYPES[name](value) for name in names):
-                yield place, f"is no {' or '.join(names)}"
+                yield place, f"is not {' or '.join(map(with_article, names))}"
                 return  # all else would be said of something that it is not
         yield from self._values(value, schema, place)
         yield from self._combined(value, schema, place)
@@ -246,6 +246,11 @@ def without_fence(text: str) -> str:
     """The JSON itself, if the model has put it into a fenced block, as many do."""
     found = re.fullmatch(_FENCED, text, re.DOTALL)
     return text if found is None else found[1]
+
+
+def with_article(kind: str) -> str:
+    """`a string`, `an array`, `null`."""
+    return kind if kind == "null" else f"{'an' if kind[:1].lower() in tuple('aeiou') else 'a'} {kind}"
 
 
 def _wrap(schema: dict[str, Any]) -> dict[str, Any]:
@@ -344,7 +349,7 @@ _BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "maximum": (lambda value, bound: value > bound, "is more than"),
     "exclusiveMinimum": (lambda value, bound: value <= bound, "is not more than"),
     "exclusiveMaximum": (lambda value, bound: value >= bound, "is not less than"),
-    "multipleOf": (_is_no_multiple, "is no multiple of"),
+    "multipleOf": (_is_no_multiple, "is not a multiple of"),
 }
 
 

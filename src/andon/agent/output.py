@@ -13,7 +13,7 @@ import inspect
 import re
 from typing import Any, Protocol
 
-from andon.agent.json_schema import RESULT, JsonSchema, without_fence
+from andon.agent.json_schema import RESULT, JsonSchema, with_article, without_fence
 from andon.errors import ConfigurationError, OutputError
 from andon.models.base import OutputSpec
 
@@ -111,7 +111,7 @@ class TypedOutput:
 
     def _wrong(self, error: Any, text: str) -> OutputError:
         where = "; ".join(_say(each) for each in error.errors(include_url=False)[:3])
-        return OutputError(f"the answer is no {self.name}: {where}", text=text)
+        return OutputError(f"the answer is not {with_article(self.name)}: {where}", text=text)
 
 
 class Expected:

@@ -2,7 +2,7 @@
 """Runs that were started inside another run's tools: its children.
 
 A cancel goes down the whole tree in the call that asks for it, and a child registers with its parent before it looks
-for the parent's cancel: so none is missed, not even one that is just being born. The ends come up the tree: a run
+for the parent's cancel: so none is missed, not even one that is just starting. The ends come up the tree: a run
 settles after its children have, or after it has waited long enough and has named them.
 """
 

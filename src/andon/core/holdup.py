@@ -68,17 +68,18 @@ class _Hold:
         self.over = True
         self.tell("held up")
 
-    def tell(self, verb: str) -> None:
+    def tell(self, verb: str, still: str = "") -> None:
         seconds = monotonic() - self.since
         if self.line is None or seconds < HELD_SECONDS or not self._watch.is_news(self.call):
             return
         log.warning(
-            "tool %s of run %s %s its event loop for %.1f s, and with it every other run and every cancel: %s. "
+            "tool %s of run %s %s its event loop for %.1f s%s, and with it every other run and every cancel: %s. "
             "Make it a plain `def`, which runs in a thread of its own, or await what it waits for.",
             self.call.tool,
             self.call.run_id,
             verb,
             seconds,
+            still,
             self.line,
             extra={"facts": {"run_id": self.call.run_id, "agent_id": self.call.agent_id}},
         )
@@ -198,7 +199,8 @@ class Watch:
         if monotonic() - hold.since >= STILL_SECONDS and not hold.told:
             hold.told = True
             # In a thread of its own: who logs is listed among the threads from then on.
-            threading.Thread(target=hold.tell, args=("is still holding up",), name="andon-holdup", daemon=True).start()
+            words = "has blocked", " and still does"
+            threading.Thread(target=hold.tell, args=words, name="andon-holdup", daemon=True).start()
 
 
 def _of_the_tool(frame: FrameType | None) -> Iterator[FrameType]:

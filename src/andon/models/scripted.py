@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model that says what it was told to say: offline, repeatable, and as unpleasant as you like.
+"""A model that says what it was told to say: offline, with the same answers each time; it stalls or fails when told to.
 
     ScriptedModel("Hello!")                                     # text
     ScriptedModel([Think("Hm."), Call("search", {"q": "x"})],   # reasoning and a tool call, then, in the next turn,

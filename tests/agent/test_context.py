@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ from andon import (
     Usage,
     tool,
 )
+from andon.agent import context
 from andon.agent.context import STANDS_FOR
 from andon.core.store import RunRecord, SessionKey, Shortened
 from andon.errors import ModelError
-from andon.messages import Text, assistant, user
+from andon.messages import Text, assistant, estimate_tokens, user
 from andon.models.scripted import Call, Fail, Item, ScriptedModel, Spend, Turn
 from andon.store import open_store
 from andon.store.memory import MemoryStore
@@ -443,6 +445,55 @@ def test_a_cancel_after_the_turn_lets_the_summary_finish_and_asks_nothing_more()
         record = await record_of(agent, run.run_id)
         assert record.shortened is not None
         assert record.shortened.summary == "Done."
+
+    play(main)
+
+
+def test_a_cancel_after_the_turn_lets_a_policy_ask_no_more_models() -> None:
+    """The turn that they would be asked for never begins."""
+
+    async def main() -> None:
+        go, there = Flag(), Flag()
+
+        class Wait(Item):
+            async def play(self, sink: Any, model: ScriptedModel) -> None:
+                there.set()
+                await go.arrived()
+
+        writer = ScriptedModel([Wait(), "One."], then="More.")
+
+        async def asks(messages: list[Message], window: ContextWindow) -> list[Message]:
+            for _ in range(5):
+                await window.ask("Well?", model=writer)
+            return messages
+
+        async with make(context=asks).start("Hello") as run:
+            await there.arrived()
+            run.cancel(mode="after_turn")
+            go.set()
+            assert (await run.result()).status is RunStatus.cancelled
+        assert len(writer.requests) == 1
+
+    play(main)
+
+
+def test_what_is_to_be_summarised_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the work grows with the square of it, and no cancel is heard meanwhile."""
+    measured = 0
+
+    def counted(pieces: Iterable[str]) -> int:
+        nonlocal measured
+        measured += len(listed := list(pieces))
+        return estimate_tokens(listed)
+
+    async def main() -> None:
+        history: list[Message] = []
+        for number in range(500):
+            history += [user(f"Question {number}"), assistant(Text("Yes."))]
+        agent = make(context=Summarise(tokens=400, model=ScriptedModel(then="Brief.")))
+        monkeypatch.setattr(context, "estimate_tokens", counted)
+        assert (await agent.invoke_async("And?", messages=history)).status is RunStatus.completed
+        assert 0 < measured < 5_000
 
     play(main)
 

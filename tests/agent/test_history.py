@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from andon.messages import Block, Reasoning, Text, ToolCall, ToolResult, assista
 from andon.models.scripted import Call, ScriptedModel
 from andon.store import open_store
 from andon.testing.validators import next_prompt_accepted, validate
-from tests.support import Silence, cut, play
+from tests.support import HANG, Silence, cut, play
 
 SAID = [user("Who are you?"), assistant(Text("A lamp."))]
 PLAIN = [{"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "A lamp."}]
@@ -312,3 +313,11 @@ def test_whatever_is_brought_is_refused_or_accepted_by_every_provider(messages: 
     assert validate(mended) == []
     assert next_prompt_accepted(mended) == []
     assert read_history(mended) == mended
+
+
+def test_many_messages_of_one_role_become_one_without_much_work() -> None:
+    """They are put together as they come: copied each time, so many would take minutes."""
+    began = time.monotonic()
+    (said, answer) = read_history([user("Hi")] * 250_000)
+    assert time.monotonic() - began < HANG
+    assert (said.role, len(said.content), answer.role) == ("user", 250_000, "assistant")

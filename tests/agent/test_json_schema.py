@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import jsonschema_rs  # comes with schemathesis
@@ -11,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from andon.agent.json_schema import JsonSchema
+from andon.agent.json_schema import JsonSchema, without_fence
 from andon.errors import ConfigurationError, OutputError
 from andon.models.openai.schema import strict
-from tests.support import asked, make
+from tests.support import HANG, asked, make
 
 TRIP = {
     "type": "object",
@@ -183,6 +184,14 @@ def nested(depth: int) -> dict[str, Any]:
         (nested(40), "is too much"),
         ({"enum": [], "type": "string"}, "enum"),
         ({"anyOf": [{}] * 6_000}, "is too much"),
+        ({"enum": list(range(6_000))}, "is too much"),
+        ({"anyOf": [{"enum": list(range(2_000))}] * 3}, "is too much"),
+        ({"required": ["a"] * 6_000}, "is too much"),
+        ({"pattern": r"\w{1000}"}, "shorter patterns"),
+        ({"pattern": r"((\w{10}){10}){10}"}, "shorter patterns"),
+        ({"pattern": r"\p{L}{300}"}, "shorter patterns"),
+        ({"pattern": "a" * 2_000}, "shorter patterns"),
+        ({"allOf": [{"pattern": rf"\w{{{number}}}"} for number in range(10, 50)]}, "shorter patterns"),
     ],
 )
 def test_what_can_not_be_checked_is_refused(schema: Any, words: str) -> None:
@@ -207,3 +216,54 @@ def test_a_reference_to_itself_ends() -> None:
 def test_a_pattern_takes_no_longer_than_the_text_is() -> None:
     with pytest.raises(OutputError, match="does not match"):
         JsonSchema({"type": "string", "pattern": "^(a+)+$"}).parse(json.dumps("a" * 50_000 + "!"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$", "01234567-89ab-cdef-0123-456789abcdef"),
+        (r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2})?$", "2026-11-18T02:03"),
+        (r"^[\w.+-]{1,64}@[\w-]+(\.[\w-]+)+$", "ada@example.org"),
+        (r"^(?:\+\d{1,3} ?)?(?:\d{1,4}[ -]?){2,6}$", "+47 22 33 44 55"),
+    ],
+)
+def test_patterns_as_people_write_them_are_taken(pattern: str, text: str) -> None:
+    assert fits({"type": "string", "pattern": pattern}, text)
+    assert not fits({"type": "string", "pattern": pattern}, "?")
+
+
+def test_truth_is_not_a_list_that_looks_like_it_and_large_numbers_are_exact() -> None:
+    assert not fits({"enum": [True]}, ["truth", 1])
+    assert not fits({"multipleOf": 3}, 10**50)
+    assert fits({"multipleOf": 3}, 3 * 10**50)
+
+
+def test_a_large_value_is_compared_once_however_often_it_is_asked_for() -> None:
+    """Else two thousand alternatives would each go through all of it."""
+    schema = {"anyOf": [{"const": number} for number in range(2_000)]}
+    with pytest.raises(OutputError, match="fits none of anyOf"):
+        JsonSchema(schema).parse(json.dumps(list(range(20_000))))
+
+
+@pytest.mark.parametrize(
+    ("text", "bare"),
+    [
+        ("```json\n{}\n```", "{}\n"),
+        (" ```\n{}``` ", "{}"),
+        ("```JSON \n{}\n```\n", "{}\n"),
+        ("{}", "{}"),
+        ("```", "```"),
+        ("```not a language\n{}\n```", None),
+        ("```json {} ```", None),
+    ],
+)
+def test_what_stands_in_a_fence(text: str, bare: str | None) -> None:
+    assert without_fence(text) == (text if bare is None else bare)
+
+
+def test_a_fence_with_nothing_but_line_breaks_behind_it_is_no_work() -> None:
+    """A model that goes on and on like that held up the event loop: the work grew with the third power."""
+    text = "```json" + "\n" * 5_000
+    began = time.monotonic()
+    assert without_fence(text) == text
+    assert time.monotonic() - began < HANG

@@ -8,6 +8,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -18,8 +19,10 @@ from andon import (
     Agent,
     BeforeTool,
     CancelMode,
+    ContextWindow,
     Deny,
     Event,
+    Message,
     Run,
     RunEvent,
     RunStatus,
@@ -30,7 +33,7 @@ from andon import (
 )
 from andon.errors import ModelError
 from andon.models.base import ModelRequest, Sink
-from andon.models.scripted import Call, Fail, ScriptedModel, Spend, Stall
+from andon.models.scripted import Call, Fail, Item, ScriptedModel, Spend, Stall
 from tests.support import HANG
 from tests.telemetry.watching import Complaints, Watch, facts
 
@@ -273,6 +276,28 @@ def test_each_try_of_the_model_has_a_span(watch: Watch) -> None:
     assert (first.status.status_code, first.status.description) == (StatusCode.ERROR, "overloaded")
     assert facts(first)["error.type"] == "andon.errors.ModelError"
     assert second.status.status_code is watch.one("invoke_agent A").status.status_code is StatusCode.UNSET
+
+
+def test_models_that_a_context_policy_asks_side_by_side_have_a_span_each(watch: Watch) -> None:
+    async def main() -> None:
+        go = asyncio.Event()
+
+        class Wait(Item):
+            async def play(self, sink: Any, model: ScriptedModel) -> None:
+                await go.wait()
+
+        async def both(messages: list[Message], window: ContextWindow) -> list[Message]:
+            first = asyncio.create_task(window.ask("a", model=ScriptedModel([Wait(), "Well."])))
+            await window.ask("b", model=ScriptedModel("So."))
+            go.set()
+            await first
+            return messages
+
+        await watch.agent("A", ScriptedModel("Hello."), context=both).invoke_async("Hi")
+
+    asyncio.run(main())
+    calls = [span for span in watch.spans if span.name.startswith("chat")]
+    assert [span.status.status_code for span in calls] == [StatusCode.UNSET] * 3
 
 
 def test_a_failed_run_is_an_error(watch: Watch) -> None:

@@ -186,15 +186,17 @@ class Summarise:
     async def _summarise(self, summary: str, messages: Sequence[Message], most: int, window: ContextWindow) -> str:
         """In as many calls as it takes: what is to be summarised may be longer than the model can read."""
         part: list[str] = []
+        size = 0
         for line in [*_lines(messages), None]:
-            if part and (line is None or estimate_tokens([*part, line]) > most):
+            if part and (line is None or size + estimate_tokens([line]) > most):
                 before = f"The summary so far:\n\n{summary}\n\nWhat was said after it:\n\n" if summary else ""
                 summary = (await window.ask(before + "\n\n".join(part), self.instructions, self.model)).strip()
                 if not summary:
                     raise ModelError("the model answered with nothing")
-                part = []
+                part, size = [], 0
             if line is not None:
                 part.append(line)
+                size += estimate_tokens([line])
         return summary
 
 

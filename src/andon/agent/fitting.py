@@ -138,7 +138,7 @@ class Fitting:
             attempt += 1
             if self._run.meter is not None:
                 self._run.meter.check()
-            self._run.gate(CancelMode.after_tools)
+            self._run.gate(CancelMode.after_turn)  # the turn that it would be for never begins
             turn = Turn(self._run, request, model or self._plan.model, quiet=True)
             self._aside.in_flight.append(turn)
             try:

@@ -115,7 +115,8 @@ class _Mending:
         if before is None and message.role == "assistant":
             self._done.append(Message("user", [Text(BEGINNING)]))
         elif before is not None and before.role == message.role:
-            message = Message(message.role, [*self._done.pop().content, *message.content])
+            before.content.extend(message.content)  # a message of ours: those that were given are not changed
+            return
         elif before is not None and before.role == "tool" and message.role == "user":
             self._done.append(assistant(Text(NO_ANSWER)))
         self._done.append(message)

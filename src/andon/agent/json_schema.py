@@ -24,10 +24,16 @@ RESULT = "result"
 
 MAX_DEPTH = 32
 MAX_PARTS = 5_000
+"""How many parts a schema may have; a value of an enum, and a name that is required, are parts too."""
 MAX_STEPS = 100_000
-"""How many parts of a schema are looked at for one answer. Each reference that is followed may double the work."""
+"""How many parts of a schema, and of an answer, are looked at. Each reference that is followed may double the work."""
+MAX_PATTERN = 1_000
+MAX_WEIGHT = 5_000
+"""How much work the patterns of a schema may be, together. To make one of \\w{100}, which is 2,000, takes 60 ms."""
+_HEAVY = 20
+"""The weight of a class of characters, which stands for thousands; a letter weighs 1."""
+_TOKEN = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
 
-_FENCED = r"\s*```[a-zA-Z]*\s*\n(.*?)\n?\s*```\s*"
 _INSIDE = r"#(/(\$defs|definitions)/([^/~%]+))?"
 
 _TYPES: dict[str, Callable[[Any], bool]] = {
@@ -57,10 +63,11 @@ _KNOWN = _ONE | _LISTS | _NAMED | _NUMBERS | _COUNTS | _REST | _NOTES
 class JsonSchema:
     """The form of an answer, as a JSON schema. Raises `ConfigurationError` for one that can't be checked."""
 
-    __slots__ = ("_patterns", "_wrapped", "kept", "spec")
+    __slots__ = ("_patterns", "_weight", "_wrapped", "kept", "spec")
 
     def __init__(self, schema: Any, name: str = "answer") -> None:
         self._patterns: dict[str, Any] = {}
+        self._weight = 0
         self.kept: dict[str, Any] = schema
         self._check_schema(schema)
         self._wrapped = schema.get("type") != "object"
@@ -90,7 +97,9 @@ class JsonSchema:
         defined = {f"#/{key}/{name}" for key in ("$defs", "definitions") for name in _dict_of(root.get(key))}
         todo: list[tuple[Any, str, int]] = [(root, "$", 0)]
         references: dict[int, tuple[dict[str, Any], str]] = {}
-        for count, (schema, place, depth) in enumerate(_growing(todo)):
+        count = 0
+        for schema, place, depth in _growing(todo):
+            count += 1 + (_listed(schema) if isinstance(schema, dict) else 0)
             if depth > MAX_DEPTH or count > MAX_PARTS:
                 raise _no_schema(place, f"is too much: {MAX_DEPTH} levels and {MAX_PARTS:,} parts are the most")
             if isinstance(schema, bool):
@@ -141,6 +150,12 @@ class JsonSchema:
 
         if not isinstance(pattern, str):
             return "is not text"
+        if pattern in self._patterns:
+            return None
+        if len(pattern) <= MAX_PATTERN:
+            self._weight += _HEAVY + _weight(pattern)
+        if len(pattern) > MAX_PATTERN or self._weight > MAX_WEIGHT:
+            return "is too much: use shorter patterns, fewer of them, or smaller numbers of repetitions"
         try:
             self._patterns[pattern] = SchemaValidator(core_schema.str_schema(pattern=pattern))
         except SchemaError:
@@ -167,15 +182,42 @@ class _TooMuchError(Exception):
 class _Check:
     """The check of one answer."""
 
-    __slots__ = ("_patterns", "_root", "_steps")
+    __slots__ = ("_patterns", "_plains", "_root", "_sets", "_steps")
 
     def __init__(self, root: dict[str, Any], patterns: Mapping[str, Any]) -> None:
         self._root, self._patterns, self._steps = root, patterns, 0
+        # By their ids, as long as the check lasts: a large value may be compared many times.
+        self._plains: dict[int, Any] = {}
+        self._sets: dict[int, frozenset[Any]] = {}
 
-    def problems(self, value: Any, schema: Any, place: str) -> Iterator[tuple[str, str]]:
-        self._steps += 1
+    def _step(self, count: int = 1) -> None:
+        self._steps += count
         if self._steps > MAX_STEPS:
             raise _TooMuchError
+
+    def _plain(self, value: Any) -> Any:
+        """Something that is equal, and hashes alike, where JSON is the same: 1 is 1.0, and not true."""
+        if isinstance(value, bool):
+            return _TRUE if value else _FALSE
+        if not isinstance(value, list | dict):
+            return value
+        if id(value) not in self._plains:
+            self._step(1 + len(value))
+            self._plains[id(value)] = (
+                tuple(map(self._plain, value))
+                if isinstance(value, list)
+                else frozenset((name, self._plain(each)) for name, each in value.items())
+            )
+        return self._plains[id(value)]
+
+    def _plain_set(self, values: list[Any]) -> frozenset[Any]:
+        if id(values) not in self._sets:
+            self._step(len(values))
+            self._sets[id(values)] = frozenset(map(self._plain, values))
+        return self._sets[id(values)]
+
+    def problems(self, value: Any, schema: Any, place: str) -> Iterator[tuple[str, str]]:
+        self._step()
         if schema is True:
             return
         if schema is False:
@@ -196,9 +238,9 @@ class _Check:
             yield from self._array(value, schema, place)
 
     def _values(self, value: Any, schema: dict[str, Any], place: str) -> Iterator[tuple[str, str]]:
-        if "enum" in schema and _plain(value) not in [_plain(each) for each in schema["enum"]]:
+        if "enum" in schema and self._plain(value) not in self._plain_set(schema["enum"]):
             yield place, f"is none of {_json(schema['enum'])}"
-        if "const" in schema and _plain(value) != _plain(schema["const"]):
+        if "const" in schema and self._plain(value) != self._plain(schema["const"]):
             yield place, f"is not {_json(schema['const'])}"
         if _TYPES["number"](value):
             for keyword, (wrong, words) in _BOUNDS.items():
@@ -225,7 +267,9 @@ class _Check:
 
     def _object(self, value: dict[str, Any], schema: dict[str, Any], place: str) -> Iterator[tuple[str, str]]:
         yield from _size(len(value), schema, "Properties", "fields", place)
-        for name in schema.get("required", ()):
+        required = schema.get("required", ())
+        self._step(len(required))
+        for name in required:
             if name not in value:
                 yield _at(place, name), "is missing"
         known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
@@ -234,7 +278,7 @@ class _Check:
 
     def _array(self, value: list[Any], schema: dict[str, Any], place: str) -> Iterator[tuple[str, str]]:
         yield from _size(len(value), schema, "Items", "items", place)
-        if schema.get("uniqueItems") and len({_plain(each) for each in value}) < len(value):
+        if schema.get("uniqueItems") and len(self._plain_set(value)) < len(value):
             yield place, "has an item twice"
         first, others = schema.get("prefixItems", ()), schema.get("items", True)
         for number, each in enumerate(value):
@@ -244,8 +288,10 @@ class _Check:
 
 def without_fence(text: str) -> str:
     """The JSON itself, if the model has put it into a fenced block, as many do."""
-    found = re.fullmatch(_FENCED, text, re.DOTALL)
-    return text if found is None else found[1]
+    first, _, rest = text.strip().partition("\n")
+    language = first.removeprefix("```").strip()
+    is_fenced = first.startswith("```") and rest.endswith("```") and (not language or language.isalpha())
+    return rest.removesuffix("```") if is_fenced else text
 
 
 def with_article(kind: str) -> str:
@@ -321,6 +367,11 @@ def _parts(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", each) for name, each in value.items())
 
 
+def _listed(schema: dict[str, Any]) -> int:
+    """How many values and names are listed in it."""
+    return sum(len(each) for key in ("enum", "required") if isinstance(each := schema.get(key), list))
+
+
 def _growing(todo: list[Any]) -> Iterator[Any]:
     while todo:
         yield todo.pop()
@@ -338,6 +389,8 @@ def _size(size: int, schema: dict[str, Any], what: str, unit: str, place: str) -
 
 
 def _is_no_multiple(value: Any, of: Any) -> bool:
+    if isinstance(value, int) and isinstance(of, int):
+        return value % of != 0
     try:
         return Decimal(str(value)) % Decimal(str(of)) != 0
     except InvalidOperation:  # more digits than can be told
@@ -353,15 +406,25 @@ _BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
 }
 
 
-def _plain(value: Any) -> Any:
-    """Something that is equal, and hashes alike, where JSON is the same: 1 is 1.0, and not true."""
-    if isinstance(value, bool):
-        return ("truth", value)
-    if isinstance(value, list):
-        return tuple(map(_plain, value))
-    if isinstance(value, dict):
-        return frozenset((name, _plain(each)) for name, each in value.items())
-    return value
+_TRUE, _FALSE = object(), object()
+
+
+def _weight(pattern: str) -> int:
+    """About how much work it is to make an automaton of it: what is repeated counts as often as it may be there."""
+    groups, last = [0], 0
+    for token in _TOKEN.finditer(pattern):
+        text = token[0]
+        if text == "(":
+            groups.append(0)
+            continue
+        if text == ")" and len(groups) > 1:
+            last = groups.pop()
+        elif token[1] is not None:
+            last *= min(max(int(token[2] or token[1]), 1), MAX_WEIGHT) - 1
+        else:
+            last = _HEAVY if re.search(r"\\[a-zA-Z]", text) else 1
+        groups[-1] += last
+    return sum(groups)
 
 
 def _at(place: str, name: str | int) -> str:

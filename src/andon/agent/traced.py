@@ -23,6 +23,7 @@ from andon.core.signal import Failed
 from andon.core.states import CancelCause, RunStatus, StopReason, ToolOutcome
 from andon.errors import AndonError
 from andon.messages import Message, Usage
+from andon.telemetry.spans import MODEL
 from andon.telemetry.tracing import RunTrace
 from andon.tools.base import Tool
 
@@ -87,7 +88,7 @@ class TracedLoop(Loop):
         await super()._model_turn()
 
     async def _ask(self, turn: Turn) -> None:
-        self._trace.begin_model(turn.request, turn.model)
+        self._trace.begin_model(turn.request, turn.model, _key_of(turn))
         try:
             await super()._ask(turn)
         except Exception as error:
@@ -100,12 +101,13 @@ class TracedLoop(Loop):
         self._model_over(turn)
 
     def _model_over(self, turn: Turn, error: Exception | None = None) -> None:
+        key = _key_of(turn)
         if turn.is_shut:  # whatever it made of it
-            self._trace.end_model(turn.spent_cut, functools.partial(turn.blocks, cut=True), cut=True)
+            self._trace.end_model(turn.spent_cut, functools.partial(turn.blocks, cut=True), key=key, cut=True)
         elif error is not None:
-            self._trace.end_model(turn.spent_failed, functools.partial(turn.blocks, cut=True), error=error)
+            self._trace.end_model(turn.spent_failed, functools.partial(turn.blocks, cut=True), key=key, error=error)
         else:
-            self._trace.end_model(turn.spent, functools.partial(turn.blocks, cut=False))
+            self._trace.end_model(turn.spent, functools.partial(turn.blocks, cut=False), key=key)
 
     # -- their tools --------------------------------------------------------------------------------------------------
 
@@ -142,3 +144,8 @@ class TracedLoop(Loop):
             self._trace.deny_call(record.call)
         elif record.cancelled_alone is None:
             self._trace.fail_call(record.call, record.outcome, error)
+
+
+def _key_of(turn: Turn) -> str:
+    """A context policy may have several models at work at once; of the agent's own, only one is."""
+    return f"{MODEL} {id(turn):x}" if turn.quiet else MODEL

@@ -61,11 +61,11 @@ class _Call:
 class Turn:
     """The sink of one model call."""
 
-    __slots__ = ("_parts", "_quiet", "_run", "_shut", "_text", "_usage", "_write", "model", "request", "sent", "shown")
+    __slots__ = ("_parts", "_run", "_shut", "_text", "_usage", "_write", "model", "quiet", "request", "sent", "shown")
 
     def __init__(self, run: Run, request: ModelRequest, model: Model, *, quiet: bool = False) -> None:
         self._run, self.request, self.model = run, request, model
-        self._quiet = quiet
+        self.quiet = quiet
         """Readers are not shown it: what the model says is no part of the run's answer."""
         self._write: Callable[[str], None] | None = None
         self._parts: list[list[str] | _Reasoning | _Call] = []
@@ -115,7 +115,7 @@ class Turn:
         part.signature = signature
         if text:
             part.pieces.append(text)
-            if not self._quiet:
+            if not self.quiet:
                 self._run.journal.add(RunEvent.reasoning, text)
 
     def tool_call(
@@ -164,7 +164,7 @@ class Turn:
 
     def _begin_text(self) -> tuple[list[str], Callable[[str], None]]:
         pieces = self._text = []
-        write = _unheard if self._quiet else self._run.journal.pen(RunEvent.run_content)
+        write = _unheard if self.quiet else self._run.journal.pen(RunEvent.run_content)
         if self._run.meter is not None:
             write = self._run.meter.watch(write)
         self._write = write
@@ -173,7 +173,7 @@ class Turn:
 
     def _show(self, part: list[str] | _Reasoning | _Call) -> None:
         self.shown = True
-        if not self._quiet:
+        if not self.quiet:
             self._run.phase = Phase.streaming
         self._parts.append(part)
 

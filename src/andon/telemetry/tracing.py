@@ -182,9 +182,9 @@ class RunTrace(Spans):
     # -- model calls --------------------------------------------------------------------------------------------------
 
     @harmless
-    def begin_model(self, request: ModelRequest, model: object) -> None:
-        """In the model call's own task, where its span stays current."""
-        self._end(MODEL, error="CancelledError")  # of an attempt that nobody cut, and that is made again
+    def begin_model(self, request: ModelRequest, model: object, key: str = MODEL) -> None:
+        """In the model call's own task, where its span stays current. Those that go on side by side have keys."""
+        self._end(key, error="CancelledError")  # of an attempt that nobody cut, and that is made again
         about = _model_facts(model)  # the agent's own, or one that writes a summary for it
         facts: Facts = {
             "gen_ai.operation.name": "chat",
@@ -198,8 +198,8 @@ class RunTrace(Spans):
                 facts["gen_ai.system_instructions"] = content.instructions(request.instructions)
         name = f"chat {about.get('gen_ai.request.model', '')}".strip()
         labels = {"gen_ai.operation.name": "chat", **about}
-        self._begin(MODEL, name, facts, labels, self._tracing.instruments.model_seconds, kind=SpanKind.CLIENT)
-        self._make_current(MODEL)
+        self._begin(key, name, facts, labels, self._tracing.instruments.model_seconds, kind=SpanKind.CLIENT)
+        self._make_current(key)
 
     @harmless
     def end_model(
@@ -207,11 +207,12 @@ class RunTrace(Spans):
         usage: Callable[[], Usage | None],
         blocks: Callable[[], Sequence[Block]] | None = None,
         *,
+        key: str = MODEL,
         error: Exception | None = None,
         cut: bool = False,
     ) -> None:
         """The call is over: answered, failed or cut. What it has cost and said is asked for if it is wanted."""
-        if (part := self._open.get(MODEL)) is None:
+        if (part := self._open.get(key)) is None:
             return
         error = None if cut else error
         facts: Facts = self._cancel_facts() if cut else {}
@@ -220,7 +221,7 @@ class RunTrace(Spans):
             facts |= _usage_facts(spent)
         if self._tracing.content and blocks is not None and (said := blocks()):
             facts["gen_ai.output.messages"] = content.answered(said, _finish_reason(said, cut, error))
-        self._end(MODEL, facts, error=error, describe=True)
+        self._end(key, facts, error=error, describe=True)
         if spent is not None:
             self._count(spent, part.labels)
 

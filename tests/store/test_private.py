@@ -49,6 +49,19 @@ def test_the_file_and_its_companions(tmp_path: Path, by_opening: bool, monkeypat
 
 
 @pytest.mark.usefixtures("lenient")
+def test_a_file_that_a_link_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "andon.db").symlink_to("disk/real.db")
+
+    async def go() -> None:
+        async with opened(f"sqlite:///{tmp_path}/andon.db") as store:
+            await use(store)
+            assert modes(tmp_path / "disk") == dict.fromkeys(["real.db", "real.db-wal", "real.db-shm"], 0o600)
+
+    play(go)
+
+
+@pytest.mark.usefixtures("lenient")
 def test_the_copy_that_is_made_before_a_migration(tmp_path: Path) -> None:
     dump = (Path(__file__).parent / "version_1" / "sqlite.sql").read_text()
     path = tmp_path / "andon.db"

@@ -19,7 +19,10 @@ OWNERS = 0o600
 
 
 def make(path: Path) -> None:
-    """Make an empty file, unless there is one."""
+    """Make an empty file, unless there is one. For a symbolic link, make the file that it leads to: SQLite would make
+    that one itself, with the rights that the umask leaves.
+    """
+    path = Path(os.path.realpath(path))
     try:
         # Without opening it: to close it again would drop the locks that this process has on it by then.
         os.mknod(path, stat.S_IFREG | OWNERS)

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's figures in the text format of Prometheus. All labels are words of ours, so none has to be escaped."""
+"""The server's figures in the text format of Prometheus. All labels are words of ours, so none has to be escaped.
+
+They are wanted most while the database is away. What only the database knows is left out then; the rest is told.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import get_args
@@ -10,9 +15,15 @@ from typing import get_args
 from andon.core.archive import Latencies
 from andon.core.selection import BlockKind
 from andon.core.states import CancelCause, RunStatus
+from andon.errors import SchemaError, StoreError
 from andon.server.visit import Visit
 
+log = logging.getLogger(__name__)
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+ANSWER_SECONDS = 2.0
+"""How long the database is waited for. Prometheus itself waits for ten seconds."""
 
 
 async def collect(host: Visit) -> str:
@@ -23,7 +34,7 @@ async def collect(host: Visit) -> str:
     for runtime in runtimes:
         ended.update(runtime.ended_counts)
         causes.update(runtime.cancel_counts)
-    blocked = Counter(block.kind for block in await host.blocks())
+    blocked = await _blocked(host)
     abandoned = sum(len(runtime.abandoned) for runtime in runtimes)
     lines = [
         *_head("runs", "gauge", "Runs that have not ended, by status."),
@@ -34,8 +45,7 @@ async def collect(host: Visit) -> str:
         *(f'andon_cancels_total{{cause="{each.name}"}} {causes[each]}' for each in CancelCause),
         *_head("cancel_seconds", "histogram", "How long it took from a cancel to the run's end."),
         *_latency([runtime.cancel_latencies for runtime in runtimes]),
-        *_head("blocked", "gauge", "Users and agents whose new runs are refused."),
-        *(f'andon_blocked{{kind="{each}"}} {blocked[each]}' for each in get_args(BlockKind)),
+        *blocked,
         *_head("abandoned_threads", "gauge", "Threads of tools that were cut and still run."),
         f"andon_abandoned_threads {abandoned}",
         *_head("leases_lost_total", "counter", "Runs that were stopped as lost: their leases ran out."),
@@ -46,6 +56,21 @@ async def collect(host: Visit) -> str:
         f"andon_draining {int(host.draining)}",
     ]
     return "\n".join([*lines, ""])
+
+
+async def _blocked(host: Visit) -> list[str]:
+    """Nothing if the database can't be asked."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            blocked = Counter(block.kind for block in await host.blocks())
+    except (StoreError, SchemaError, TimeoutError) as error:
+        why = str(error) or f"it has not answered within {ANSWER_SECONDS:g} s"
+        log.warning("/metrics leaves out andon_blocked, because the database can't be asked: %s", why)
+        return []
+    return [
+        *_head("blocked", "gauge", "Users and agents whose new runs are refused."),
+        *(f'andon_blocked{{kind="{each}"}} {blocked[each]}' for each in get_args(BlockKind)),
+    ]
 
 
 def _head(name: str, kind: str, about: str) -> tuple[str, str]:

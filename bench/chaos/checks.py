@@ -68,7 +68,7 @@ class Checks:
         await self._quiet()
         await self._end_paused(url)
         await self._quiet()
-        records = await self._store.list_runs(Selection(), ALL)
+        records = await read_records(self._store)
         self.ends.update(_end_of(record) for record in records)
         for run_id in self._ledger.admitted - {record.run_id for record in records}:
             self.faults[VANISHED].append(f"{run_id} was admitted")
@@ -171,6 +171,12 @@ class Checks:
         )
         if (status, said.get("status")) != (200, "COMPLETED"):
             self.faults[REJECTED].append(f"{session}: the next prompt got {status} {said.get('receipt')} {said}")
+
+
+async def read_records(store: SQLStore) -> list[RunRecord]:
+    """Of all runs. A list of them does not have their receipts."""
+    found = [await store.find(run.run_id) for run in await store.list_runs(Selection(), ALL)]
+    return [record for record in found if record is not None]
 
 
 def _end_of(record: RunRecord) -> str:

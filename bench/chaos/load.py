@@ -25,7 +25,7 @@ from andon.core.selection import Selection
 from andon.models.base import ModelRequest
 from andon.models.scripted import Item, Pause, ScriptedModel
 from andon.store.sql import SQLStore
-from bench.chaos.checks import ALL, GOING
+from bench.chaos.checks import GOING, read_records
 from bench.chaos.servers import database, serving
 from bench.chaos.ways import Proxied, ways
 
@@ -169,8 +169,7 @@ async def _hold(kind: str, name: str) -> Case:
                     await _ended(store)
                     case.seconds = time.monotonic() - began
                     case.leases_lost = await load.leases_lost()
-                    for record in await store.list_runs(Selection(), ALL):
-                        case.ends[_end_of(record)] += 1
+                    case.ends.update(map(_end_of, await read_records(store)))
                 finally:
                     await store.close()
     return case

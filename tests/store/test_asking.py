@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import msgspec
 import psycopg
 import pytest
 
@@ -13,7 +14,7 @@ from andon import CancelOutcome, RunStatus, SessionKey
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
 from andon.core.states import CancelMode
-from andon.store.sql import SQLStore, database
+from andon.store.sql import SQLStore, database, sessions
 from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said
 from tests.support import play
 
@@ -188,6 +189,24 @@ def test_who_cancelled_what_is_on_record(url: str) -> None:
             cancelling = Selection(agent_id="b", statuses=[RunStatus.cancelling])
             assert [entry.run_id for entry in await store.cancel_log(cancelling, 100)] == ["r7", "r6", "r4"]
             assert await store.cancel_log(Selection(statuses=[RunStatus.completed]), 100) == []
+
+    play(main)
+
+
+def test_a_list_does_not_read_what_only_the_records_have(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record may be megabytes: a page of those would hold up the loop, and everything on it."""
+
+    async def main() -> None:
+        async with opened(url) as store:
+            large = msgspec.structs.replace(record("r1", continues="r0"), metadata={"note": "x" * 1_000_000})
+            await store.enter(large, "me", LONG, "reject")
+            await store.enter(record("r2", session=SessionKey("a", None, "s")), "me", LONG, "reject")
+            with monkeypatch.context() as patched:
+                patched.setattr(sessions, "read_record", None)
+                listed = await store.list_runs(Selection(), 100)
+            whole = [await store.find(each.run_id) for each in listed]
+            assert [each.run_id for each in listed] == ["r2", "r1"]
+            assert listed == [msgspec.structs.replace(each, metadata={}) for each in whole if each is not None]
 
     play(main)
 

@@ -221,7 +221,9 @@ class SharedStore(SessionStore, Protocol):
         ...
 
     async def list_runs(self, which: Selection, limit: int, before: tuple[float, str] | None = None) -> list[RunRecord]:
-        """Newest first. `before` is where the page before ended: that run's `created_at` and id."""
+        """Newest first, with what a list shows: id, session, status, `created_at` and `continues`. `find` has the rest.
+        `before` is where the page before ended: that run's `created_at` and id.
+        """
         ...
 
     async def glance(self, run_ids: Sequence[str]) -> dict[str, Glance]:

@@ -19,11 +19,11 @@ from andon.core.receipt import CancelRequest, Receipt
 from andon.core.selection import CancelEntry, Outcomes, Selection
 from andon.core.shared import Glance
 from andon.core.states import CancelMode, CancelOutcome, RunStatus
-from andon.core.store import SessionKey
+from andon.core.store import RunRecord, SessionKey
 from andon.store.sql import clocks, sessions
 from andon.store.sql.batches import read_row
 from andon.store.sql.codec import LOOK_AT, dump, dump_names, dump_notice, read_request
-from andon.store.sql.tables import LIVE, cancels, events, records, runs
+from andon.store.sql.tables import LIVE, cancels, events, runs
 from andon.store.sql.transaction import Tx, chunks
 
 NAMES = ("run_id", "session_id", "user_id", "agent_id")
@@ -153,14 +153,18 @@ def cancel_log(tx: Tx, which: Selection, limit: int) -> list[CancelEntry]:
     ]
 
 
-def list_runs(tx: Tx, which: Selection, limit: int, before: tuple[float, str] | None) -> Sequence[Row[Any]]:
-    wanted = select(runs, records.c.record).join(records, records.c.number == runs.c.number)
-    wanted = wanted.where(*_fits(which, runs), *_has_status(which))
+def list_runs(tx: Tx, which: Selection, limit: int, before: tuple[float, str] | None) -> list[RunRecord]:
+    """With what `andon_runs` has of them: their records may be large, and a list shows nothing that is only there."""
+    wanted = select(runs).where(*_fits(which, runs), *_has_status(which))
     if before is not None:
         created, run_id = before
         number = select(_other.c.number).where(_other.c.run_id == run_id).scalar_subquery()
         wanted = wanted.where(or_(runs.c.created < created, and_(runs.c.created == created, runs.c.number < number)))
-    return tx.execute(wanted.order_by(runs.c.created.desc(), runs.c.number.desc()).limit(limit)).all()
+    found = tx.execute(wanted.order_by(runs.c.created.desc(), runs.c.number.desc()).limit(limit))
+    return [
+        RunRecord(row.run_id, sessions.key_of(row), sessions.status_of(row), row.created, {}, continues=row.continues)
+        for row in found
+    ]
 
 
 def glance(tx: Tx, run_ids: Sequence[str]) -> dict[str, Glance]:

@@ -240,7 +240,7 @@ class SQLStore:
         return await self._db.read(lambda tx: asking.last_event(tx, run_id))
 
     async def list_runs(self, which: Selection, limit: int, before: tuple[float, str] | None = None) -> list[RunRecord]:
-        return list(map(sessions.record_of, await self._db.read(lambda tx: asking.list_runs(tx, which, limit, before))))
+        return await self._db.read(lambda tx: asking.list_runs(tx, which, limit, before))
 
     async def glance(self, run_ids: Sequence[str]) -> dict[str, Glance]:
         return await self._db.read(lambda tx: asking.glance(tx, run_ids))

@@ -109,6 +109,10 @@ def test_what_was_asked_weighs_too() -> None:
         await until(lambda: runtime.ended == [])
         await agent.invoke_async(large)
         await until(lambda: runtime.ended == [])
+        await agent.invoke_async("Hi", metadata={"note": large})
+        await until(lambda: runtime.ended == [])
+        await agent.invoke_async("Hi", metadata={"note": "short"})
+        await until(lambda: len(runtime.ended) == 1 and runtime._archive is not None and runtime._archive.held > 0)
 
     play(main)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import gc
 
+import msgspec
 import pytest
 
 from andon import Agent, RunStatus, Runtime
-from andon.core.store import SessionKey
+from andon.core.store import RunRecord, SessionKey
 from andon.errors import ConfigurationError
 from andon.models.scripted import Call, ScriptedModel
-from andon.store import MemoryStore, forgetting, open_store
+from andon.store import MemoryStore, forgetting, memory, open_store
 from tests.store.making import record, said
 from tests.support import Silence, play
 from tests.support.till import DELETE, Till
@@ -157,3 +158,29 @@ def test_the_bounds_can_be_set(url: str, days: float, most: int) -> None:
 def test_nonsense_is_refused(query: str) -> None:
     with pytest.raises(ConfigurationError):
         open_store(f"memory://?{query}")
+
+
+def large_record(number: int, session: str) -> RunRecord:
+    large = {"note": "x" * 1000}
+    return msgspec.structs.replace(record(f"r{number}", RunStatus.completed, key(session)), metadata=large)
+
+
+def test_the_records_of_ended_runs_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        monkeypatch.setattr(memory, "RECORDS_BYTES", 10_000)
+        store = MemoryStore()
+        for number in range(30):
+            await store.save(large_record(number, f"s{number % 2}"), said("Hi"))
+            assert sum(len(msgspec.json.encode(each)) for each in store._records.values()) <= 10_000
+        assert await store.find("r0") is None
+        assert (await store.find("r29")) == large_record(29, "s1")
+        for session in ("s0", "s1"):
+            assert await store.load(key(session)) == said("Hi") * 15, "what was said stays"
+            noted = [each.run_id for each, _ in await store.history(key(session)) if each.metadata]
+            assert 1 <= len(noted) <= 5, "and what a run brought along goes with its record"
+        await store.delete_session(key("s0"))
+        for number in range(30, 60):
+            await store.save(large_record(number, "s1"), said("Hi"))
+        assert store._held == sum(size for _, size in store._ended) <= 10_000
+
+    play(go)

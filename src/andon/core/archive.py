@@ -95,6 +95,7 @@ class Archive:
     def _weigh(self, run: Life) -> None:
         prompts = [message.text for message in run.own_messages if message.role == "user"]  # the rest is in the events
         size = sum(map(weight, run.journal.events.copy())) + sum(map(len, prompts))
+        size += len(show(run.metadata)) if run.metadata else 0
         with self._lock:
             if run.run_id in self._runs:
                 self._sizes[run.run_id] = size

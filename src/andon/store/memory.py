@@ -24,7 +24,8 @@ from andon.store.forgetting import Forgetting
 from andon.store.state import MAX_STATE, check_size, checked_limit
 
 RECORDS_KEPT = 10_000
-
+RECORDS_BYTES = 128 * 2**20
+"""As JSON. Runs bring any amount of metadata with them."""
 
 _encode = msgspec.json.Encoder(enc_hook=show).encode
 
@@ -58,7 +59,8 @@ class MemoryStore:
     `max_state`: how many bytes the state of a session may take, as JSON.
 
     What has a run that goes on or is paused stays, and so does the conversation of an agent's own. Of ended runs the
-    records of the last 10,000 can be found by id.
+    records of the last 10,000 can be found by id, or fewer, if those take more than 128 MiB. Conversations keep what
+    older runs have said, but not their metadata.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class MemoryStore:
         start_over_after_fork(self)
         self._sessions: dict[SessionKey, _Kept] = {}
         self._records: dict[str, RunRecord] = {}
-        self._ended: deque[str] = deque()  # a dict that loses its first keys is slow to find its first one
+        self._ended: deque[tuple[str, int]] = deque()  # a dict that loses its first keys is slow to find its first one
+        self._held = 0
+        """The bytes of those."""
 
     def start_over(self) -> None:
         """In a forked child all is kept, but the lock may be held for ever."""
@@ -99,6 +103,7 @@ class MemoryStore:
             return [*before, *chain.from_iterable(messages for _, messages in self._parts(session).values())]
 
     def save(self, record: RunRecord, messages: Sequence[Message]) -> Awaitable[None]:
+        size = _size(record) if record.status.final else 0  # not under the lock: that takes as long as it is large
         with self._lock:
             kept = self._sessions.get(record.session)
             if kept is None:
@@ -110,10 +115,22 @@ class MemoryStore:
             self._touch(record.session)
             before, self._records[record.run_id] = self._records.get(record.run_id), record
             if record.status.final and not (before is not None and before.status.final):
-                self._ended.append(record.run_id)
-                if len(self._ended) > RECORDS_KEPT:
-                    self._records.pop(self._ended.popleft(), None)
+                self._ended.append((record.run_id, size))
+                self._held += size
+                self._drop_records()
         return DONE
+
+    def _drop_records(self) -> None:
+        while len(self._ended) > RECORDS_KEPT or self._held > RECORDS_BYTES:
+            run_id, size = self._ended.popleft()
+            self._held -= size
+            record = self._records.pop(run_id, None)
+            kept = None if record is None else self._sessions.get(record.session)
+            if record is None or kept is None or not record.metadata:
+                continue
+            # Its conversation has the same record, and stays.
+            if (part := kept.runs.get(key := (run_id, record.created_at))) is not None:
+                kept.runs[key] = msgspec.structs.replace(part[0], metadata={}), part[1]
 
     async def find(self, run_id: str) -> RunRecord | None:
         with self._lock:
@@ -212,8 +229,12 @@ class MemoryStore:
             return self._drop(session)
 
     def _check(self, state: dict[str, Any]) -> None:
-        try:
-            size = len(_encode(state))
-        except (UnicodeError, RecursionError):  # half a character, or something without end: it is kept as it is
-            size = len(show(state))
-        check_size(size, self.max_state)
+        check_size(_size(state), self.max_state)
+
+
+def _size(value: object) -> int:
+    """In bytes, as JSON."""
+    try:
+        return len(_encode(value))
+    except (UnicodeError, RecursionError, TypeError, OverflowError):  # what JSON has no form for is kept as it is
+        return len(show(value))

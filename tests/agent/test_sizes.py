@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from andon import Agent, CancelCause, ConfigurationError, RunEvent, RunStatus, Runtime, tool
+from andon import Agent, CancelCause, ConfigurationError, Event, RunEvent, RunStatus, Runtime, tool
+from andon.core.journal import Journal
 from andon.models.scripted import Burst, Call, ScriptedModel, Stall
 from tests.support import play
 
@@ -98,6 +100,36 @@ def test_a_run_that_writes_too_many_bytes_of_text_is_cancelled() -> None:
             result = await run.result()
             assert result.receipt is not None
             assert result.receipt.cause is CancelCause.budget
+
+    play(main)
+
+
+@pytest.mark.parametrize(("count", "size"), [(60, 5_000_000), (900, 300_000), (999, 50_000)])
+def test_text_in_large_pieces_is_bounded_too(count: int, size: int) -> None:
+    async def main() -> None:
+        model = ScriptedModel([Burst("x" * size, count, every=1), Stall()])
+        async with Agent("Helper", model, runtime=Runtime(max_event_bytes=10**7)).start("Go") as run:
+            result = await run.result()
+            assert result.receipt is not None
+            assert result.receipt.cause is CancelCause.budget
+            assert len(result.content) <= 10**7 + 65_536 + 2 * size
+
+    play(main)
+
+
+def test_text_that_is_shown_for_another_run_is_bounded_too() -> None:
+    async def main() -> None:
+        journal = Journal("r", "s", "a")
+        looks: list[int] = []
+
+        def look() -> float:
+            looks.append(len(journal.events))
+            return math.inf
+
+        journal.limit(math.inf, look)
+        for _ in range(10):
+            journal.relay(Event(RunEvent.run_content, "below", "s", "b", 1, 0.0, "x" * 30_000))
+        assert looks == [3, 6, 9]
 
     play(main)
 

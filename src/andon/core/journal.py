@@ -19,15 +19,29 @@ from andon.core.events import Event, RunEvent
 from andon.core.seat import Seat
 from andon.core.waiters import Waiters
 
+LOOK_TEXT = 65_536
+"""With so many characters more than at the last look, the limit on what a run may write is looked at again."""
+
 
 class Journal:
     """A run's events. Closed by its terminal event; what comes later is refused."""
 
-    __slots__ = ("_agent_id", "_limit", "_look", "_run_id", "_session_id", "closed", "events", "resting", "waiters")
+    __slots__ = (
+        "_agent_id",
+        "_limit",
+        "_look",
+        "_run_id",
+        "_session_id",
+        "_text",
+        "closed",
+        "events",
+        "resting",
+        "waiters",
+    )
 
     def __init__(self, run_id: str, session_id: str, agent_id: str) -> None:
         self._run_id, self._session_id, self._agent_id = run_id, session_id, agent_id
-        self._limit = math.inf
+        self._limit, self._text = math.inf, 0
         self._look: Callable[[], float] | None = None
         self.events: list[Event] = []
         self.waiters = Waiters()
@@ -36,8 +50,9 @@ class Journal:
         """The run is paused: readers end here, though it may go on."""
 
     def limit(self, first: float, look: Callable[[], float]) -> None:
-        """Have `look` called with the event of this number, and with each that is of a tool. It says with which event
-        it is to be called again. Each way to write counts for itself: it may be called more often than it asked for.
+        """Have `look` called with the event of this number, with each that is of a tool, and after every 64 KB of text.
+        It says with which event it is to be called again. Each way to write counts for itself: it may be called more
+        often than it asked for.
         """
         self._limit, self._look = first, look
 
@@ -57,15 +72,16 @@ class Journal:
 
         if (look := self._look) is None:
             return write
-        limit = self._limit
+        limit, text = self._limit, 0
 
         def write_up_to_limit(content: str) -> None:
-            nonlocal limit
+            nonlocal limit, text
             append(Event(kind, run_id, session_id, agent_id, (seq := len(events) + 1), now(), content))
             if wakes:
                 wake()
-            if seq >= limit:
-                limit = look()
+            text += len(content)
+            if seq >= limit or text >= LOOK_TEXT:
+                limit, text = look(), 0
 
         return write_up_to_limit
 
@@ -102,8 +118,11 @@ class Journal:
 
     def _put(self, event: Event) -> None:
         self.events.append(event)
-        if self._look is not None and (event.seq >= self._limit or event.tool is not None):
-            self._limit = self._look()
+        if self._look is None:
+            return
+        self._text += len(event.content)
+        if event.seq >= self._limit or event.tool is not None or self._text >= LOOK_TEXT:
+            self._limit, self._text = self._look(), 0
 
     def close(self, event: Event) -> None:
         """Append the terminal event."""

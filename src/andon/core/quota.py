@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much a run may write: so many events, and so many bytes of them. With more than that it is cancelled.
 
-Nothing is done per token: the journal asks with every event of a tool, which may be large, and of the others with every
-thousandth one.
+Per token only its length is added up. The journal asks with every event of a tool, which may be large, with every
+thousandth of the others, and after every 64 KB of text. So a run may exceed its bytes by that much text and one event.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from andon.core.archive import weight
@@ -39,7 +38,7 @@ class Quota:
         """Cancel the run if it has written too much. Returns with which event to ask again, if not before."""
         events = self._run.journal.events
         if self._max_bytes is not math.inf:
-            self._bytes += sum(map(weight, islice(events, self._seen, None)))
+            self._bytes += sum(map(weight, events[self._seen :]))
         self._seen = len(events)
         if self._seen >= self._max_events:
             return self._stop(f"it has written {self._max_events:,} events, as many as a run may")

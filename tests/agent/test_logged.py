@@ -66,6 +66,24 @@ def test_what_a_tool_raises_is_logged_once_with_its_traceback(name: str, caplog:
     assert heard[0].error is record.exc_info[1]
 
 
+def test_what_says_very_much_is_cut_in_the_line(caplog: pytest.LogCaptureFixture) -> None:
+    @tool
+    async def talkative() -> str:
+        raise OopsError("x" * 1_000_000)
+
+    class Hook:
+        async def after_tool(self, happening: AfterTool) -> None:
+            raise OopsError("x" * 1_000_000)
+
+    make(Call("talkative"), Fail(OopsError("x" * 1_000_000)), tools=[talkative], hooks=[Hook()]).run("go")
+    records = of_ours(caplog)
+    assert len(records) == 3
+    for each in records:
+        assert "OopsError: xxx" in each.getMessage()
+        assert each.getMessage().endswith("characters left out)")
+        assert len(each.getMessage()) < 5_000
+
+
 def test_a_hook_that_raises_is_logged_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     class Hook:
         def before_tool(self, happening: BeforeTool) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from andon.cli.logs import LineFormatter
 from andon.cli.report import to_json
 from andon.cli.show import harmless, note, one_line
 from andon.core.escaping import BIDI, escaped, escaped_json
@@ -70,6 +71,25 @@ def test_a_line_of_the_log_is_the_formatters_own(text: str) -> None:
     line = JsonFormatter().format(record(text, user_id=text))
     assert is_calm(line)
     assert (json.loads(line)["message"], json.loads(line)["user_id"]) == (text, text)
+
+
+@pytest.mark.parametrize("breaks", ["", "\n"])
+@pytest.mark.parametrize(
+    "formatter", [TextFormatter("%(name)s: %(message)s"), LineFormatter("%(name)s: %(message)s"), JsonFormatter()]
+)
+def test_what_is_very_long_is_cut_and_says_so(formatter: logging.Formatter, breaks: str) -> None:
+    long = f"begins {('x' * 99 + breaks) * 50_000} ends"
+    line = formatter.format(record(long, run_id="r1"))
+    assert len(line) < 40_000
+    assert line.count("characters left out") >= 2, "in the message, and in the traceback"
+    assert "ValueError: no" in line
+    assert "begins" in line
+    if breaks:
+        assert " ends" in line, "of a long traceback the end is shown, too"
+    if not isinstance(formatter, LineFormatter):
+        assert "r1" in line
+    short = formatter.format(record("short"))
+    assert "left out" not in short
 
 
 def test_a_note_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

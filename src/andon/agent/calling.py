@@ -22,6 +22,7 @@ from andon.agent.hooks import AfterTool, BeforeTool, Happening, Hooks
 from andon.agent.instructions import InstructionsFunction
 from andon.agent.retry import Retry
 from andon.agent.sizes import check_size, cut_short
+from andon.core.cutting import cut_line
 from andon.core.events import RunEvent
 from andon.core.family import current
 from andon.core.holdup import watch
@@ -237,8 +238,8 @@ class Calling:
             self._log(level, record, f"{outcome.value}: %s", describe(error), shown)
 
     def _log(self, level: int, record: CallRecord, what: str, why: str, error: Exception | None = None) -> None:
-        facts = {"facts": self._run.names}
-        log.log(level, f"tool %s (%s) {what}", record.call.name, record.call.id, why, exc_info=error, extra=facts)
+        call, facts = record.call, {"facts": self._run.names}
+        log.log(level, f"tool %s (%s) {what}", call.name, call.id, cut_line(why), exc_info=error, extra=facts)
 
     def _context(self, record: CallRecord) -> ToolContext:
         run = self._run

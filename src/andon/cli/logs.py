@@ -9,18 +9,20 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from andon.core.cutting import cut_line, cut_traceback
 from andon.core.escaping import escaped
 from andon.errors import AndonError
 
 
 class LineFormatter(logging.Formatter):
-    """Nothing that anybody wrote can look like a line of its own, or steer the terminal."""
+    """Nothing that anybody wrote can look like a line of its own, or steer the terminal. What is very long is cut."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
-        return escaped(super().formatMessage(record))
+        return escaped(cut_line(super().formatMessage(record)))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the library's name
-        return "\n".join(f"    {escaped(line)}" for line in super().formatException(ei).splitlines())
+        lines = cut_traceback(super().formatException(ei)).splitlines()
+        return "\n".join(f"    {escaped(line)}" for line in lines)
 
 
 class Told:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from andon.core.budget import Budget
+from andon.core.cutting import cut_line
 from andon.core.events import Event, RunEvent
 from andon.core.journal import Journal
 from andon.core.limits import Limits
@@ -348,7 +349,7 @@ class Life(Outliving):
             if settlement.cancelled:
                 self.journal.waiters.wake()
         elif isinstance(fate, Failed) and not self.was_refused:
-            why, facts = describe(fate.error), {"facts": self.names}
+            why, facts = cut_line(describe(fate.error)), {"facts": self.names}
             log.error("run %s failed: %s", self.run_id, why, exc_info=fate.error, extra=facts)
 
     def _retire(self, last: Event) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from andon.core.alarm import Alarm
+from andon.core.cutting import cut_line
 from andon.core.waiters import Waiters
 from andon.errors import StoreError, confide, describe
 
@@ -139,7 +140,7 @@ class Step(Generic[T]):
             self.mark_cut()
         if self.was_cut:
             if error is not None:
-                what, facts = describe(error), {"facts": self._run.names}
+                what, facts = cut_line(describe(error)), {"facts": self._run.names}
                 log.info("%s failed while it was cut: %s", self.name, what, exc_info=error, extra=facts)
             if self.was_cut_alone and not self._is_cancelled():
                 raise CutAloneError(self.name)
@@ -367,7 +368,7 @@ class Stepper:
         """Report what went wrong beside the work: in the log, with the traceback of an `error`, and, as far as users
         may know it, in the result.
         """
-        why = "" if error is None else f": {describe(error)}"
+        why = "" if error is None else f": {cut_line(describe(error))}"
         shown = None if isinstance(error, StoreError) else error  # that one is ours: it says all there is
         by.warning("%r: %s%s", self, message, why, exc_info=shown, extra={"facts": self.names})
         self.warnings.append(message if error is None else f"{message}: {confide(error)}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server writes to its log: a line per request, and with every line the run that it is about.
 
-A path is written without its query, and no header is written at all: both may carry secrets.
+A path is written without its query, and no header is written at all: both may carry secrets. What is very long is cut.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from andon.core.cutting import cut_line, cut_traceback
 from andon.core.escaping import escaped, escaped_json
 from andon.core.family import current
 from andon.server.visit import RUN
@@ -71,11 +72,11 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": cut_line(record.getMessage()),
         }
         told |= {name: value for name, value in facts_of(record).items() if value is not None}
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
+            told["exception"] = cut_traceback(self.formatException(record.exc_info))
         return escaped_json(to_json(told).decode())
 
 
@@ -88,12 +89,12 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
         facts = facts_of(record)
         about = " ".join(f"{name}={facts[name]}" for name in _NAMES if facts.get(name) is not None)
-        line = super().formatMessage(record)
+        line = cut_line(super().formatMessage(record))
         return escaped(f"{line} [{about}]" if about else line)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the library's name
         # Set in, so that no text in a traceback can pass for a line of its own.
-        lines = super().formatException(ei).splitlines()
+        lines = cut_traceback(super().formatException(ei)).splitlines()
         return "\n".join(f"    {escaped(line)}" for line in lines)
 
 

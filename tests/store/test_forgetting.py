@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from andon import Agent, RunStatus, Runtime
 from andon.core.store import RunRecord, SessionKey
 from andon.errors import ConfigurationError
 from andon.models.scripted import Call, ScriptedModel
 from andon.store import MemoryStore, forgetting, memory, open_store
+from andon.store.forgetting import Touched
 from tests.store.making import record, said
 from tests.support import Silence, play
 from tests.support.till import DELETE, Till
@@ -73,6 +77,71 @@ def test_a_crowd_of_sessions_is_never_much_more_than_the_limit() -> None:
         assert len(store.forgetting._touched) == 100
 
     play(go)
+
+
+def test_a_user_who_makes_very_many_pushes_out_none_but_their_own() -> None:
+    async def go() -> None:
+        store = MemoryStore(keep_sessions=100)
+        for number in range(5):
+            await store.create_session(SessionKey("helper", "bob", f"b{number}"), {})
+            await store.create_session(SessionKey("helper", f"user {number}", "mine"), {})
+        for number in range(1000):
+            await store.create_session(key(f"s{number}"), {})
+            assert len(store._sessions) <= 100
+        assert await store.count_sessions("helper", "bob") == 5
+        assert [await store.count_sessions("helper", f"user {number}") for number in range(5)] == [1] * 5
+        assert await sessions(store) == [f"s{number}" for number in range(910, 1000)], "their oldest leave"
+
+    play(go)
+
+
+def test_if_all_of_theirs_are_in_use_others_leave_and_it_stays_bounded() -> None:
+    async def go() -> None:
+        store = MemoryStore(keep_sessions=20)
+        for number in range(15):
+            await store.save(record(f"p{number}", RunStatus.paused, key(f"s{number}")), said("Hi"))
+        for number in range(200):
+            await store.create_session(SessionKey("helper", f"user {number}", "mine"), {})
+            assert len(store._sessions) <= 23, "a few looks later"
+        assert len(await sessions(store)) == 15
+        kept = [number for number in range(200) if await store.count_sessions("helper", f"user {number}")]
+        assert kept == [*range(195, 200)]
+
+    play(go)
+
+
+def test_of_users_who_have_as_many_the_one_who_was_there_least_recently_loses_one() -> None:
+    async def go() -> None:
+        store = MemoryStore(keep_sessions=3)
+        users = [SessionKey("helper", name, "mine") for name in ("ada", "bob", "cyd", "dan")]
+        for each in users[:3]:
+            await store.create_session(each, {})
+        await store.find_session(users[0])
+        await store.create_session(users[3], {})
+        assert [await store.find_session(each) is not None for each in users] == [True, False, True, True]
+
+    play(go)
+
+
+@settings(database=None, derandomize=True, deadline=None, max_examples=200)
+@given(st.lists(st.tuples(st.sampled_from(["touch", "drop"]), st.sampled_from("abc"), st.integers(0, 3)), max_size=60))
+def test_the_user_who_has_the_most_is_known_at_every_moment(steps: list[tuple[str, str, int]]) -> None:
+    touched, mine = Touched(), dict[SessionKey, None]()
+    for what, user, number in steps:
+        each = SessionKey("helper", user, f"s{number}")
+        mine.pop(each, None)
+        if what == "touch":
+            touched.touch(each)
+            mine[each] = None
+        else:
+            touched.drop(each)
+        assert list(touched.times) == list(mine)
+        if mine:
+            counts = Counter(one.user_id for one in mine)
+            found = touched.oldest_of_most()
+            assert counts[found.user_id] == max(counts.values())
+            assert found == next(one for one in mine if one.user_id == found.user_id)
+            assert touched.oldest() == next(iter(mine))
 
 
 def test_what_sub_agents_say_pushes_no_conversation_out() -> None:
@@ -141,7 +210,7 @@ def test_an_agents_own_conversation_stays_as_long_as_the_agent() -> None:
         del agent
         gc.collect()
         for number in range(10):
-            await store.create_session(key(f"t{number}"), {})
+            await store.create_session(SessionKey("helper", None, f"t{number}"), {})
         assert await store.find_session(own) is None
 
     play(go)

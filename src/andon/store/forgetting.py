@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which sessions of a memory store may leave: those that nobody has touched, by age and by number.
 
+Of too many, the oldest of the user who has the most leaves: one user's flood costs that user's own sessions.
+
 What must stay true: a session that anybody holds stays. Every run that has not ended holds its session, a paused one
 too, and so does each agent its own conversation.
 
@@ -25,8 +27,62 @@ LOOKS = 4
 InUse = Callable[[SessionKey], bool]
 
 
+class Touched:
+    """Sessions in the order in which they were touched, all together and user by user. Each step takes constant time:
+    users stand in groups by how many sessions they have, and a step changes that number by one.
+    """
+
+    def __init__(self) -> None:
+        self.times: OrderedDict[SessionKey, float] = OrderedDict()
+        self._of: dict[str | None, OrderedDict[SessionKey, None]] = {}
+        self._groups: dict[int, OrderedDict[str | None, None]] = {}
+        """By number of sessions, the users who have so many; who was active least recently is the first."""
+        self._most = 0
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def touch(self, key: SessionKey) -> None:
+        user = key.user_id
+        theirs = self._of.setdefault(user, OrderedDict())
+        before = len(theirs)
+        theirs[key], self.times[key] = None, monotonic()
+        theirs.move_to_end(key)
+        self.times.move_to_end(key)
+        self._regroup(user, before, len(theirs))
+
+    def drop(self, key: SessionKey) -> None:
+        if self.times.pop(key, None) is None:
+            return
+        user = key.user_id
+        theirs = self._of[user]
+        before = len(theirs)
+        del theirs[key]
+        self._regroup(user, before, len(theirs))
+        if not theirs:
+            del self._of[user]
+
+    def _regroup(self, user: str | None, before: int, after: int) -> None:
+        if before:
+            group = self._groups[before]
+            del group[user]
+            if not group:
+                del self._groups[before]
+        if after:
+            self._groups.setdefault(after, OrderedDict())[user] = None
+        if after > self._most or self._most not in self._groups:  # in that case the user has left it, by one step
+            self._most = after
+
+    def oldest(self) -> SessionKey:
+        return next(iter(self.times))
+
+    def oldest_of_most(self) -> SessionKey:
+        """The oldest session of the user who has the most."""
+        return next(iter(self._of[next(iter(self._groups[self._most]))]))
+
+
 class Forgetting:
-    """Sessions in the order in which they were touched. None means no limit."""
+    """Says which sessions are due. None means no limit."""
 
     def __init__(self, keep_days: float | None, keep_sessions: int | None) -> None:
         if keep_days is not None and not keep_days >= 0:
@@ -34,9 +90,8 @@ class Forgetting:
         if keep_sessions is not None and not keep_sessions >= 0:
             raise ConfigurationError(f"keep_sessions is {keep_sessions!r}; it is a number, 0 or more, or None for all")
         self.keep_days, self.keep_sessions = keep_days, keep_sessions
-        self._touched: OrderedDict[SessionKey, float] = OrderedDict()
-        self._below: OrderedDict[SessionKey, float] = OrderedDict()
-        """Those of sub-agents."""
+        self._touched, self._below = Touched(), Touched()
+        """Those of persons, and those of sub-agents."""
         self._holders: list[WeakMethod[InUse]] = []
 
     def spare(self, in_use: InUse) -> None:
@@ -47,30 +102,37 @@ class Forgetting:
 
     def touch(self, key: SessionKey, *, below: bool = False) -> None:
         """`below`: a run has made it for a sub-agent."""
-        touched = self._below if below else self._touched
-        touched[key] = monotonic()
-        touched.move_to_end(key)
+        (self._below if below else self._touched).touch(key)
 
     def drop(self, key: SessionKey) -> None:
-        self._touched.pop(key, None)
-        self._below.pop(key, None)
+        self._touched.drop(key)
+        self._below.drop(key)
 
     def due(self) -> Iterator[SessionKey]:
         """Some of those that are too old or too many. One that is in use was touched by that."""
         for touched in (self._touched, self._below):
-            for _ in range(LOOKS):
-                key = next(iter(touched), None)
-                if key is None or not self._is_due(key, touched):
-                    break
-                if self._is_held(key):
-                    self.touch(key, below=touched is self._below)
-                else:
-                    yield key  # whoever asks drops it, or touches it
+            yield from self._look(touched, touched.oldest, self._is_old)
+            before = len(touched)
+            yield from self._look(touched, touched.oldest_of_most, self._are_too_many)
+            if len(touched) == before:  # that user's are all in use, as far as was looked: then others' must leave
+                yield from self._look(touched, touched.oldest, self._are_too_many)
 
-    def _is_due(self, key: SessionKey, touched: OrderedDict[SessionKey, float]) -> bool:
-        if self.keep_sessions is not None and len(touched) > self.keep_sessions:
-            return True
-        return self.keep_days is not None and monotonic() - touched[key] > self.keep_days * DAY
+    def _look(
+        self, touched: Touched, pick: Callable[[], SessionKey], is_due: Callable[[Touched], bool]
+    ) -> Iterator[SessionKey]:
+        for _ in range(LOOKS):
+            if not touched or not is_due(touched):
+                break
+            if self._is_held(key := pick()):
+                touched.touch(key)
+            else:
+                yield key  # whoever asks drops it, or touches it
+
+    def _are_too_many(self, touched: Touched) -> bool:
+        return self.keep_sessions is not None and len(touched) > self.keep_sessions
+
+    def _is_old(self, touched: Touched) -> bool:
+        return self.keep_days is not None and monotonic() - touched.times[touched.oldest()] > self.keep_days * DAY
 
     def _is_held(self, key: SessionKey) -> bool:
         return any(in_use(key) for holder in self._holders if (in_use := holder()) is not None)

@@ -54,8 +54,8 @@ class MemoryStore:
     """Keeps everything in this process: `MemoryStore()`, or `memory://` where a URL is asked for.
 
     `keep_days`: a conversation that nobody has touched for so long is forgotten; None for never.
-    `keep_sessions`: of more conversations than this, those that were touched least recently are forgotten. Those of
-    sub-agents are counted apart.
+    `keep_sessions`: of more conversations than this, those of the user who has the most are forgotten, first the one
+    that was touched least recently. Those of sub-agents are counted apart.
     `max_state`: how many bytes the state of a session may take, as JSON.
 
     What has a run that goes on or is paused stays, and so does the conversation of an agent's own. Of ended runs the

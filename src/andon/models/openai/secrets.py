@@ -32,6 +32,8 @@ BACKSLASHES = 8
 SHOWN = "***"
 SHORTEST = 5
 """What is shorter is no secret, and replacing it would garble every sentence."""
+BEGINNING = 12
+"""So many characters of a secret's beginning, or more, are hidden too: some servers quote a part of a key."""
 
 LONGEST_EXCERPT = 200
 """So many characters of what a provider said are shown, where it was no proper error."""
@@ -70,9 +72,9 @@ class Secrets:
     __slots__ = ("_secrets",)
 
     def __init__(self, values: Iterable[str]) -> None:
-        found = {value.strip() for value in values}
-        # Longest first: one may be a part of another. A run of backslashes is one piece: any number may stand for it.
-        kept = sorted((value for value in found if len(value) >= SHORTEST), key=len, reverse=True)
+        kept = {value for each in values if len(value := each.strip()) >= SHORTEST}
+        kept |= {encoded for value in kept for encoded in _in_base64(value)}
+        # A run of backslashes is one piece: any number may stand for it.
         self._secrets = [re.findall(r"\\+|.", value, re.DOTALL) for value in kept]
 
     @classmethod
@@ -81,16 +83,16 @@ class Secrets:
         return cls(_values(client, options, base_url))
 
     def hide(self, text: str, *, is_cut: bool = False) -> str:
-        """The text without any of them, however they are written in it: as they are, escaped or encoded.
+        """The text without any of them, however they are written in it: as they are, escaped or encoded, and without a
+        beginning of 12 characters or more.
 
-        If the text itself `is_cut`, the beginning of one at its end is hidden too.
+        If the text itself `is_cut`, a shorter beginning at its end is hidden too.
         """
         if len(text) > LONGEST_TEXT:
             text, is_cut = text[:LONGEST_TEXT], True
         text = text.encode("utf-8", "replace").decode()  # no half characters: a log could not write them down
-        for pieces in self._secrets:
-            text = _without(text, pieces, is_cut)
-        return text
+        # All are found before any is replaced: one may begin with, or within, a part of another.
+        return _without(text, sorted(span for pieces in self._secrets for span in _spans(text, pieces, is_cut)))
 
     def excerpt(self, text: str, *, is_cut: bool = False) -> str:
         """A short piece of the text, without secrets."""
@@ -114,29 +116,46 @@ NONE = Secrets(())
 # -- how a secret may be written --------------------------------------------------------------------------------------
 
 
-def _without(text: str, pieces: list[str], is_cut: bool) -> str:
-    """The text without this secret."""
+def _in_base64(value: str) -> Iterator[str]:
+    """The value by itself, and as a part of something else: how it is written depends on how much stands before it."""
+    data = value.encode("utf-8", "replace")
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        encoded = encode(data).decode()
+        yield from (encoded, encoded.rstrip("="))
+        for before in range(3):  # of its first and last character, a part may be of what is around it
+            bits = 8 * (before + len(data))
+            yield encode(bytes(before) + data).decode()[-(-8 * before // 6) : bits // 6]
+
+
+def _without(text: str, spans: list[tuple[int, int]]) -> str:
+    """The text without these parts, which may overlap."""
     shown, done = [], 0
-    for start in re.finditer(f"[{re.escape(pieces[0][0])}{_ESCAPES}]", text):
-        if start.start() < done:
-            continue
-        end = _end(text, start.start(), pieces, is_cut)
-        if end is not None:
-            shown += [text[done : start.start()], SHOWN]
-            done = end
+    for start, end in spans:
+        if start >= done:
+            shown += [text[done:start], SHOWN]
+        done = max(done, end)
     return "".join([*shown, text[done:]])
 
 
+def _spans(text: str, pieces: list[str], is_cut: bool) -> Iterator[tuple[int, int]]:
+    """Where this secret, or enough of its beginning, stands in the text."""
+    for start in re.finditer(f"[{re.escape(pieces[0][0])}{_ESCAPES}]", text):
+        if (end := _end(text, start.start(), pieces, is_cut)) is not None:
+            yield start.start(), end
+
+
 def _end(text: str, start: int, pieces: list[str], is_cut: bool) -> int | None:
-    """Where the secret that begins there ends, if it is one; or the text, in the middle of it."""
-    at = {start}
+    """Where the secret that begins there ends, or as much of it as is there, if that is enough; or the text, in the
+    middle of it.
+    """
+    at, furthest = {start}, start
     for number, piece in enumerate(pieces):
         ends = {end for position in at for end in _ends(text, position, piece)}
         if is_cut and number >= SHORTEST - 2 and any(_UNFINISHED.fullmatch(text, position) for position in at):
             return len(text)
         if not ends:
-            return None
-        at = ends
+            return furthest if number >= BEGINNING else None
+        at, furthest = ends, max(furthest, *ends)
     return max(at)
 
 

@@ -13,7 +13,7 @@ import pytest
 from andon import Agent, ModelError, RunStatus, Runtime, ToolContext, tool
 from andon.models.scripted import Call, Fail, ScriptedModel
 from andon.store.sql import SQLStore
-from tests.server.live import Live, frames, serving
+from tests.server.live import Live, frames, serving, serving_on
 from tests.support import Flag, Silence, Worker, eventually, forever
 
 RUNS = "/agents/helper/runs"
@@ -27,6 +27,11 @@ async def delete(path: str) -> str:
 @tool
 async def paint(ctx: ToolContext) -> str:
     return f"painted it {ctx.interrupt('colour', {'of': ['red', 'blue']})}"
+
+
+@tool
+async def look() -> str:
+    return "seen"
 
 
 def helper(*turns: Any, **options: Any) -> Agent:
@@ -124,11 +129,6 @@ def test_the_familys_form_for_a_call_that_asks_several_things() -> None:
 
 def test_the_family_sends_back_every_call_that_it_knows() -> None:
     """Finished ones with their results, and those that it has nothing to say about as they were."""
-
-    @tool
-    async def look() -> str:
-        return "seen"
-
     turn = [Call("look", id="c0"), *BOTH]
     agent = Agent("Helper", ScriptedModel(turn, BOTH[1], then="OK."), tools=[delete, paint, look])
     with serving(agent) as live:
@@ -434,3 +434,91 @@ def test_a_sub_agent_that_shows_its_events_is_no_part_of_an_invocation() -> None
         assert "I see. " not in texts
         state = live.client.get(f"{RUNS}/{events.json()[-1]['invocationId']}").json()
         assert state["content"] == "Well."
+
+
+# -- limits and a schema for the run that goes on ---------------------------------------------------------------------
+
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+OTHER = {"type": "object", "properties": {"y": {"type": "integer"}}, "required": ["y"]}
+
+
+def test_a_schema_is_kept_for_the_run_that_goes_on_after_a_cut() -> None:
+    """And for the run after that one."""
+    first, second = Silence(), Silence()
+    agent = Agent("Helper", ScriptedModel(["Once ", first], ["No JSON", second], then='{"x": 1}'))
+    with serving(agent) as live:
+        cut_short(live, first, output_schema=SCHEMA)
+        go_on_and_cut(live, second)
+        assert output_of(live, "n") == {"x": 1}
+
+
+def test_a_database_keeps_it_for_another_server(tmp_path: Path) -> None:
+    first, second, url = Silence(), Silence(), f"sqlite:///{tmp_path / 'a.db'}"
+    with serving_on(url, Agent("Helper", ScriptedModel(["Once ", first], ["No JSON", second]))) as live:
+        cut_short(live, first, output_schema=SCHEMA)
+        go_on_and_cut(live, second)
+    with serving_on(url, Agent("Helper", ScriptedModel(then='{"x": 1}'))) as live:
+        assert output_of(live, "r") is None, "its session has gone on"
+        assert output_of(live, "n") == {"x": 1}
+
+
+def go_on_and_cut(live: Live, silence: Silence) -> None:
+    assert live.post(f"{RUNS}/r/continue", run_id="n", background="true", stream="false").status_code == 202
+    silence.reached.wait()
+    assert live.client.post(f"{RUNS}/n/cancel?wait=30").status_code == 200
+
+
+def output_of(live: Live, run_id: str) -> Any:
+    return live.post(f"{RUNS}/{run_id}/continue", stream="false").json().get("output")
+
+
+def test_a_run_that_goes_on_after_a_cut_takes_a_schema_and_limits_of_its_own() -> None:
+    first = Silence()
+    agent = Agent("Helper", ScriptedModel(["Once ", first], '{"y": 2}', then=BOTH[0]), tools=[look], max_turns=5)
+    with serving(agent) as live:
+        cut_short(live, first, output_schema=SCHEMA)
+        for fields, says in (
+            ({"max_turns": 6}, "max_turns is 6; this agent allows 5 at the most"),
+            ({"timeout": -1}, "timeout is -1"),
+            ({"budget": {"token": 1}}, "budget has 'token'"),
+            ({"output_schema": {"type": "object", "nonsense": 1}}, "nonsense"),
+        ):
+            refused = live.client.post(f"{RUNS}/r/continue", json=fields)
+            assert (refused.status_code, says in refused.json()["detail"]) == (422, True)
+        done = live.client.post(f"{RUNS}/r/continue", json={"stream": False, "output_schema": OTHER}).json()
+        assert done["output"] == {"y": 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "ended"),
+    [({"max_turns": 1}, "max_turns"), ({"timeout": 0}, "deadline"), ({"budget": {"tool_calls": 0}}, "budget")],
+)
+def test_its_limits_hold(fields: dict[str, Any], ended: str) -> None:
+    first = Silence()
+    agent = Agent("Helper", ScriptedModel(["Once ", first], then=Call("look")), tools=[look])
+    with serving(agent) as live:
+        cut_short(live, first)
+        done = live.client.post(f"{RUNS}/r/continue", json={"stream": False, **fields}).json()
+        assert ended == (done["receipt"]["cause"] if done["receipt"] else done["stop_reason"])
+
+
+@pytest.mark.parametrize("fields", [{"timeout": 9}, {"max_turns": 1}, {"budget": 9}, {"output_schema": SCHEMA}])
+def test_a_paused_run_keeps_its_options(fields: dict[str, Any]) -> None:
+    with serving(helper(BOTH[0])) as live:
+        (asked,) = pause(live)
+        wanted = {"answers": {asked["id"]: True}, "stream": False}
+        refused = live.client.post(f"{RUNS}/r/continue", json={**wanted, **fields})
+        (name,) = fields
+        assert refused.status_code == 422
+        assert refused.json()["detail"].startswith(f"run 'r' is paused, and keeps its options: leave out {name}.")
+        assert live.client.get(f"{RUNS}/r").json()["status"] == "PAUSED"
+        assert live.client.post(f"{RUNS}/r/continue", json=wanted).json()["status"] == "COMPLETED"
+
+
+def test_nor_does_one_that_is_at_work_take_any() -> None:
+    silence = Silence()
+    with serving(helper(["Once ", silence])) as live:
+        live.post(RUNS, message="Go", run_id="r", background="true", stream="false")
+        silence.reached.wait()
+        refused = live.client.post(f"{RUNS}/r/continue", json={"max_turns": 1})
+        assert (refused.status_code, "is running: wait for its end" in refused.json()["detail"]) == (409, True)

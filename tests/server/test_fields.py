@@ -50,6 +50,8 @@ def test_a_client_may_limit_its_run() -> None:
         assert (form["stop_reason"], turns(form)) == ("max_turns", 2)
         form = live.post(RUNS, message="go", stream="false", budget='{"tool_calls": 3}').json()
         assert form["receipt"]["reason"] == "all 3 tool calls are spent"
+        assert run(live, budget={"tokens": None, "tool_calls": 3})["receipt"]["reason"] == "all 3 tool calls are spent"
+        assert run(live, timeout=0)["receipt"]["cause"] == "deadline"
         assert run(live)["stop_reason"] == "max_turns"
         assert turns(run(live, max_turns=None, budget=None, timeout=None)) == 50
 
@@ -80,12 +82,18 @@ def test_a_client_may_ask_for_less_than_the_agent_s_own_and_never_for_more() -> 
     [
         ({"max_turns": 0}, "max_turns is 0; it is a whole number, 1 or more"),
         ({"max_turns": "many"}, "max_turns"),
-        ({"budget": -1}, "tokens is a whole number"),
-        ({"budget": {"token": 5}}, "unknown field `token`"),
-        ({"budget": '{"token": 5}'}, "unknown field `token`"),
+        ({"budget": -1}, "budget is -1; it is a whole number, 0 or more"),
+        ({"budget": {"tool_calls": -1}}, "budget's tool_calls is -1; it is a whole number, 0 or more"),
+        ({"budget": '{"tokens": 1.5}'}, "budget's tokens is 1.5; it is a whole number, 0 or more"),
+        (
+            {"budget": {"token": 5}},
+            "budget has 'token'; it is a number of tokens, or an object with tokens, tool_calls",
+        ),
+        ({"budget": '{"token": 5}'}, "budget has 'token'; it is a number of tokens, or an object with tokens"),
         ({"budget": "much"}, "budget is not JSON"),
         ({"budget": "[5]"}, "budget must be a number of tokens, or an object with tokens, tool_calls or both"),
-        ({"timeout": 0}, "timeout is 0.0"),
+        ({"timeout": -1}, "timeout is -1; it is a number of seconds, 0 or more"),
+        ({"timeout": "inf"}, "timeout is inf; it is a number of seconds, 0 or more"),
         ({"metadata": [1]}, "metadata"),
         ({"messages": {"role": "user"}}, "messages"),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "messages[1] has the"),

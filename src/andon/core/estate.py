@@ -41,6 +41,7 @@ class Estate(Stepper):
         "_record",
         "_settlement",
         "created_at",
+        "output_schema",
         "phase",
         "request_key",
         "run_id",
@@ -54,6 +55,8 @@ class Estate(Stepper):
         self.created_at = time.time()
         self.request_key: RequestKey | None = None
         """The idempotency key of the request that starts it. A shared store takes it in together with the run."""
+        self.output_schema: dict[str, Any] | None = None
+        """The JSON schema that a server's client asked for. It is kept with the run, for one that goes on with it."""
         self.phase = Phase.pending
         self._place: Place | None = None
         self._settlement: Settlement | None = None
@@ -149,6 +152,7 @@ class Estate(Stepper):
             left.output_data,
             left.shortened,
             self.request_key,
+            self.output_schema,
         )
 
     def _make_receipt(self) -> Receipt:

@@ -112,6 +112,8 @@ class RunRecord(Struct, frozen=True):
     """The summary that the run has made of its session's beginning, for those that come after it."""
     request_key: RequestKey | None = None
     """The idempotency key of the request that started it, if that had one."""
+    output_schema: dict[str, Any] | None = None
+    """The JSON schema that a server's client asked for, so that a run that goes on after a cut is asked for it too."""
 
 
 class SessionRecord(Struct, frozen=True, gc=False):

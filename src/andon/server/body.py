@@ -93,11 +93,11 @@ def fill(
 def _refuse(unknown: list[str], known: Iterable[str]) -> None:
     """Refuse fields that mean nothing here, if there are any."""
     if unknown:
-        what = f"no field {unknown[0][:ID_LENGTH]!r}" if len(unknown) == 1 else "no fields " + _some(unknown)
+        what = f"no field {unknown[0][:ID_LENGTH]!r}" if len(unknown) == 1 else "no fields " + some(unknown)
         raise Problem(422, f"there is {what} in this request; there are: {', '.join(known)}", unknown=unknown[:SHOWN])
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
     shown = ", ".join(repr(name[:ID_LENGTH]) for name in names[:SHOWN])
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
 

@@ -4,6 +4,9 @@
 A question is answered by its own id (`answers`), or, as the AgentOS family does it, by the tool call that asks
 (`tools`, each with `confirmed`). Whoever goes on with a run is its new owner: leaving cancels it, as it does the run
 that a request has started.
+
+A run that was cut goes on as a new run. That one takes limits and a schema of its own, as any new run does; without a
+schema it keeps the one of the run before. A paused run keeps all of its options, so for one these fields are refused.
 """
 
 from __future__ import annotations
@@ -16,16 +19,20 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from andon.agent.agent import Agent
+from andon.agent.json_schema import JsonSchema
+from andon.agent.options import ContinueOptions
 from andon.core.events import RunEvent
 from andon.core.receipt import Deny, Interrupt
 from andon.core.run import Run
-from andon.core.states import CancelOutcome
+from andon.core.states import CancelOutcome, RunStatus
 from andon.core.store import RequestKey, RunRecord
 from andon.server.body import check_run_id, described, digest, json_of, read_body, read_key
 from andon.server.foreign import AGENTOS_CONTINUE
 from andon.server.host import user_of
+from andon.server.limits import limits_of
 from andon.server.lists import answer
 from andon.server.once import once
+from andon.server.output import read_schema
 from andon.server.problems import Problem
 from andon.server.runs import answer_once
 from andon.server.visit import Visit, host_of
@@ -34,7 +41,9 @@ router = APIRouter()
 
 
 class Continue(Struct):
-    """What a client may say to go on with a run. `answers` and `tools` are JSON, in a form as text."""
+    """What a client may say to go on with a run. `answers` and `tools` are JSON, in a form as text. The limits and the
+    schema are those of the run that is made after a cut.
+    """
 
     passed_over: ClassVar = AGENTOS_CONTINUE
 
@@ -46,6 +55,14 @@ class Continue(Struct):
     background: bool = False
     on_disconnect: Literal["cancel", "continue"] | None = None
     events: Literal["all", "agentos"] | None = None
+    timeout: float | None = None
+    max_turns: int | None = None
+    budget: int | dict[str, int | None] | str | None = None
+    output_schema: dict[str, Any] | str | None = None
+
+
+OPTIONS = ("timeout", "max_turns", "budget", "output_schema")
+"""What only a new run takes."""
 
 
 class CancelCall(Struct):
@@ -58,16 +75,28 @@ async def continue_run(request: Request, agent_id: str, run_id: str) -> Response
     agent = await host.agent_of(agent_id, run_id)
     wanted = await read_body(request, Continue, host.settings.max_body)
     check_run_id(wanted.run_id)
+    options = limits_of(agent, wanted.max_turns, wanted.timeout, wanted.budget)
+    form = read_schema(wanted.output_schema)
     key = read_key(request, digest(wanted, "continue", run_id))
     user_id = user_of(await host.find(agent, run_id))
-    found = await once(host, agent, user_id, key, lambda: _go_on(host, agent, run_id, wanted, key))
+    found = await once(host, agent, user_id, key, lambda: _go_on(host, agent, run_id, wanted, options, form, key))
     return await answer_once(host, agent, wanted, found)
 
 
-async def _go_on(host: Visit, agent: Agent, run_id: str, wanted: Continue, key: RequestKey | None) -> tuple[Run, int]:
+async def _go_on(
+    host: Visit,
+    agent: Agent,
+    run_id: str,
+    wanted: Continue,
+    options: ContinueOptions,
+    form: JsonSchema | None,
+    key: RequestKey | None,
+) -> tuple[Run, int]:
     """The run, and the number of the last event that was there before it went on."""
     found = await host.find(agent, run_id)
-    run = await host.go_on(agent, run_id, _answers(wanted, found.interrupts), wanted.run_id, key)
+    _check_options(wanted, found)
+    answers = _answers(wanted, found.interrupts)
+    run = await host.go_on(agent, run_id, answers, wanted.run_id, key, options, form)
     paused = (event.seq for event in run.journal.events if event.event is RunEvent.run_paused)
     return run, max(paused, default=0) if run.run_id == run_id else 0
 
@@ -88,6 +117,16 @@ async def cancel_call(request: Request, agent_id: str, run_id: str, call_id: str
     if not outcome:
         raise Problem(409, f"the tool call {call_id!r} had ended before it could be cancelled", **view)
     return answer(view)
+
+
+def _check_options(wanted: Continue, found: Run | RunRecord) -> None:
+    given = [name for name in OPTIONS if getattr(wanted, name) is not None]
+    if not given or found.status.final:
+        return
+    if found.status is RunStatus.paused:
+        detail = f"run {found.run_id!r} is paused, and keeps its options: leave out {', '.join(given)}"
+        raise Problem(422, f"{detail}. Nothing has changed")
+    raise Problem(409, f"run {found.run_id!r} is {found.status.name}: wait for its end, or cancel it")
 
 
 def _answers(wanted: Continue, interrupts: Sequence[Interrupt]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ The request that starts a run decides what its leaving means (`on_disconnect`). 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -71,7 +70,7 @@ class Start(Struct):
     timeout: float | None = None
     events: Literal["all", "agentos"] | None = None
     max_turns: int | None = None
-    budget: int | dict[str, int] | str | None = None
+    budget: int | dict[str, int | None] | str | None = None
     metadata: str | dict[str, Any] | None = None
     messages: str | list[Any] | None = None
     output_schema: dict[str, Any] | str | None = None
@@ -81,8 +80,6 @@ class Start(Struct):
         check_session_id(self.session_id)
         check_user_id(self.user_id)
         check_run_id(self.run_id)
-        if self.timeout is not None and not 0 < self.timeout < math.inf:
-            raise Problem(422, f"timeout is {self.timeout}; it is a number of seconds, more than 0")
 
     def options(self, agent: Agent) -> RunOptions:
         """What it means for a run of this agent."""
@@ -94,7 +91,7 @@ class Start(Struct):
             "metadata": json_of(self.metadata, "metadata", dict),
             "messages": json_of(self.messages, "messages", list),
         }
-        return options | limits_of(agent, self.max_turns, self.timeout, self.budget)
+        return {**options, **limits_of(agent, self.max_turns, self.timeout, self.budget)}
 
 
 class Cancel(Struct):

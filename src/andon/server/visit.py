@@ -7,6 +7,8 @@ A run or a session of somebody else is answered in the very words that are for o
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +18,7 @@ from starlette.requests import HTTPConnection
 
 from andon.agent.agent import Agent, RunOptions
 from andon.agent.json_schema import JsonSchema
+from andon.agent.options import ContinueOptions
 from andon.core.escaping import escaped
 from andon.core.receipt import CancelRequest
 from andon.core.run import Run
@@ -169,7 +172,9 @@ class Visit:
         """Begin a run, in the name of whoever asks."""
         if not self.principal.sees(user_id := options.get("user_id")):
             raise no_user(user_id)
-        return self._about(self._host.start(agent, message, options, form, request_key))
+        run = self._host.start(agent, message, options, form, request_key)
+        run.output_schema = None if form is None else form.kept  # before it is entered, which its task does
+        return self._about(run)
 
     def max_state_body(self, agent: Agent) -> int:
         return self._host.max_state_body(agent)
@@ -187,10 +192,23 @@ class Visit:
         answers: Mapping[str, Any],
         new_run_id: str | None,
         request_key: RequestKey | None = None,
+        options: ContinueOptions | None = None,
+        form: JsonSchema | None = None,
     ) -> Run:
+        """Go on with a run. `options` and `form` are for the new run that is made after a cut; without a form it is
+        asked for the schema of the run before.
+        """
         found = await self.find(agent, run_id)
         self._host.check_may_go_on(agent, found)
-        return self._about(await self._host.go_on(agent, run_id, answers, session_of(found), new_run_id, request_key))
+        if form is None and found.status.final and found.output_schema is not None:
+            form = JsonSchema(found.output_schema)
+        bound = copy.copy(agent)  # the same agent, which goes on with these
+        bound.resume_run = functools.partial(  # type: ignore[method-assign]
+            agent.resume_run, output_type=form, **(options or {})
+        )
+        run = await self._host.go_on(bound, run_id, answers, session_of(found), new_run_id, request_key)
+        run.output_schema = found.output_schema if form is None else form.kept
+        return self._about(run)
 
     def turn(self, agent: Agent, user_id: str | None, key: str) -> asyncio.Lock:
         return self._host.turn(agent, user_id, key)

@@ -116,7 +116,7 @@ def test_while_a_run_is_there_it_is_a_409_that_names_it() -> None:
         ({}, 422),
         ({"messages": 7}, 422),
         ({"messages": [{"role": "robot", "content": "x"}]}, 422),
-        ({"messages": "{"}, 400),
+        ({"messages": "{"}, 422),
         ({"messages": [], "user_id": "a\nb"}, 422),
     ],
 )

@@ -6,12 +6,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
+from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect
 
 from andon import Agent, Budget, Usage, tool
 from andon.messages import Text, assistant, user
 from andon.models.scripted import Call, ScriptedModel, Spend
+from andon.server import create_app
 from tests.server.live import Live, serving
 from tests.support import HANG
 
@@ -124,7 +127,9 @@ def test_a_client_may_bring_a_history_and_metadata() -> None:
         form = live.post(RUNS, message="go", stream="false", session_id="s1", **fields).json()
         assert form["metadata"] == metadata
         assert list(model.requests[-1].messages) == [*said, user("go")]
-        assert live.post(RUNS, message="go", messages="[").status_code == 400
+        for name in ("messages", "metadata", "budget", "output_schema"):
+            refused = live.post(RUNS, message="go", **{name: "["})
+            assert (refused.status_code, refused.json()["detail"].startswith(f"{name} is no")) == (422, True)
 
 
 def test_the_same_key_with_another_limit_is_another_request() -> None:
@@ -177,13 +182,87 @@ def test_a_field_that_is_not_known_is_named(method: str, path: str, body: dict[s
         assert live.client.get("/runs").json() == []
 
 
-@pytest.mark.parametrize("path", ["/runs", "/agents/helper/runs", "/cancels", "/agents/helper/sessions/s1"])
-def test_so_is_one_of_a_query(path: str) -> None:
-    """`/runs?user=ada` would list everybody's runs."""
+def every_route() -> list[tuple[str, str]]:
+    paths = create_app(Agent("Helper", ScriptedModel())).openapi()["paths"]
+    return [(method.upper(), path) for path, methods in paths.items() for method in methods]
+
+
+@pytest.mark.parametrize(("method", "path"), every_route())
+def test_so_is_one_of_a_query(method: str, path: str) -> None:
+    """`/runs?user=ada` would list everybody's runs, and `?last_event=1` would read all events again."""
     with serving(Agent("Helper", ScriptedModel(then="Yes."))) as live:
-        response = live.client.get(path, params={"usr_id": "ada"})
+        filled = path.format(agent_id="helper", app="helper", user="ada", run_id="r1", call_id="c", **SESSION)
+        response = live.client.request(method, filled, params={"last_event": "1"})
         assert response.status_code == 422
-        assert "there is no field 'usr_id'" in response.json()["detail"]
+        assert response.json()["detail"].startswith("there is no query parameter 'last_event' in this request; ")
+        assert response.json()["unknown"] == ["last_event"]
+
+
+SESSION = {"session": "s1", "session_id": "s1"}
+
+
+def test_a_query_s_own_parameters_are_named() -> None:
+    with serving(Agent("Helper", ScriptedModel(then="Yes."))) as live:
+
+        def says(path: str) -> str:
+            return str(live.client.get(path).json()["detail"]).partition("; ")[2]
+
+        assert says("/config?a=1") == "it takes none"
+        assert says(f"{RUNS}/r1/events?last_event=1") == "there are: last_event_id"
+        assert says("/runs?a=1&b=2") == "there are: limit, cursor, session_id, user_id, status, agent_id"
+        assert says(f"{RUNS}?agent_id=other") == "there are: limit, cursor, session_id, user_id, status"
+        passed_over = [f"{RUNS}/r1?session_id=s1", f"{RUNS}/r1/events?ticket=t", "/list-apps?relative_path=./"]
+        assert [live.client.get(path).status_code for path in passed_over] == [404, 404, 200]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "/agents/helper/sessions/s1", {"messages": []}),
+        ("POST", "/agents/helper/sessions/s1/fork", {}),
+        ("DELETE", "/agents/helper/sessions/s1", {}),
+        ("POST", "/runs/cancel", {}),
+    ],
+)
+def test_a_field_says_one_thing_in_the_url_and_in_the_body(method: str, path: str, body: dict[str, Any]) -> None:
+    with serving(Agent("Helper", ScriptedModel(then="Yes."))) as live:
+        live.client.put("/agents/helper/sessions/s1", json={"messages": [], "user_id": "ada"})
+
+        def ask(**fields: Any) -> httpx.Response:
+            return live.client.request(method, f"{path}?user_id=bob", json={**body, **fields})
+
+        refused = ask(user_id="ada")
+        said = "user_id is 'bob' in the URL and 'ada' in the body: leave one of them out"
+        assert (refused.status_code, refused.json()["detail"]) == (422, said)
+        assert ask(user_id="bob").status_code in (200, 404), "the same is no contradiction"
+        assert ask(user_id=None).status_code in (200, 404)
+
+
+def test_an_empty_field_is_not_said_to_be_missing() -> None:
+    with serving(Agent("Helper", ScriptedModel(then="Yes."))) as live:
+        empty = [live.post(RUNS, message="", stream="false"), live.client.post(RUNS, json={"message": None})]
+        assert [each.json()["detail"] for each in empty] == ["message is empty: this request needs it"] * 2
+        assert live.post(RUNS, stream="false").json()["detail"] == "there is no field `message`"
+
+
+def test_several_fields_that_are_not_known() -> None:
+    with serving(Agent("Helper", ScriptedModel(then="Yes."))) as live:
+        detail = live.client.post(RUNS, json={"message": "go", "max_turn": 1, "foo": 2}).json()["detail"]
+        assert detail.startswith("there are no fields 'max_turn' and 'foo' in this request; there are: message, ")
+
+
+@pytest.mark.parametrize("said", [{"contnt": {}}, {"content": None, "stateDelt": {}}])
+def test_a_live_connection_with_an_unknown_field_is_closed(said: dict[str, Any]) -> None:
+    with serving(Agent("Helper", ScriptedModel(then="Yes."))) as live:
+        live.client.post("/apps/helper/users/ada/sessions/s1")
+        query = "app_name=helper&user_id=ada&session_id=s1"
+        with connect(f"ws://127.0.0.1:{live.port}/run_live?{query}") as socket:
+            socket.send(json.dumps(said))
+            with pytest.raises(ConnectionClosedError) as closed:
+                socket.recv(HANG)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1007
+        assert closed.value.rcvd.reason.startswith(f"there is no field {list(said)[-1]!r} in this request")
 
 
 def test_many_of_them_are_named_in_a_few_words() -> None:
@@ -214,6 +293,6 @@ def test_what_other_frameworks_clients_send_is_passed_over() -> None:
         assert live.client.post("/run", json=adk).status_code == 200
         query = "app_name=helper&user_id=ada&session_id=s1&modalities=TEXT&save_live_blob=false&proactive_audio=true"
         with connect(f"ws://127.0.0.1:{live.port}/run_live?{query}") as socket:
-            socket.send(json.dumps({"content": MESSAGE, "activity_start": None}))
+            socket.send(json.dumps({"content": MESSAGE, "activity_start": {}}))
             while not json.loads(socket.recv(HANG)).get("turnComplete"):
                 pass

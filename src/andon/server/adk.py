@@ -20,8 +20,8 @@ from andon.core.run import Run
 from andon.core.states import CancelCause, RunStatus
 from andon.core.store import RunRecord, SessionRecord
 from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, Usage
-from andon.server.body import fill, parse, read_json
-from andon.server.foreign import ADK_LIVE, ADK_RUN
+from andon.server.body import fill, read_json
+from andon.server.foreign import ADK_LIVE, ADK_RUN, ADK_SAID
 from andon.server.problems import Problem
 from andon.server.wire import one_line_each, to_json
 
@@ -261,8 +261,9 @@ def address_of(connection: HTTPConnection) -> Address | Problem:
 
 
 class Said(Struct):
-    """One message of a live connection. Signs of activity have a meaning for sound alone, and are passed over."""
+    """One message of a live connection."""
 
+    passed_over: ClassVar = ADK_SAID
     content: dict[str, Any] | None = None
     blob: Any = None
     close: bool = False
@@ -274,13 +275,13 @@ def too_large(limit: int) -> Problem:
     return Problem(413, f"the message is larger than {limit:,} characters")
 
 
-def understood(text: str | None, limit: int) -> Said:
+def understood(connection: HTTPConnection, text: str | None, limit: int) -> Said:
     if text is None:
         raise Problem(415, "only text is taken here: send JSON in text frames")
     if len(text) > limit:
         raise too_large(limit)
     fields = read_json(text.encode(errors="replace"), "the message", 422)
-    said = parse(in_snake_case(fields), Said)
+    said = fill(connection, in_snake_case(fields), Said, {snake_case(name): name for name in fields})
     if said.blob is not None:
         raise Problem(415, "blobs are not taken: send content with text parts")
     return said

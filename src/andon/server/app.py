@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from andon import __version__
@@ -21,6 +21,7 @@ from andon.server.guard import Guard
 from andon.server.host import Host
 from andon.server.logs import AccessLog
 from andon.server.place import RUN_ID
+from andon.server.query import check_query
 from andon.server.settings import Limits, Settings
 from andon.server.tickets import Tickets
 
@@ -98,7 +99,7 @@ def _assemble(host: Host, schemes: Mapping[str, Mapping[str, Any]] | None) -> Fa
     app.state.andon, app.state.tickets = host, Tickets(host)
     problems.install(app)
     for router in ROUTERS:
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(check_query)])
     app.openapi = functools.partial(openapi.describe, app.openapi, schemes)  # type: ignore[method-assign]
     return app
 

@@ -4,7 +4,7 @@
 The size is checked while reading, so that no client makes us hold more than the limit, whatever length it announced or
 didn't. What can't be read is a 400, what can be read but means nothing a 422. So is a field that is not known: a limit
 that was misspelt would be no limit. Only what other frameworks' clients are known to send is passed over: a struct
-names it in `passed_over`. An empty form field is the same as none.
+names it in `passed_over`. An empty form field is the same as none. What a URL may say is checked before (see `query`).
 """
 
 from __future__ import annotations
@@ -42,16 +42,12 @@ SHOWN = 10
 """How many fields that are not known are named."""
 _RUN_ID = re.compile(r"[A-Za-z0-9._~:@-]{1,256}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
 _NO_SUCH_WORD = re.compile(r"Invalid enum value (.*) - at `\$\.(\w+)`", re.DOTALL)
 
 
 async def read_body(request: Request, kind: type[T], limit: int) -> T:
-    """The body of a request as a struct; an empty body is one without fields. A field in the query is refused: it would
-    be passed over, and whoever sent it would believe in it.
-    """
-    names: tuple[str, ...] = getattr(kind, "__struct_fields__", ())
-    if misplaced := sorted(set(names) & set(request.query_params)):
-        raise Problem(422, f"{', '.join(misplaced)}: put it into the body of this request, not into its URL")
+    """The body of a request as a struct; an empty body is one without fields."""
     return fill(request, await read_fields(request, limit), kind)
 
 
@@ -71,6 +67,18 @@ async def read_fields(request: Request, limit: int) -> dict[str, Any]:
     raise Problem(415, f"the content type is {media!r}; send JSON or a form")
 
 
+async def read_both(request: Request, limit: int) -> dict[str, Any]:
+    """The fields of the query and of the body. One that is in both must say the same."""
+    query = {name: value for name, value in request.query_params.items() if value != ""}
+    body = {name: value for name, value in (await read_fields(request, limit)).items() if value is not None}
+    for name in query.keys() & body.keys():
+        said = body[name] if isinstance(body[name], str) else msgspec.json.encode(body[name]).decode()
+        if said != query[name]:
+            shown = f"{query[name][:ID_LENGTH]!r} in the URL and {said[:ID_LENGTH]!r} in the body"
+            raise Problem(422, f"{name} is {shown}: leave one of them out")
+    return query | body
+
+
 def read_query(request: Request, kind: type[T]) -> T:
     return fill(request, _given(request.query_params), kind)
 
@@ -86,42 +94,43 @@ def fill(
     names: tuple[str, ...] = getattr(kind, "__struct_fields__", ())
     signed = principal_of(connection).signed(given, names)
     passed_over: frozenset[str] = getattr(kind, "passed_over", frozenset())
-    _refuse([(spelt or {}).get(name, name) for name in given if name not in names and name not in passed_over], names)
-    return parse(signed, kind)
+    refuse([(spelt or {}).get(name, name) for name in given if name not in names and name not in passed_over], names)
+    try:
+        # Text is taken for a number or a truth value where one is wanted.
+        return msgspec.convert(signed, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise Problem(422, _in_words(str(error), kind, fields)) from None
 
 
-def _refuse(unknown: list[str], known: Iterable[str]) -> None:
+def refuse(unknown: list[str], known: Iterable[str], what: str = "field") -> None:
     """Refuse fields that mean nothing here, if there are any."""
     if unknown:
-        what = f"no field {unknown[0][:ID_LENGTH]!r}" if len(unknown) == 1 else "no fields " + some(unknown)
-        raise Problem(422, f"there is {what} in this request; there are: {', '.join(known)}", unknown=unknown[:SHOWN])
+        none = f"there is no {what}" if len(unknown) == 1 else f"there are no {what}s"
+        there = f"there are: {', '.join(known)}" if known else "it takes none"
+        raise Problem(422, f"{none} {some(unknown)} in this request; {there}", unknown=unknown[:SHOWN])
 
 
 def some(names: list[str]) -> str:
-    shown = ", ".join(repr(name[:ID_LENGTH]) for name in names[:SHOWN])
-    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
+    """Names, in a few words."""
+    shown = [repr(name[:ID_LENGTH]) for name in names[:SHOWN]]
+    if len(names) > SHOWN:
+        shown.append(f"{len(names) - SHOWN} more")
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
-def json_of(given: Any, name: str, kind: type) -> Any:
+def json_of(given: Any, name: str, kind: type, code: int = 422) -> Any:
     """A field that is JSON: in a form it comes as text."""
     if isinstance(given, str):
-        given = read_json(given.encode(errors="replace"), name) if given.strip() else None
+        given = read_json(given.encode(errors="replace"), name, code) if given.strip() else None
     if given is not None and not isinstance(given, kind):
-        raise Problem(400, f"{name} must be {'an object' if kind is dict else 'a list'}, as JSON")
+        raise Problem(code, f"{name} must be {'an object' if kind is dict else 'a list'}, as JSON")
     return given
 
 
-def parse(fields: Mapping[str, Any], kind: type[T]) -> T:
-    """Fields as a struct. Text is taken for a number or a truth value where one is wanted; null is the same as none."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    try:
-        return msgspec.convert(given, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise Problem(422, _in_words(str(error), kind)) from None
-
-
-def _in_words(error: str, kind: type[Any]) -> str:
+def _in_words(error: str, kind: type[Any], fields: Mapping[str, Any]) -> str:
     """What is wrong with a field, and where only some words mean something, which they are."""
+    if (missing := _MISSING.fullmatch(error)) is not None and (name := missing[1]) in fields:
+        return f"{name} is empty: this request needs it"
     if (found := _NO_SUCH_WORD.fullmatch(error)) is not None:
         given, field = found.groups()
         words = (each for part in get_args(get_type_hints(kind)[field]) for each in get_args(part) or [part])
@@ -263,4 +272,5 @@ async def _of_multipart(request: Request, body: bytes, limit: int) -> dict[str, 
 
 
 def _given(fields: Mapping[str, str]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value != ""}
+    """What is empty is None, which is the same as none; that it was there is worth saying where it is missed."""
+    return {name: value or None for name, value in fields.items()}

@@ -130,12 +130,12 @@ def _check_options(wanted: Continue, found: Run | RunRecord) -> None:
 
 
 def _answers(wanted: Continue, interrupts: Sequence[Interrupt]) -> dict[str, Any]:
-    answers = json_of(wanted.answers, "answers", dict) or {}
+    answers = json_of(wanted.answers, "answers", dict, 400) or {}
     given = {key: _deny(value) for key, value in answers.items()}
     by_call: dict[Any, list[str]] = {}
     for each in interrupts:
         by_call.setdefault(each.call_id, []).append(each.id)
-    tools = json_of(wanted.tools, "tools", list) or []
+    tools = json_of(wanted.tools, "tools", list, 400) or []
     if tools and not by_call:
         raise Problem(400, "tools: no call of this run waits for an answer; to go on after a cut, leave them out")
     # From the end: the family's clients send back every call that the run has made, and what was answered before. Only

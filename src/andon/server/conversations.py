@@ -16,7 +16,7 @@ from starlette.responses import Response
 from andon.agent.agent import Agent
 from andon.agent.sessions import StoredSession
 from andon.errors import AndonError
-from andon.server.body import check_session_id, check_user_id, described, fill, json_of, read_fields
+from andon.server.body import check_session_id, check_user_id, described, fill, json_of, read_both
 from andon.server.lists import answer
 from andon.server.problems import Problem, problem_of
 from andon.server.visit import Visit, host_of, no_user
@@ -109,9 +109,8 @@ async def _whose(request: Request, agent_id: str) -> tuple[Agent, str | None]:
 
 
 async def _read(request: Request, host: Visit, kind: type[T]) -> T:
-    """The fields of the query and of the body. Each route takes the user from either."""
-    fields = {name: value for name, value in request.query_params.items() if value != ""}
-    return fill(request, {**fields, **await read_fields(request, host.settings.max_body)}, kind)
+    """Each route takes the user from the query or the body."""
+    return fill(request, await read_both(request, host.settings.max_body), kind)
 
 
 def _check(host: Visit, user_id: str | None, session_id: str | None) -> None:

@@ -39,3 +39,7 @@ ADK_LIVE = frozenset(
     }
 )
 """These have a meaning for sound alone."""
+ADK_SAID = frozenset({"activity_end", "activity_start", "audio_stream_end"})
+"""So have these, in the messages of a live connection."""
+QUERIES = {"get_run": frozenset({"session_id"}), "list_apps": frozenset({"relative_path"})}
+"""In the query, by the route: AgentOS's clients name the session of a run, and ADK's own page a folder."""

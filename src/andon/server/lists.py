@@ -32,10 +32,17 @@ def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None)
 
 
 class RunFilter(Page):
+    """Which runs of an agent are wanted."""
+
     session_id: str | None = None
     user_id: str | None = None
-    agent_id: str | None = None
     status: str | None = None
+
+
+class AnyRunFilter(RunFilter):
+    """Which runs of all agents."""
+
+    agent_id: str | None = None
 
 
 @router.get("/agents")
@@ -52,12 +59,14 @@ async def get_agent(request: Request, agent_id: str) -> Response:
 
 @router.get("/agents/{agent_id}/runs")
 async def list_runs_of(request: Request, agent_id: str) -> Response:
-    return await _list(request, host_of(request).agents_named(agent_id)[0].id)
+    agent = host_of(request).agents_named(agent_id)[0]
+    return await _list(request, read_query(request, RunFilter), agent.id)
 
 
 @router.get("/runs")
 async def list_runs(request: Request) -> Response:
-    return await _list(request)
+    wanted = read_query(request, AnyRunFilter)
+    return await _list(request, wanted, wanted.agent_id)
 
 
 @router.get("/config")
@@ -98,12 +107,11 @@ def _summary(agent: Agent) -> dict[str, Any]:
     }
 
 
-async def _list(request: Request, of_agent: str | None = None) -> Response:
+async def _list(request: Request, wanted: RunFilter, agent_id: str | None) -> Response:
     """Newest first."""
-    wanted = read_query(request, RunFilter)
     before, statuses = wanted.check(), _statuses(wanted.status)
     host = host_of(request)
-    which = Selection(None, wanted.session_id, wanted.user_id, of_agent or wanted.agent_id, statuses)
+    which = Selection(None, wanted.session_id, wanted.user_id, agent_id, statuses)
     # What is in memory is more recent. A run that ends is for a moment in both. Two agents that have runtimes of their
     # own may use the same id.
     stored = {(each.session.agent_id, each.run_id): each for each in await host.stored(which, wanted.limit + 1, before)}
@@ -114,8 +122,7 @@ async def _list(request: Request, of_agent: str | None = None) -> Response:
         for run, line in ((run, _line(run) if isinstance(run, Run) else _record_line(run)) for run in newest_first)
         if which.session_id in (None, line["session_id"])
         and which.user_id in (None, line["user_id"])
-        and wanted.agent_id in (None, line["agent_id"])
-        and of_agent in (None, line["agent_id"])
+        and agent_id in (None, line["agent_id"])
         and (not statuses or line["status"] in statuses)
     ]
     places = [(run.created_at, run.run_id) for run, _ in fitting]

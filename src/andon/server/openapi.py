@@ -21,7 +21,7 @@ from andon.server.continuing import CancelCall, Continue
 from andon.server.control import Unblock, Which
 from andon.server.conversations import Fork, Replace, Whose
 from andon.server.guard import OPEN
-from andon.server.lists import RunFilter
+from andon.server.lists import AnyRunFilter, RunFilter
 from andon.server.pages import Page
 from andon.server.place import RUN_ID
 from andon.server.runs import Cancel, CancelMany, Resume, Start
@@ -88,7 +88,7 @@ ERRORS = {
     501: "The agent's store keeps no sessions.",
     503: "The server is going down, or its database does not answer.",
 }
-_EVERYWHERE = (403, 500, 503)
+_EVERYWHERE = (403, 422, 500, 503)
 _BODY = (400, 413, 415, 422)
 
 
@@ -130,7 +130,7 @@ OPERATIONS: dict[str, Operation] = {
     "cancel_many": Operation(
         "operations", "Cancel many runs", {200: CancelManyAnswer}, CancelMany, CancelMany, errors=(*_BODY, 404)
     ),
-    "list_runs": Operation("runs", "Runs of all agents", {200: list[RunLine]}, query=RunFilter, errors=(422,)),
+    "list_runs": Operation("runs", "Runs of all agents", {200: list[RunLine]}, query=AnyRunFilter, errors=(422,)),
     "list_runs_of": Operation("runs", "Runs of an agent", {200: list[RunLine]}, query=RunFilter, errors=(404, 422)),
     "start_run": Operation(
         "runs", "Start a run", _STREAMED, Start, headers=_KEY, errors=(*_BODY, 404, 409, 410, 429), streams=EVENT

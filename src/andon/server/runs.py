@@ -31,7 +31,7 @@ from andon.server.body import (
     fill,
     json_of,
     read_body,
-    read_fields,
+    read_both,
     read_key,
 )
 from andon.server.distant import Distant, cancel, find_many
@@ -413,6 +413,4 @@ def once_gone(found: Sequence[Asked], wanted: Cancel, view: Callable[[], Any]) -
 
 async def read_cancel(request: Request, host: Visit) -> dict[str, Any]:
     """From the query, the body, or both; most clients send neither."""
-    body = await read_fields(request, host.settings.max_body)
-    given = {name: value for name, value in body.items() if value is not None}
-    return {**{name: value for name, value in request.query_params.items() if value != ""}, **given}
+    return await read_both(request, host.settings.max_body)

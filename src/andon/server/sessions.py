@@ -182,7 +182,7 @@ class _Talk:
 
     async def _hear(self, socket: WebSocket, agent: Agent, key: SessionKey) -> None:
         while (frame := await socket.receive())["type"] == "websocket.receive":
-            said = understood(frame.get("text"), self._host.settings.max_body)
+            said = understood(socket, frame.get("text"), self._host.settings.max_body)
             if said.state_delta:
                 await _set(agent, key, said.state_delta)
             if said.close:

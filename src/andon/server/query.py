@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a URL may say after its question mark, checked before any route is reached.
+
+A parameter that is not known is refused: `?last_event=1`, passed over, would read a run's events from the beginning.
+Which ones there are stands in `OPERATIONS`, from which the OpenAPI document is made. So the document names all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+from starlette.requests import HTTPConnection
+
+from andon.server.body import refuse
+from andon.server.foreign import QUERIES
+from andon.server.openapi import OPERATIONS
+from andon.server.problems import Problem
+from andon.server.tickets import PARAMETER
+
+
+class _Known(NamedTuple):
+    named: tuple[str, ...]
+    """The parameters that a route has."""
+    passed_over: frozenset[str]
+    in_body: tuple[str, ...]
+    """What belongs into its body."""
+
+
+async def check_query(connection: HTTPConnection) -> None:
+    """Refuse the parameters that this route does not have. A live connection reads its own, and says so by its end."""
+    if connection.scope["type"] != "http" or not connection.query_params:
+        return
+    known = _known(connection.scope["route"].name)
+    unknown = [name for name in connection.query_params if name not in known.named and name not in known.passed_over]
+    if misplaced := sorted(name for name in unknown if name in known.in_body):
+        raise Problem(422, f"{', '.join(misplaced)}: put it into the body of this request, not into its URL")
+    refuse(unknown, known.named, "query parameter")
+
+
+@functools.cache
+def _known(name: str) -> _Known:
+    operation = OPERATIONS[name]
+    foreign: frozenset[str] = getattr(operation.query, "passed_over", frozenset()) | QUERIES.get(name, frozenset())
+    own = {PARAMETER} if name == "read_events" else set()  # the guard reads it
+    return _Known(_fields(operation.query), foreign | own, _fields(operation.body))
+
+
+def _fields(kind: Any) -> tuple[str, ...]:
+    return getattr(kind, "__struct_fields__", ())

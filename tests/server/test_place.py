@@ -8,11 +8,12 @@ from urllib.parse import quote, urljoin
 import pytest
 from fastapi import FastAPI
 
-from andon import Agent
-from andon.models.scripted import ScriptedModel, Stall
+from andon import Agent, tool
+from andon.models.scripted import Call, ScriptedModel, Stall
 from andon.server import create_app
 from tests.server.live import serving, serving_app
 from tests.server.people import bearer, guarded
+from tests.support import Flag, forever
 
 RUNS = "/agents/helper/runs"
 PAGE = "https://page.example"
@@ -42,8 +43,31 @@ def test_every_way_to_hear_of_a_run_names_it() -> None:
             assert answer.headers["andon-run-id"] == answer.json()["run_id"]
         live.client.post("/apps/helper/users/ada/sessions/s1")
         said = {"userId": "ada", "sessionId": "s1", "newMessage": {"role": "user", "parts": [{"text": "Hi"}]}}
-        answer = live.client.post("/run_sse", json=said)
-        assert f'"invocationId":"{answer.headers["andon-run-id"]}"' in answer.text
+        for path in ("/run_sse", "/run"):
+            answer = live.client.post(path, json=said)
+            assert f'"invocationId":"{answer.headers["andon-run-id"]}"' in answer.text
+        run_id = answer.headers["andon-run-id"]
+        last = len(list(live.client.get(f"{RUNS}/{run_id}/events").text.split("\n\n"))) - 1
+        for path, status in ((run_id, 200), (f"{run_id}/events?last_event_id={last}", 204)):
+            answer = live.client.get(f"{RUNS}/{path}")
+            assert (answer.status_code, answer.headers["andon-run-id"]) == (status, run_id)
+
+
+def test_so_do_a_cancel_of_it_and_of_one_call() -> None:
+    begun = Flag()
+
+    @tool
+    async def hang() -> str:
+        begun.set()
+        return await forever()
+
+    agent = Agent("Helper", ScriptedModel(Call("hang", id="c1"), then=Stall()), tools=[hang])
+    with serving(agent) as live:
+        live.client.post(RUNS, data={**BACKGROUND, "run_id": "r1"})
+        begun.wait()
+        for path in ("tools/c1/cancel", "cancel", "cancel?wait=30"):
+            answer = live.client.post(f"{RUNS}/r1/{path}")
+            assert (answer.status_code, answer.headers["andon-run-id"]) == (200, "r1")
 
 
 @pytest.mark.parametrize("run_id", ["sea", "a~b:c@d.e-f_g"])

@@ -33,6 +33,7 @@ from andon.server.limits import limits_of
 from andon.server.lists import answer
 from andon.server.once import once
 from andon.server.output import read_schema
+from andon.server.place import run_headers
 from andon.server.problems import Problem
 from andon.server.runs import answer_once
 from andon.server.visit import Visit, host_of
@@ -116,7 +117,7 @@ async def cancel_call(request: Request, agent_id: str, run_id: str, call_id: str
         raise Problem(404, f"run {run_id!r} has no tool call {call_id!r}")
     if not outcome:
         raise Problem(409, f"the tool call {call_id!r} had ended before it could be cancelled", **view)
-    return answer(view)
+    return answer(view, headers=run_headers(run_id))
 
 
 def _check_options(wanted: Continue, found: Run | RunRecord) -> None:

@@ -108,6 +108,12 @@ class Operation(NamedTuple):
     streams: str | None = None
     """The component that each event of a stream is, where the answer 200 can be a stream."""
 
+    @property
+    def is_of_one_run(self) -> bool:
+        """Do its answers name a run in their headers?"""
+        kinds = (RunOutput, CancelAnswer, CancelCallAnswer, Ticket, list[SessionEvent])
+        return self.streams is not None or any(kind in kinds for kind in self.answers.values())
+
 
 _STREAMED = {200: RunOutput, 202: RunStartedAnswer}
 _KEY = {"Idempotency-Key": "The same request with the same key finds the run that it has started."}
@@ -293,7 +299,7 @@ def _answer(known: Operation, status: int, kind: Any, shapes: Shapes) -> Json:
     if content:
         answer["content"] = content
     headers = {}
-    if status == 202 or SSE in content:
+    if known.is_of_one_run:
         headers[RUN_ID] = _header("The run's id, percent-encoded.")
     if status == 202:
         headers["Location"] = _header("Where the run's state is found.")

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from starlette.requests import HTTPConnection
 
 RUN_ID = "Andon-Run-Id"
-"""Names the run on every answer that tells of one: also on a stream, before its first event."""
+"""Names the run on every answer that tells of one and is no error: also on a stream, before its first event."""
 
 _UNRESERVED = "~:@"
 

@@ -207,7 +207,8 @@ async def get_run(request: Request, agent_id: str, run_id: str) -> Response:
     host = host_of(request)
     agent = await host.agent_of(agent_id, run_id)
     found = await host.find(agent, run_id)
-    return answer(run_output(agent, found) if isinstance(found, Run) else record_output(agent, found))
+    output = run_output(agent, found) if isinstance(found, Run) else record_output(agent, found)
+    return answer(output, headers=run_headers(run_id))
 
 
 @router.get("/agents/{agent_id}/runs/{run_id}/events")
@@ -242,14 +243,19 @@ async def _reattach(host: Visit, agent: Agent, run_id: str, after: int, *, every
         if reader is None and after == 0:
             raise _events_gone(found.record)
         if reader is None:
-            return Response(status_code=204)
+            return _no_more(run_id)
         return _stream(host, agent, run_id, reader, everything=everything)
     journal = found.journal
     if after > len(journal.events):
         raise Problem(400, f"run {run_id!r} has {len(journal.events)} events so far, none with the number {after}")
     if (journal.closed or journal.resting) and after == len(journal.events):
-        return Response(status_code=204)  # tells a browser's EventSource to ask no more
+        return _no_more(run_id)
     return _events(host, agent, found, after, everything=everything)
+
+
+def _no_more(run_id: str) -> Response:
+    """Tells a browser's EventSource to ask no more."""
+    return Response(status_code=204, headers=run_headers(run_id))
 
 
 def _events_gone(record: RunRecord) -> Problem:
@@ -319,7 +325,9 @@ def _cancelled(
         raise Problem(409, f"run {run_id!r} had {ended} before it could be cancelled", **view)
     if wanted.wait is not None:
         view["receipt"] = receipt
-    return answer(view) if stored else answer({**view, "stored": False}, 202, place)
+    if not stored:
+        return answer({**view, "stored": False}, 202, place)
+    return answer(view, headers=run_headers(run_id))
 
 
 @router.post("/runs/cancel", openapi_extra=described(CancelMany))

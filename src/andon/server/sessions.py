@@ -71,7 +71,8 @@ async def run_whole(request: Request) -> Response:
     teller = Teller(run, streaming=False)
 
     async def make() -> Response:
-        return answer([shape async for event in run for shape in teller.tell(event)])
+        told = [shape async for event in run for shape in teller.tell(event)]
+        return answer(told, headers=run_headers(run.run_id))
 
     return AnswerResponse(make, run.cancel_for)
 

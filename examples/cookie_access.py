@@ -27,7 +27,13 @@ async def authenticate(request: HTTPConnection) -> str | None:
 
 app = FastAPI()
 app.mount(
-    "/ai", create_app(Agent(name="Storyteller", model=ScriptedModel("Once upon a time.")), authenticate=authenticate)
+    "/ai",
+    create_app(
+        Agent(name="Storyteller", model=ScriptedModel("Once upon a time.")),
+        authenticate=authenticate,
+        # For the OpenAPI document, and so for /ai/docs: users show who they are by this cookie.
+        security_schemes={"session": {"type": "apiKey", "in": "cookie", "name": "session"}},
+    ),
 )
 
 

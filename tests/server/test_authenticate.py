@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -166,8 +168,8 @@ def test_not_every_page_can_be_allowed() -> None:
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (7, "returned a int: return a User"),
-        ({"sub": "ada"}, "returned a dict"),
+        (7, "returned an object of type int: return a User"),
+        ({"sub": "ada"}, "returned an object of type dict"),
         ("", "no text, or empty"),
         (User(None), "no text, or empty"),  # type: ignore[arg-type]
         ("a\nb", "control character"),
@@ -176,7 +178,7 @@ def test_not_every_page_can_be_allowed() -> None:
         (asyncio.CancelledError(), "CancelledError"),
         (SystemExit(3), "wants to end the process"),
         (BaseExceptionGroup("both", [asyncio.CancelledError()]), "both"),
-        (User("ada", admin="false"), "admin is a str"),  # type: ignore[arg-type]
+        (User("ada", admin="false"), "admin is of type str"),  # type: ignore[arg-type]
     ],
 )
 def test_what_means_nothing_is_a_500_that_tells_nothing(
@@ -196,16 +198,38 @@ def test_what_means_nothing_is_a_500_that_tells_nothing(
     assert words in caplog.text
 
 
-def test_a_function_that_is_not_async_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    with asked(lambda connection: "ada") as live:  # type: ignore[arg-type, return-value]
+class ByCookie:
+    async def __call__(self, connection: HTTPConnection) -> User | str | None:
+        return await by_cookie(connection)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda connection: connection.cookies.get("session"),
+        lambda connection: by_cookie(connection),
+        functools.partial(by_cookie),
+        ByCookie(),
+    ],
+    ids=["plain", "wrapped", "partial", "object"],
+)
+def test_whatever_can_be_called_can_be_asked(ask: Any) -> None:
+    """A function that has nothing to wait for need not be async, and one that only wraps an async one isn't."""
+    with asked(ask) as live:
+        assert live.client.get("/agents").status_code == 401
+        assert live.client.get("/agents", headers={"cookie": "session=ada"}).status_code == 200
+
+
+def test_a_plain_function_that_wants_to_end_the_process_does_not(caplog: pytest.LogCaptureFixture) -> None:
+    with asked(lambda connection: sys.exit(3)) as live:
         assert live.client.get("/agents").status_code == 500
-    assert "make it `async def`" in caplog.text
+    assert "wants to end the process" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"authenticate": "ada"}, "async function"),
+        ({"authenticate": "ada"}, "give a function of the request"),
         ({"authenticate": by_cookie, "authenticate_seconds": 0}, "more than 0"),
     ],
 )
@@ -215,7 +239,12 @@ def test_what_can_not_be_asked_is_refused_at_once(settings: Any, words: str) -> 
 
 
 @pytest.mark.parametrize(
-    "error", [HTTPException(403, "your account is closed"), HTTPException(429, "slow down", {"retry-after": "9"})]
+    "error",
+    [
+        HTTPException(403, "your account is closed"),
+        HTTPException(429, "slow down", {"retry-after": "9"}),
+        HTTPException(403, {"code": "closed", "since": [2026, None]}),
+    ],
 )
 def test_what_the_function_wants_to_say_is_said(error: HTTPException) -> None:
     async def refusing(connection: HTTPConnection) -> None:
@@ -225,6 +254,20 @@ def test_what_the_function_wants_to_say_is_said(error: HTTPException) -> None:
         answer = live.client.get("/agents")
         assert (answer.status_code, answer.json()["detail"]) == (error.status_code, error.detail)
         assert answer.headers.get("retry-after") == (error.headers or {}).get("retry-after")
+
+
+def test_what_json_can_not_say_is_said_as_text() -> None:
+    async def refusing(connection: HTTPConnection) -> None:
+        raise HTTPException(403, {"at": {1, 2}})
+
+    with asked(refusing) as live:
+        assert live.client.get("/agents").json() == {"detail": "{'at': {1, 2}}"}
+
+
+def test_a_star_is_refused_in_the_same_words_with_tokens_and_without() -> None:
+    for tokens in (None, "secret"):
+        with pytest.raises(ConfigurationError, match="name the pages that may ask"):
+            create_app(Agent("Helper", ScriptedModel()), authenticate=by_cookie, tokens=tokens, cors_origins=["*"])
 
 
 @pytest.mark.parametrize("stubborn", [False, True])

@@ -46,8 +46,15 @@ def test_tokens_are_added_and_taken_away_while_it_runs(file: Path, caplog: pytes
         write(file, "bob-1 user=bob", "olga-1 user=olga admin")
         assert [code(live, each) for each in ("root-1", "ada-1", "bob-1")] == [200, 401, 200]
         assert [code(live, each, "/metrics") for each in ("bob-1", "olga-1")] == [403, 200]
-    assert "read again: there are 3 now" in caplog.text
+    assert "read again: 3 tokens are in use now" in caplog.text
     assert "bob-1" not in caplog.text
+
+
+def test_one_token_is_spoken_of_as_one(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with served(TokenFile(file)) as live:
+        write(file, "bob-1 user=bob")
+        assert code(live, "bob-1") == 200
+    assert "read again: 1 token is in use now" in caplog.text
 
 
 def test_a_file_that_is_written_to_is_noticed_as_well(file: Path) -> None:

@@ -142,7 +142,7 @@ def test_the_document_says_that_a_token_is_needed(live: Live) -> None:
         ("", "token 1 is empty"),
         (["good", "not good"], "token 2"),
         (["good", "tökén"], "token 2"),
-        ([b"good"], "token 1 is a bytes"),
+        ([b"good"], "token 1 is of type bytes"),
         ([Token("good", user_id="")], "without a name"),
         (["same", Token("same", user_id="ada")], "token 2 was given before"),
     ],

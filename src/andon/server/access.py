@@ -136,7 +136,9 @@ class Keyring:
         except ConfigurationError as error:
             log.error("the tokens have changed and can't be used, so they stay as they were: %s", error)
         else:
-            log.warning("the tokens have changed and were read again: there are %d now", len(self._known))
+            count = len(self._known)
+            in_use = f"{count} token is in use now" if count == 1 else f"{count} tokens are in use now"
+            log.warning("the tokens have changed and were read again: %s", in_use)
 
 
 def _known(tokens: Iterable[Any], before: dict[bytes, Principal]) -> dict[bytes, Principal]:
@@ -145,7 +147,7 @@ def _known(tokens: Iterable[Any], before: dict[bytes, Principal]) -> dict[bytes,
     for number, each in enumerate(tokens, 1):
         token = Token(each) if isinstance(each, str) else each
         if not isinstance(token, Token):
-            raise ConfigurationError(f"token {number} is a {type(token).__name__}: give text, or a Token")
+            raise ConfigurationError(f"token {number} is of type {type(token).__name__}: give text, or a Token")
         if not (isinstance(token.secret, str) and token.secret and all("!" <= c <= "~" for c in token.secret)):
             raise ConfigurationError(f"token {number} is empty, or has more than letters, digits and ASCII signs")
         if token.user_id == "":

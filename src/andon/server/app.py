@@ -57,8 +57,9 @@ def create_app(
     With a `runtime` the agents are moved to it, and so to its store; otherwise each keeps its own.
     `tokens`: who may ask. A text is an admin's; `Token(secret, user_id=...)` is one user's; a `TokenFile` has some, and
     is read again when it changes.
-    `authenticate`: an async function that finds the user of a request which has none of these tokens. It returns a
-    `User`, the user's id, or None, which is a 401. It has `authenticate_seconds`; then the request gets a 503.
+    `authenticate`: a function, async if it waits for anything, that finds the user of a request which has none of these
+    tokens. It returns a `User`, the user's id, or None, which is a 401. An async one has `authenticate_seconds`; then
+    the request gets a 503.
     `security_schemes`: what it goes by, as OpenAPI writes it, for the server's document: a bearer token by default.
     Without either of them, anybody may ask who can reach the server and calls it by a name that is its own: loopback's,
     its address, or one of `hosts`.
@@ -114,13 +115,13 @@ def _close(app: FastAPI, keyring: Keyring, neighbourhood: Neighbourhood, authent
         tickets=app.state.tickets,
     )
     if origins := neighbourhood.origins:
-        if "*" in origins and not keyring:
-            raise ConfigurationError("cors_origins has '*', which would open the server to every web page: give tokens")
         if "*" in origins and authenticator is not None:
             raise ConfigurationError(
                 "cors_origins has '*', and authenticate may go by a cookie, which browsers send for every web page: "
                 "name the pages that may ask"
             )
+        if "*" in origins and not keyring:
+            raise ConfigurationError("cors_origins has '*', which would open the server to every web page: give tokens")
         # Outside the guard, so that a page can read why it was refused.
         app.add_middleware(
             CORSMiddleware,

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asking a program's own function who a request is from: `create_app(authenticate=…)`.
 
-What must stay true: no request waits longer than its seconds for the answer, and nothing that goes wrong in the
-function is told to whoever asks. The function may go by a cookie, which a browser sends along with the requests of any
-page; so the guard checks the page first (see `guard`), and `*` is no origin here.
+What must stay true: no request waits longer than its seconds for an async function, and nothing that goes wrong in the
+function is told to whoever asks. A plain function is called on the event loop, so it may not wait for anything.
+
+The function may go by a cookie, which a browser sends along with the requests of any page; so the guard checks the page
+first (see `guard`), and `*` is no origin here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from msgspec import Struct
 from starlette.exceptions import HTTPException
@@ -32,8 +36,11 @@ class User(Struct, frozen=True):
     admin: bool = False
 
 
-Authenticate = Callable[[HTTPConnection], Awaitable[User | str | None]]
-"""From a request, or the request that opens a WebSocket, to its user: a `User`, a user's id, or None for nobody."""
+Found = User | str | None
+"""A `User`, a user's id, or None for nobody."""
+
+Authenticate = Callable[[HTTPConnection], Awaitable[Found] | Found]
+"""From a request, or the request that opens a WebSocket, to its user."""
 
 
 class Authenticator:
@@ -41,7 +48,7 @@ class Authenticator:
 
     def __init__(self, ask: Authenticate, seconds: float) -> None:
         if not callable(ask):
-            raise ConfigurationError(f"authenticate is a {type(ask).__name__}: give an async function of the request")
+            raise ConfigurationError(f"authenticate is of type {type(ask).__name__}: give a function of the request")
         if not seconds > 0:
             raise ConfigurationError(f"authenticate_seconds is {seconds!r}; it is a number of seconds, more than 0")
         self._ask, self._seconds = ask, seconds
@@ -64,17 +71,15 @@ class Authenticator:
             return _principal(task.result())
         except HTTPException as refusal:  # the function's own words, for whoever asks
             headers = dict(refusal.headers or {})
-            raise Problem(refusal.status_code, str(refusal.detail), headers) from None
+            raise Problem(refusal.status_code, _as_json(refusal.detail), headers) from None
         except BaseException:  # nothing is awaited here, so it is the function's own
             log.exception("authenticate failed")
             raise Problem(500, "the server could not find out who asks; its log says why") from None
 
     async def _answer(self, connection: HTTPConnection) -> object:
-        found = self._ask(connection)
-        if not inspect.isawaitable(found):
-            raise TypeError(f"authenticate returned a {type(found).__name__}, not an awaitable: make it `async def`")
         try:
-            return await found
+            found = self._ask(connection)
+            return await found if inspect.isawaitable(found) else found
         except SystemExit as error:  # out of a task, it would end the server
             raise RuntimeError(f"authenticate wants to end the process (SystemExit: {error.code})") from error
 
@@ -84,16 +89,26 @@ class Authenticator:
             task.exception()  # if nobody waits for it any more, nobody wants to know
 
 
+def _as_json(detail: object) -> Any:
+    """What the function said, where JSON can say it; else its text."""
+    try:
+        return json.loads(json.dumps(detail, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        return str(detail)
+
+
 def _principal(found: object) -> Principal | None:
     if found is None:
         return None
     user = User(found) if isinstance(found, str) else found
     if not isinstance(user, User):
-        raise TypeError(f"authenticate returned a {type(found).__name__}: return a User, the id of one, or None")
+        raise TypeError(
+            f"authenticate returned an object of type {type(found).__name__}: return a User, a user's id, or None"
+        )
     if not isinstance(user.id, str) or not user.id:
         raise TypeError("authenticate returned a user whose id is no text, or empty: return None for nobody")
     if not isinstance(user.admin, bool):  # a claim that is the text "false" must not make an admin
-        raise TypeError(f"authenticate returned a user whose admin is a {type(user.admin).__name__}: give a bool")
+        raise TypeError(f"authenticate returned a user whose admin is of type {type(user.admin).__name__}: give a bool")
     try:
         check_user_id(user.id)
     except Problem as problem:

@@ -9,6 +9,7 @@ all.
 from __future__ import annotations
 
 import contextlib
+import json
 
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
@@ -107,6 +108,7 @@ async def refuse(problem: Problem, connection: HTTPConnection, receive: Receive,
             await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": close_reason(problem.detail)})
 
 
-def close_reason(detail: str) -> str:
+def close_reason(detail: object) -> str:
     """As much as fits into a WebSocket's last frame."""
-    return detail.encode()[:120].decode(errors="ignore")
+    text = detail if isinstance(detail, str) else json.dumps(detail)
+    return text.encode()[:120].decode(errors="ignore")

@@ -36,9 +36,11 @@ log = logging.getLogger(__name__)
 
 
 class Problem(HTTPException):
-    """An answer other than the one that was hoped for; `more` goes beside `detail`."""
+    """An answer other than the one that was hoped for; `more` goes beside `detail`, which is a sentence wherever it is
+    ours.
+    """
 
-    def __init__(self, code: int, detail: str, headers: dict[str, str] | None = None, /, **more: Any) -> None:
+    def __init__(self, code: int, detail: Any, headers: dict[str, str] | None = None, /, **more: Any) -> None:
         super().__init__(code, detail, headers)
         self.more = more
 

@@ -135,7 +135,8 @@ class Server(uvicorn.Server):
     def _say(self, text: str) -> None:
         which = f"worker {self._parent.number}: " if self._parent is not None and self._parent.number else ""
         with contextlib.suppress(OSError):  # nobody reads it any more: that must not keep the runs from their end
-            print(f"{which}{text}", flush=True)
+            sys.stdout.write(f"{which}{text}\n")  # at once: unbuffered, `print` writes the end of the line apart
+            sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._parent is not None:

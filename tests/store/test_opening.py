@@ -26,7 +26,7 @@ def test_memory_is_a_store_too() -> None:
     [
         ("mysql://host/name", r"mysql:// names no store; there are memory://.*sqlite:///andon.db, postgresql://"),
         ("andon.db", "this names no store"),
-        ("memory://x", "memory:// names no store"),
+        ("memory://x", r"memory:// takes nothing after it but \?keep_days=NUMBER&keep_sessions=NUMBER"),
         ("sqlite://", "SQLite needs a file.*use memory://"),
         ("sqlite:///:memory:", "SQLite needs a file"),
         ("sqlite:///file:x?mode=memory", "not understood"),

@@ -18,8 +18,8 @@ def open_store(url: str) -> SessionStore:
     What a memory store keeps is bounded, by `memory://?keep_days=7&keep_sessions=10000` unless you say otherwise.
     """
     scheme, separator, rest = url.partition("://")
-    if separator and scheme == "memory" and rest[:1] in ("", "?"):
-        return _in_memory(rest[1:])
+    if separator and scheme == "memory":
+        return _in_memory(rest)
     if separator and scheme.partition("+")[0] in ("sqlite", "postgresql", "postgres"):
         from andon.store.sql import SQLStore
 
@@ -28,12 +28,12 @@ def open_store(url: str) -> SessionStore:
     raise ConfigurationError(f"{named} names no store; there are {_KNOWN}")
 
 
-def _in_memory(query: str) -> MemoryStore:
-    options = dict(parse_qsl(query, keep_blank_values=True))
+def _in_memory(rest: str) -> MemoryStore:
+    options = dict(parse_qsl(rest[1:], keep_blank_values=True))
     days, sessions = options.pop("keep_days", "7"), options.pop("keep_sessions", "10000")
     try:
-        if not options:
+        if not options and rest[:1] in ("", "?"):
             return MemoryStore(keep_days=float(days), keep_sessions=int(sessions))
     except ValueError:
         pass
-    raise ConfigurationError("memory:// may have ?keep_days=NUMBER&keep_sessions=NUMBER, and nothing else")
+    raise ConfigurationError("memory:// takes nothing after it but ?keep_days=NUMBER&keep_sessions=NUMBER")

@@ -70,6 +70,8 @@ def test_a_route_says_all_that_a_client_needs(path: str, operation: dict[str, An
                 assert content["schema"], media
     assert ("401" in answers) == (path not in ("/health", "/ready"))
     assert {"403", "500", "503"} <= set(answers)
+    names = [parameter["name"] for parameter in operation.get("parameters", ())]
+    assert len(names) == len(set(names)), "none is both in the path and in the query"
     given = {parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "path"}
     assert given == {part.split("}")[0] for part in path.split("{")[1:]}
 

@@ -182,8 +182,12 @@ def test_a_field_that_is_not_known_is_named(method: str, path: str, body: dict[s
         assert live.client.get("/runs").json() == []
 
 
+PROBED = ["/health", "/ready"]
+
+
 def every_route() -> list[tuple[str, str]]:
     paths = create_app(Agent("Helper", ScriptedModel())).openapi()["paths"]
+    paths = {path: methods for path, methods in paths.items() if path not in PROBED}
     return [(method.upper(), path) for path, methods in paths.items() for method in methods]
 
 
@@ -199,6 +203,12 @@ def test_so_is_one_of_a_query(method: str, path: str) -> None:
 
 
 SESSION = {"session": "s1", "session_id": "s1"}
+
+
+@pytest.mark.parametrize("path", PROBED)
+def test_a_load_balancer_may_add_what_it_likes_to_its_probe(path: str) -> None:
+    with serving(Agent("Helper", ScriptedModel())) as live:
+        assert live.client.get(f"{path}?cache=1").status_code == 200
 
 
 def test_a_query_s_own_parameters_are_named() -> None:

@@ -96,14 +96,16 @@ def logging(
 def test_every_line_is_an_object_that_names_its_run(tmp_path: Path) -> None:
     with logging(tmp_path, "--log-format", "json") as logged:
         wanted = {"message": "Hi", "run_id": "r1", "session_id": "s1", "user_id": "ada", "stream": False}
-        assert logged.client.post(RUNS, json=wanted, params={"key": "not-for-the-log"}).status_code == 200
+        assert logged.client.post(RUNS, json=wanted).status_code == 200
+        assert logged.client.get("/runs", params={"session_id": "not-for-the-log"}).status_code == 200
         logged.client.get("/agents/nobody%0Aelse")
         lines: list[dict[str, Any]] = [json.loads(line) for line in logged.end()]
     mine = next(line for line in lines if line["logger"] == "mine")
     assert (mine["level"], mine["message"]) == ("warning", "looked\naround")
     names = {"run_id": "r1", "session_id": "s1", "agent_id": "helper", "user_id": "ada"}
     assert names.items() <= mine.items()
-    started, missed = (line for line in lines if line["logger"] == "andon.access")
+    started, listed, missed = (line for line in lines if line["logger"] == "andon.access")
+    assert listed["path"] == "/runs"
     assert {"method": "POST", "path": RUNS, "status": 200, **names}.items() <= started.items()
     assert started["ms"] > 0
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", started["time"])

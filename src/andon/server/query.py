@@ -18,6 +18,9 @@ from andon.server.openapi import OPERATIONS
 from andon.server.problems import Problem
 from andon.server.tickets import PARAMETER
 
+PROBED = frozenset({"health", "ready"})
+"""Load balancers ask for these, some with a parameter of their own, and must not take that for a failure."""
+
 
 class _Known(NamedTuple):
     named: tuple[str, ...]
@@ -31,7 +34,9 @@ async def check_query(connection: HTTPConnection) -> None:
     """Refuse the parameters that this route does not have. A live connection reads its own, and says so by its end."""
     if connection.scope["type"] != "http" or not connection.query_params:
         return
-    known = _known(connection.scope["route"].name)
+    if (name := connection.scope["route"].name) in PROBED:
+        return
+    known = _known(name)
     unknown = [name for name in connection.query_params if name not in known.named and name not in known.passed_over]
     if misplaced := sorted(name for name in unknown if name in known.in_body):
         raise Problem(422, f"{', '.join(misplaced)}: put it into the body of this request, not into its URL")

@@ -55,14 +55,10 @@ def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float, on_b
 
 
 class Busy(Exception):  # noqa: N818 - not an error yet: `refusal` makes one, after the transaction
-    """Another run has the session, or stands before this one in its line."""
-
-    def __init__(self, holder: Row[Any]) -> None:
-        super().__init__(holder.run_id)
-        self._holder = holder
+    """Another run, whose row is its argument, has the session, or stands before this one in its line."""
 
     def refusal(self, session: SessionKey) -> SessionBusyError:
-        kept = sessions.record_of(self._holder)
+        kept = sessions.record_of(self.args[0])
         return refusal(session, kept.run_id, kept.status, lambda: describe_open(kept.interrupts))
 
 

@@ -179,6 +179,9 @@ _LAST = select(func.coalesce(func.max(events.c.seq), 0)).where(events.c.number =
 
 def finish(tx: Tx, end: Ending) -> RunRecord | CancelRequest | None:
     lease, record = end.lease, end.record
+    given_back = record.status is RunStatus.paused and not end.rows  # it was taken up, and is as it was
+    if given_back:
+        keys.lock_answers(tx, lease.run_id)
     row = sessions.lock_both(tx, lease.run_id)
     if row is None:
         raise lost(lease)
@@ -199,7 +202,7 @@ def finish(tx: Tx, end: Ending) -> RunRecord | CancelRequest | None:
         "continues": record.continues,
         "last_seq": last_seq,
     }
-    if record.status is RunStatus.paused and not end.rows:  # it was taken up, and is given back as it was
+    if given_back:
         keys.give_back(tx, row.run_id, last_seq)
     sessions.change_run(tx, row.number, record.status, state)
     sessions.keep(tx, row.number, end.text, None if row.there is None else end.messages)
@@ -259,12 +262,15 @@ def _taken_over(tx: Tx, row: Row[Any], epoch: int) -> Found:
 
 
 def take_up(tx: Tx, run_id: str, owner: str, seconds: float, request_key: RequestKey | None = None) -> Found | None:
-    after, took_key = None, False
+    after: int | None = None
+    fresh: tuple[RequestKey, SessionKey] | None = None
     if request_key is not None:
         if (found := sessions.find_run(tx, run_id)) is None:
             return None
         after = tx.execute(_LAST, {"of": found.number}).scalar_one()
-        took_key = keys.take(tx, request_key, sessions.key_of(found), run_id, after)
+        whose = sessions.key_of(found)
+        if keys.take(tx, request_key, whose, run_id, after):
+            fresh = request_key, whose
     row = sessions.lock_run(tx, run_id)
     if row is not None and row.status in HELD and row.owner == owner:  # asked before, and the answer was lost
         return _taken_over(tx, row, row.epoch)
@@ -272,8 +278,8 @@ def take_up(tx: Tx, run_id: str, owner: str, seconds: float, request_key: Reques
     # A run that was answered since, and has paused again, is not the one that the key was taken for.
     if row is not None and waits and after in (None, tx.execute(_LAST, {"of": row.number}).scalar_one()):
         return take(tx, [row], owner, seconds)[0]
-    if took_key and after is not None:
-        keys.give_back(tx, run_id, after)
+    if fresh is not None:
+        keys.drop(tx, *fresh)
     return None
 
 

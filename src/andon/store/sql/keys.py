@@ -8,7 +8,7 @@ was taken up with it is given back: then its answer was not given. Keys are lock
 
 from __future__ import annotations
 
-from sqlalchemy import and_, delete, select
+from sqlalchemy import ColumnElement, and_, delete, select
 
 from andon.core.shared import KeyUse
 from andon.core.store import RequestKey, SessionKey
@@ -19,14 +19,16 @@ from andon.store.sql.transaction import Tx
 
 def take(tx: Tx, wanted: RequestKey, session: SessionKey, run_id: str, after: int = 0) -> bool:
     """Take a user's key for this run, or raise. False if it was taken for the same before: an answer may get lost."""
-    agent_id, user_id = session.agent_id, session.user_id or ""
-    Id.check(agent_id, user_id, wanted.key)
-    row = {"agent_id": agent_id, "user_id": user_id, "key": wanted.key}
+    Id.check(session.agent_id, session.user_id or "", wanted.key)
     use = {"run_id": run_id, "said": wanted.said, "after_seq": after}
-    adding = tx.insert(keys).values({**row, **use}).on_conflict_do_nothing()
-    if tx.execute(adding, execution_options={"preserve_rowcount": True}).rowcount:
-        return True
-    found = tx.execute(select(keys).where(*(keys.c[name] == value for name, value in row.items()))).one()
+    adding = tx.insert(keys).values({**_name(wanted, session), **use}).on_conflict_do_nothing()
+    # It is held where it is: else it might be given back between here and the run's lock, and the run go on without it.
+    looking = select(keys).where(_is(wanted, session)).with_for_update(read=True)
+    found = None
+    while found is None:  # again, if it was given back in between
+        if tx.execute(adding, execution_options={"preserve_rowcount": True}).rowcount:
+            return True
+        found = tx.execute(looking).first()
     if any(getattr(found, name) != value for name, value in use.items()):
         raise KeyUsedError(
             f"the idempotency key {wanted.key!r} was used before, for run {found.run_id!r}: watch that one, or use a"
@@ -36,9 +38,31 @@ def take(tx: Tx, wanted: RequestKey, session: SessionKey, run_id: str, after: in
     return False
 
 
+def drop(tx: Tx, wanted: RequestKey, session: SessionKey) -> None:
+    """Forget one key, and no other that was taken for the same run."""
+    tx.execute(delete(keys).where(_is(wanted, session)))
+
+
+def lock_answers(tx: Tx, run_id: str) -> None:
+    """Lock the keys with which this run was to go on, before the run itself is locked."""
+    tx.execute(select(keys.c.key).where(*_answers(run_id)).order_by(keys.c.key).with_for_update()).all()
+
+
 def give_back(tx: Tx, run_id: str, after: int) -> None:
     """Forget the key with which this run was to go on after that event: it did not."""
-    tx.execute(delete(keys).where(and_(keys.c.run_id == run_id, keys.c.after_seq == after)))
+    tx.execute(delete(keys).where(*_answers(run_id), keys.c.after_seq == after))
+
+
+def _answers(run_id: str) -> tuple[ColumnElement[bool], ...]:
+    return keys.c.run_id == run_id, keys.c.after_seq > 0  # the key that has started it has none
+
+
+def _name(wanted: RequestKey, session: SessionKey) -> dict[str, str]:
+    return {"agent_id": session.agent_id, "user_id": session.user_id or "", "key": wanted.key}
+
+
+def _is(wanted: RequestKey, session: SessionKey) -> ColumnElement[bool]:
+    return and_(*(keys.c[name] == value for name, value in _name(wanted, session).items()))
 
 
 def find(tx: Tx, agent_id: str, user_id: str | None, key: str) -> KeyUse | None:

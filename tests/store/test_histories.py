@@ -3,17 +3,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
+from sqlalchemy import Engine, event
 
 from andon import RunStatus, SessionBusyError, SessionKey
 from andon.core.shared import Granted
 from andon.errors import LeaseLostError
 from andon.messages import user
 from andon.store import MemoryStore
-from andon.store.sql import SQLStore
-from tests.store.making import KEY, LONG, opened, opened_any, record, said
+from andon.store.sql import SQLStore, sessions
+from tests.store.making import KEY, LONG, events, opened, opened_any, record, said
 from tests.store.test_schema import execute
-from tests.support import play
+from tests.support import HANG, play
 
 OTHER = SessionKey("helper", "ada", "s2")
 
@@ -207,7 +214,6 @@ def test_a_database_of_version_2_has_none_and_takes_some(url: str) -> None:
 
 def test_a_conversation_is_read_as_it_was_at_one_moment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where that takes two statements, and another one replaces it in between."""
-    from andon.store.sql import sessions
 
     async def main() -> None:
         async with opened(url) as store:
@@ -233,6 +239,101 @@ def test_a_conversation_is_read_as_it_was_at_one_moment(url: str, monkeypatch: p
             assert await store.load(KEY) == expected
 
     play(main)
+
+
+def test_a_conversation_is_not_half_that_of_a_session_that_was_deleted_and_made_again(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both histories are of version 1. With SQLite a reader sees one moment anyway."""
+
+    async def main() -> None:
+        async with opened(postgres_url) as store, opened(postgres_url) as other:
+            await store.create_session(KEY, {}, said("old"))
+            await store.save(record("r1", RunStatus.completed), said("one"))
+            rows_of, loop, calls = sessions.rows_of, asyncio.get_running_loop(), itertools.count(1)
+
+            async def make_again() -> None:
+                assert await other.delete_session(KEY)
+                assert await other.create_session(KEY, {}, said("new")) is not None
+
+            def slowly(*arguments: Any) -> Any:
+                rows = rows_of(*arguments)
+                if next(calls) == 1:
+                    asyncio.run_coroutine_threadsafe(make_again(), loop).result(HANG)
+                return rows
+
+            monkeypatch.setattr(sessions, "rows_of", slowly)
+            assert await store.load(KEY) == said("new")
+
+    play(main)
+
+
+@contextlib.contextmanager
+def changed_records() -> Iterator[list[int]]:
+    """How many rows each statement has changed in the table that has what runs have said."""
+    counts: list[int] = []
+
+    def after(_connection: object, cursor: Any, statement: str, *_: object) -> None:
+        if statement.startswith("UPDATE andon_records"):
+            counts.append(cursor.rowcount)
+
+    event.listen(Engine, "after_cursor_execute", after)
+    try:
+        yield counts
+    finally:
+        event.remove(Engine, "after_cursor_execute", after)
+
+
+@pytest.mark.parametrize("way", ["bring", "replace", "delete"])
+def test_what_was_forgotten_before_is_not_written_again(url: str, way: str) -> None:
+    """Else each message of a client that brings the whole conversation costs as much as all of its runs."""
+
+    async def main() -> None:
+        async with opened(url) as store:
+            for number in range(5):
+                await store.save(record(f"r{number}", RunStatus.completed), said(f"{number}"))
+            await store.replace_session(KEY, said("before"))
+            await store.save(record("r5", RunStatus.completed), said("five"))
+            lease = await enter(store, "r6")
+            with changed_records() as counts:
+                if way == "bring":
+                    await store.bring(lease, said("anew"))
+                else:
+                    await store.finish(lease, record("r6", RunStatus.cancelled), [], events("r6", (1,)))
+                    counts.clear()  # r6 has said nothing, and that is not nothing
+                    await (store.replace_session(KEY, said("anew")) if way == "replace" else store.delete_session(KEY))
+            assert counts == ([1] if way == "bring" else [2])
+            assert await store.load(KEY) == ([] if way == "delete" else said("anew"))
+
+    play(main)
+
+
+def test_runs_that_were_forgotten_are_not_read(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes on is, also before it has said anything: what is behind it is not part of the conversation."""
+    read: list[list[str]] = []
+    rows_of = sessions.rows_of
+
+    def noting(*arguments: Any) -> Any:
+        rows = rows_of(*arguments)
+        read.append([row.run_id for row in rows])
+        return rows
+
+    async def main() -> None:
+        async with opened(url) as store:
+            for number in range(5):
+                await store.save(record(f"r{number}", RunStatus.completed), said(f"{number}"))
+            await store.replace_session(KEY, said("before"))
+            await store.save(record("r5", RunStatus.completed), said("five"))
+            await enter(store, "r6")
+            behind = await enter(store, "r7")
+            await store.finish(behind, record("r7", RunStatus.cancelled), said("seven"), [])
+            monkeypatch.setattr(sessions, "rows_of", noting)
+            assert await store.load(KEY) == [*said("before"), *said("five")]
+            assert await store.added("r0") is None
+            assert await store.added("r5") == said("five")
+
+    play(main)
+    assert read == [["r5", "r6", "r7"]] * 3
 
 
 def test_every_store_is_one_of_sessions() -> None:

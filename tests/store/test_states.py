@@ -4,18 +4,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
 
 from andon import ConfigurationError, MemoryStore, RunStatus, SessionKey, StateTooLargeError
+from andon.errors import StoreError
 from andon.store import open_store
-from andon.store.sql import SQLStore, codec
+from andon.store.sql import SQLStore, codec, states
+from andon.store.sql.store import CHANGE_TRIES
 from andon.store.state import MAX_STATE
 from tests.store.making import KEY, LONG, events, opened, opened_any, record, said
-from tests.support import play
+from tests.store.test_schema import execute
+from tests.support import Worker, play
 
 
 def test_a_state_that_is_too_large_is_refused_and_nothing_changes(any_url: str) -> None:
@@ -60,6 +65,105 @@ def test_changes_at_once_are_all_kept(any_url: str) -> None:
             assert found.state == {f"k{n}": n for n in range(20)}
             if isinstance(other, SQLStore) and other is not store:
                 await other.close()
+
+    play(main)
+
+
+def test_changes_at_once_on_one_loop_take_turns(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each would make all the others begin again: forty of them, eight hundred writes."""
+    writes: list[bool] = []
+    change = states.change
+
+    def counting(*arguments: Any, **named: Any) -> float | None:
+        now = change(*arguments, **named)
+        writes.append(now is not None)
+        return now
+
+    monkeypatch.setattr(states, "change", counting)
+
+    async def main() -> None:
+        async with opened(url) as store:
+            await store.create_session(KEY, {})
+            await asyncio.gather(*(store.update_session(KEY, {f"k{n}": n}) for n in range(40)))
+            found = await store.find_session(KEY)
+            assert found is not None
+            assert found.state == {f"k{n}": n for n in range(40)}
+            assert not store._turns._locks, "nobody waits any more"
+
+    play(main)
+    assert writes == [True] * 40
+
+
+def test_a_change_waits_for_no_other_session_and_for_none_that_was_cancelled(url: str) -> None:
+
+    async def main() -> None:
+        async with opened(url) as store:
+            other = KEY._replace(session_id="s2")
+            for key in (KEY, other):
+                await store.create_session(key, {})
+            async with store._turns.of(KEY):
+                waiting = asyncio.create_task(store.update_session(KEY, {"a": 1}))
+                assert await store.update_session(other, {"b": 2}) is not None
+                assert not waiting.done()
+                leaving = asyncio.create_task(store.update_session(KEY, {"c": 3}))
+                await asyncio.sleep(0)
+                leaving.cancel()
+            changed = await waiting
+            assert changed is not None
+            assert changed.state == {"a": 1}
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+
+    play(main)
+
+
+def test_one_store_changes_a_state_from_many_loops(url: str) -> None:
+    store = SQLStore(url)
+    asyncio.run(store.create_session(KEY, {}))
+
+    def work(number: int) -> None:
+        async def main() -> None:
+            await asyncio.gather(*(store.update_session(KEY, {f"k{number}.{n}": n}) for n in range(4)))
+
+        asyncio.run(main())
+
+    workers = [Worker(partial(work, number)) for number in range(4)]
+    for worker in workers:
+        worker.done()
+    found = asyncio.run(store.find_session(KEY))
+    assert found is not None
+    assert len(found.state) == 16
+    asyncio.run(store.close())
+
+
+@pytest.mark.parametrize("times", [CHANGE_TRIES - 1, CHANGE_TRIES])
+def test_a_change_that_is_overtaken_again_and_again_gives_up(
+    url: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process changes the state each time between what is read here and what is written."""
+    tries = itertools.count(1)
+
+    async def main() -> None:
+        async with opened(url) as store:
+            await store.create_session(KEY, {"a": 1})
+            written = store._written
+
+            def overtaken(state: dict[str, Any]) -> str:
+                if next(tries) <= times:
+                    execute(url, "UPDATE andon_states SET version = version + 1")
+                return written(state)
+
+            monkeypatch.setattr(store, "_written", overtaken)
+            if times < CHANGE_TRIES:
+                changed = await store.update_session(KEY, {"b": 2})
+                assert changed is not None
+                assert changed.state == {"a": 1, "b": 2}
+            else:
+                with pytest.raises(StoreError, match="others keep changing the state of session 's1': try again"):
+                    await store.update_session(KEY, {"b": 2})
+                found = await store.find_session(KEY)
+                assert found is not None
+                assert found.state == {"a": 1}
 
     play(main)
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from andon import CancelCause, RunStatus, Runtime
+from andon import CancelCause, RunStatus, Runtime, tool
 from andon.core.shared import Taken
+from andon.core.store import RequestKey
 from andon.core.taking import take_paused
-from andon.errors import NotContinuableError, StoreError
+from andon.errors import NotContinuableError, StoreError, TooDeepError
+from andon.models.scripted import Call
 from andon.store.sql import SQLStore
 from tests.kept.keeping import LONG, changed_to, check_stored, ended, found, on, runtimes, stored_events
 from tests.support import Flag, paused, play
@@ -75,6 +77,61 @@ def test_whoever_answers_is_cancelled_while_the_run_is_taken_up(url: str) -> Non
             assert (await agent.continue_run(run_id, answers)).status is RunStatus.completed
             assert till.did == ["all"]
             await check_stored(here, run_id, RunStatus.completed)
+
+    play(main)
+
+
+def test_an_answer_that_was_not_given_keeps_no_idempotency_key(url: str) -> None:
+    """Else who said no is told, on a second try, that it was done, though somebody else said yes meanwhile."""
+
+    async def main() -> None:
+        async with late(url) as (here, store, till, run_id, answers):
+            agent = on(here, "Done.", tools=till.tools)
+            no, yes = RequestKey("no", "deny"), RequestKey("yes", "approve")
+            denying = asyncio.create_task(agent.resume_run(run_id, dict.fromkeys(answers, False), request_key=no))
+            await store.taken.arrived()
+            assert await store.find_key(agent.id, None, "no") is not None
+            denying.cancel()
+            store.may_answer.set()
+            with pytest.raises(asyncio.CancelledError):
+                await denying
+            assert await store.find_key(agent.id, None, "no") is None
+            run = await agent.resume_run(run_id, answers, request_key=yes)
+            assert (await run.result()).status is RunStatus.completed
+            assert till.did == ["all"]
+            assert await store.find_key(agent.id, None, "no") is None
+            assert await store.find_key(agent.id, None, "yes") is not None
+
+    play(main)
+
+
+def test_a_run_that_is_refused_where_it_is_taken_up_waits_on(url: str) -> None:
+    """A tool answers it, where no further run may begin below. Else it would be lost when its lease is over."""
+
+    async def main() -> None:
+        till = Till()
+        async with runtimes(url, 1) as (before,):
+            run, result = await paused(on(before, DELETE, tools=till.tools), session_id="s")
+        answers = {result.interrupts[0].id: True}
+        async with runtimes(url, 1, max_depth=1) as (here,):
+            keeper, refused = on(here, "Done.", tools=till.tools), list[BaseException]()
+
+            @tool
+            async def approve() -> str:
+                try:
+                    await keeper.continue_run(run.run_id, answers)
+                except TooDeepError as error:
+                    refused.append(error)
+                return "tried"
+
+            boss = on(here, Call("approve", id="a"), name="Boss", tools=[approve])
+            assert (await boss.invoke_async("go")).status is RunStatus.completed
+            assert len(refused) == 1
+            await changed_to(here, run.run_id, lambda record: record.status is RunStatus.paused)
+            assert till.did == []
+            assert (await keeper.continue_run(run.run_id, answers)).status is RunStatus.completed
+            assert till.did == ["all"]
+            await check_stored(here, run.run_id, RunStatus.completed)
 
     play(main)
 

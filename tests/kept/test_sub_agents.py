@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from andon import Agent, CancelCause, CancelOutcome, RunEvent, RunStatus, Runtime, ToolOutcome, tool
+from andon import Agent, CancelCause, CancelOutcome, Event, RunEvent, RunStatus, Runtime, ToolOutcome, tool
 from andon.agent.hooks import BeforeTool
+from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
-from andon.core.shared import Taken
-from andon.core.store import RequestKey
+from andon.core.shared import Lease, Taken
+from andon.core.store import RequestKey, RunRecord
 from andon.errors import StoreError, SubAgentLostError
-from andon.messages import ToolResult
+from andon.messages import Message, ToolResult
 from andon.models.scripted import Call, ScriptedModel, Turn
 from andon.store.sql import SQLStore
 from tests.kept.keeping import LONG, check_stored, ended, found, on, runtimes, store_of, stored_events
@@ -263,6 +266,7 @@ def test_an_answer_to_a_child_that_is_blocked_ends_the_run_as_an_error(url: str)
             result = await old.continue_run("r", yes((await found(runtime, "r")).interrupts))
             assert result.status is RunStatus.error
             assert "blocked" in str(result.error).lower()
+            await ended(runtime, "r.c")
             await check_stored(runtime, "r.c", RunStatus.cancelled, CancelCause.parent)
             assert till.did == []
 
@@ -329,6 +333,80 @@ def test_what_waits_below_a_run_that_goes_on_elsewhere_ends_with_it(url: str) ->
     play(main)
 
 
+class Slow(SQLStore):
+    """A store that is asked to take the end of the run at the top, and does so when it may."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.asked, self.may_end = Flag(), Flag()
+
+    async def finish(
+        self, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]
+    ) -> RunRecord | CancelRequest | None:
+        if lease.run_id == "r" and record.status.final:
+            self.asked.set()
+            await self.may_end.arrived()
+        return await super().finish(lease, record, messages, events)
+
+
+def test_what_waits_below_a_run_is_asked_before_the_end_of_the_run_is_stored(url: str) -> None:
+    """A process that dies in between leaves a run that somebody will end. After its end nobody looks at it again, and
+    its child would be asked for approval for ever.
+    """
+
+    async def main() -> None:
+        till, store = Till(), Slow(url)
+        async with runtimes(url, 1) as (before,):
+            old, _ = family(before, till.tools, DELETE, ASK)
+            _, result = await paused(old, run_id="r", session_id="s")
+        after = Runtime(store, lease_seconds=LONG)
+        try:
+            young = Agent("Young", ScriptedModel("Never said."), tools=till.tools)
+            old = on(after, "So.", name="Old", tools=[young.as_tool()], hooks=[Closed()])
+            going_on = asyncio.create_task(old.continue_run("r", yes(result.interrupts)))
+            await store.asked.arrived()
+            assert not (await found(after, "r")).status.final
+            child = await found(after, "r.c")
+            assert child.status in (RunStatus.cancelling, RunStatus.cancelled)
+            store.may_end.set()
+            assert (await going_on).status is RunStatus.completed
+            await ended(after, "r.c")
+            await check_stored(after, "r.c", RunStatus.cancelled, CancelCause.parent)
+            await check_stored(after, "r", RunStatus.completed)
+            assert till.did == []
+        finally:
+            store.may_end.set()
+            await after.close()
+
+    play(main)
+
+
+def test_what_waits_below_a_run_that_another_worker_has_is_left_to_that_one(url: str) -> None:
+    async def main() -> None:
+        till = Till()
+        async with runtimes(url, 1) as (before,):
+            old, _ = family(before, till.tools, DELETE, ASK)
+            _, result = await paused(old, run_id="r", session_id="s")
+        async with runtimes(url, 1) as (after,):
+            door = Doorkeeper()
+            young = Agent("Young", ScriptedModel("Gone."), tools=till.tools)
+            old = on(after, "So.", name="Old", tools=[young.as_tool()], hooks=[door])
+            run = await old.resume_run("r", yes(result.interrupts))
+            await door.reached.arrived()
+            assert run.tenure is not None
+            lease = run.tenure.lease
+            assert lease is not None
+            assert run.tenure.waiting == ["r.c"]
+            earlier = Lease("r", lease.epoch - 1)  # what a worker has from which the run was taken
+            assert not await run.tenure._cancel_children(earlier)
+            assert (await found(after, "r.c")).status is RunStatus.paused
+            door.go.set()
+            assert (await run.result()).status is RunStatus.completed
+            assert till.did == ["all"]
+
+    play(main)
+
+
 class Closed:
     """A guard that lets nothing through any more."""
 
@@ -349,6 +427,7 @@ def test_what_waits_below_a_call_that_is_refused_later_ends_with_the_run(url: st
             old = on(after, "So.", name="Old", tools=[young.as_tool()], hooks=[Closed()])
             result = await old.continue_run("r", yes(result.interrupts))
             assert (result.status, result.content) == (RunStatus.completed, "So.")
+            await ended(after, "r.c")
             await check_stored(after, "r.c", RunStatus.cancelled, CancelCause.parent)
             assert till.did == []
             told = [event.tool for event in await stored_events(after, "r") if event.event is RunEvent.tool_call_error]

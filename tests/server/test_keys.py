@@ -17,6 +17,7 @@ from andon.core.store import RequestKey
 from andon.models.scripted import Call, ScriptedModel
 from andon.server import keys
 from andon.store.sql import SQLStore
+from tests.kept.test_given_back import Late
 from tests.server.live import Live, frames, serving
 from tests.support import Flag, Silence, Worker, eventually
 
@@ -29,8 +30,8 @@ async def pay(euros: int) -> str:
 
 
 @contextlib.contextmanager
-def server(url: str, *turns: Any, **settings: Any) -> Iterator[tuple[Live, Agent]]:
-    runtime = Runtime(SQLStore(url))
+def server(url: str, *turns: Any, store: SQLStore | None = None, **settings: Any) -> Iterator[tuple[Live, Agent]]:
+    runtime = Runtime(store or SQLStore(url))
     agent = Agent("Helper", ScriptedModel(*turns, then="OK."), tools=[pay], runtime=runtime)
     try:
         with serving(agent, **settings) as live:
@@ -162,6 +163,31 @@ def not_yet_known(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(host, "known_by", find)
 
     monkeypatch.setattr(host, "known_by", too_early)
+
+
+@pytest.mark.parametrize("between", ["nothing", "another's yes"])
+def test_a_no_that_could_not_be_given_is_not_done(url: str, between: str) -> None:
+    """The store has taken the run up, and its answer is lost: the run is given back, and waits on as it did."""
+    store = Late(url)
+    store.mute = True
+    store.may_answer.set()
+    with server(url, Call("pay", {"euros": 5}, id="c1")) as (before, _):
+        question = ask(before, "start", run_id="r", session_id="s").json()["interrupts"][0]["id"]
+
+    def answer(live: Live, key: str, said: bool) -> tuple[int, str | None]:
+        told = ask(live, key, f"{RUNS}/r/continue", answers={question: said})
+        return told.status_code, told.json().get("status")
+
+    with server(url, "Done.", store=store) as (live, _):
+        code, _ = answer(live, "no", False)
+        assert code == 503
+        if between == "nothing":
+            assert answer(live, "no", False) == (200, "COMPLETED")
+            assert answer(live, "no", False) == (200, "COMPLETED"), "and it is known by its key"
+        else:
+            assert answer(live, "yes", True) == (200, "COMPLETED")
+            code, status = answer(live, "no", False)
+            assert (code, status) == (409, None), "it was not the no that was done"
 
 
 def test_a_refused_request_keeps_no_key(url: str) -> None:

@@ -5,14 +5,16 @@ four runs, one of them with a sub-agent's events and odd characters, one paused,
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psycopg
 import pytest
-from sqlalchemy import create_engine, inspect
+from sqlalchemy import Engine, create_engine, event, inspect
 
 from andon import Event, RunEvent, RunStatus
 from andon.core.selection import Selection
@@ -20,7 +22,7 @@ from andon.core.store import SessionKey
 from andon.store.sql import SQLStore, migrations
 from tests.store.making import KEY, LONG, events, opened, said
 from tests.store.test_schema import execute
-from tests.support import play
+from tests.support import Flag, Worker, eventually, play, until
 
 RUNS = ("r1", "r2", "r3", "r4")
 
@@ -153,3 +155,81 @@ def test_migrated_tables_are_those_of_a_fresh_database(old: str, tmp_path: Path)
         execute(old, *(f"DROP TABLE {name}" for name in migrated))
     play(lambda: ping(fresh))
     assert migrated == shape(fresh)
+
+
+# -- while a server of version 2 is at work ---------------------------------------------------------------------------
+
+PAID = """UPDATE andon_sessions SET state = '{"paid": true}'"""
+"""As version 2 has changed a state."""
+
+
+@pytest.fixture
+def version_2(postgres_url: str) -> str:
+    """A database of version 2, with a session that has a state. SQLite has one writer at a time."""
+
+    async def main() -> None:
+        async with opened(postgres_url) as store:
+            await store.create_session(KEY, {})
+
+    play(main)
+    tables = [f"DROP TABLE andon_{name}" for name in ("histories", "keys", "secrets", "states")]
+    state = """ALTER TABLE andon_sessions ADD state TEXT NOT NULL DEFAULT '{"paid": false}'"""
+    execute(postgres_url, *tables, "DROP INDEX andon_runs_created", state, "UPDATE andon_meta SET version = 2")
+    return postgres_url
+
+
+async def state_in(store: SQLStore) -> dict[str, Any]:
+    found = await store.find_session(KEY)
+    assert found is not None
+    return found.state
+
+
+def test_a_migration_waits_for_a_state_that_is_being_written(version_2: str) -> None:
+    async def main() -> None:
+        async with opened(version_2) as store:
+            with psycopg.connect(version_2) as old, psycopg.connect(version_2, autocommit=True) as admin:
+                old.execute(PAID)
+                migrating = asyncio.create_task(store.ping())
+                waiting = "SELECT 1 FROM pg_locks WHERE NOT granted"
+                await until(lambda: migrating.done() or admin.execute(waiting).fetchone() is not None)
+                assert not migrating.done()
+                old.commit()
+            await migrating
+            assert await state_in(store) == {"paid": True}
+
+    play(main)
+
+
+def test_a_state_that_comes_during_a_migration_is_refused_or_kept(version_2: str) -> None:
+    """States have been copied, and their column is about to go: what was acknowledged then would be lost."""
+    workers: list[Worker] = []
+    acknowledged = Flag()
+
+    def write() -> None:
+        with psycopg.connect(version_2, autocommit=True) as old:
+            try:
+                old.execute(PAID)
+            except psycopg.errors.UndefinedColumn:
+                return
+        acknowledged.set()
+
+    def before(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if "DROP COLUMN state" not in statement:
+            return
+        workers.append(writer := Worker(write))
+        with psycopg.connect(version_2, autocommit=True) as admin:
+            waiting = "SELECT 1 FROM pg_locks WHERE NOT granted"
+            eventually(lambda: not writer.is_alive() or admin.execute(waiting).fetchone() is not None)
+
+    async def main() -> None:
+        event.listen(Engine, "before_cursor_execute", before)
+        try:
+            async with opened(version_2) as store:
+                await store.ping()
+                (writer,) = workers
+                writer.done()
+                assert await state_in(store) == {"paid": acknowledged.is_set()}
+        finally:
+            event.remove(Engine, "before_cursor_execute", before)
+
+    play(main)

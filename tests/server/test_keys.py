@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from andon import Agent, Runtime, tool
+from andon.core.shared import Taken
 from andon.core.store import RequestKey
 from andon.models.scripted import Call, ScriptedModel
 from andon.server import keys
@@ -30,8 +31,8 @@ async def pay(euros: int) -> str:
 
 
 @contextlib.contextmanager
-def server(url: str, *turns: Any, store: SQLStore | None = None, **settings: Any) -> Iterator[tuple[Live, Agent]]:
-    runtime = Runtime(store or SQLStore(url))
+def server(url: str, *turns: Any, runtime: Runtime | None = None, **settings: Any) -> Iterator[tuple[Live, Agent]]:
+    runtime = runtime or Runtime(SQLStore(url))
     agent = Agent("Helper", ScriptedModel(*turns, then="OK."), tools=[pay], runtime=runtime)
     try:
         with serving(agent, **settings) as live:
@@ -178,7 +179,7 @@ def test_a_no_that_could_not_be_given_is_not_done(url: str, between: str) -> Non
         told = ask(live, key, f"{RUNS}/r/continue", answers={question: said})
         return told.status_code, told.json().get("status")
 
-    with server(url, "Done.", store=store) as (live, _):
+    with server(url, "Done.", runtime=Runtime(store)) as (live, _):
         code, _ = answer(live, "no", False)
         assert code == 503
         if between == "nothing":
@@ -188,6 +189,34 @@ def test_a_no_that_could_not_be_given_is_not_done(url: str, between: str) -> Non
             assert answer(live, "yes", True) == (200, "COMPLETED")
             code, status = answer(live, "no", False)
             assert (code, status) == (409, None), "it was not the no that was done"
+
+
+def test_an_answer_that_may_not_have_been_given_is_not_told_as_done(url: str) -> None:
+    """The store's answer is lost, and the run is not given back for a long time: what the store knows of the key then
+    says nothing.
+    """
+    giving, may_give = Flag(), Flag()
+
+    class Slow(Late):
+        async def take_up(self, run_id: str, owner: str, seconds: float, *more: Any) -> Taken | None:
+            if self.taken.is_set() and not may_give.is_set():
+                giving.set()
+                await may_give.arrived()
+            return await super().take_up(run_id, owner, seconds, *more)
+
+    store = Slow(url)
+    store.mute = True
+    store.may_answer.set()
+    with server(url, Call("pay", {"euros": 5}, id="c1")) as (before, _):
+        question = ask(before, "start", run_id="r", session_id="s").json()["interrupts"][0]["id"]
+    with server(url, "Done.", runtime=Runtime(store, settle_seconds=0.01)) as (live, _):
+        fields: dict[str, Any] = {"path": f"{RUNS}/r/continue", "answers": {question: True}}
+        assert ask(live, "yes", **fields, background=True).status_code == 503
+        giving.wait()
+        may_give.set()
+        eventually(lambda: live.client.get(f"{RUNS}/r").json()["status"] == "PAUSED")
+        done = ask(live, "yes", **fields)
+        assert (done.status_code, done.json()["status"]) == (200, "COMPLETED")
 
 
 def test_a_refused_request_keeps_no_key(url: str) -> None:

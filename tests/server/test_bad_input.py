@@ -182,7 +182,7 @@ def test_a_defect_is_answered_without_its_details() -> None:
         def break_() -> None:
             raise RuntimeError("secret")
 
-        live.app.state.andon.start = break_
+        live.app.state.andon.begin = break_
         answer = live.post(RUNS, message="Hi")
         refused(answer, 500)
         assert "secret" not in answer.text

@@ -70,8 +70,8 @@ def test_an_agents_own_type_is_told_as_json() -> None:
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ("{", "output_schema is no JSON"),
-        ("[" * 100_000, "output_schema is no JSON"),
+        ("{", "output_schema is not JSON"),
+        ("[" * 100_000, "output_schema is nested too deeply: 32 levels are the most"),
         ("[]", "is not an object"),
         ({"type": "text"}, "type is 'text'"),
         ({"$ref": "https://example.com/schema"}, "$ref"),

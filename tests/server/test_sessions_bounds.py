@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from andon import Agent, MemoryStore, Runtime
 from andon.models.scripted import ScriptedModel, Stall
+from andon.server import allowance
 from andon.store.sql import SQLStore
 from tests.server.live import Live, serving
+from tests.server.test_room import BEHIND, at_once
 
 ADA = "/apps/helper/users/ada/sessions"
 OURS = "/agents/helper/sessions"
@@ -94,6 +97,49 @@ def test_a_user_has_so_many_sessions(runtime: Runtime) -> None:
         assert [run(None).status_code for _ in range(5)] == [200] * 5  # nobody in particular
         assert live.client.delete(f"{ADA}/s2").status_code == 200
         assert run().status_code == 200
+
+
+SAID = {"messages": [{"role": "user", "content": "Hi"}], "user_id": "ada"}
+WAYS: dict[str, Callable[[httpx.Client, int], httpx.Response]] = {
+    "run": lambda client, _: client.post(RUNS, data={"message": "Hi", "stream": "false", "user_id": "ada"}),
+    "work": lambda client, _: client.post(RUNS, json={**BEHIND, "message": "Hi", "user_id": "ada"}),
+    "create": lambda client, _: client.post(ADA, json={}),
+    "put": lambda client, number: client.put(f"{OURS}/p{number}", json=SAID),
+    "fork": lambda client, _: client.post(f"{OURS}/s1/fork", json={"user_id": "ada"}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_many_at_once_make_no_more_sessions_than_one_may_have(runtime: Runtime, way: str) -> None:
+    turns = [Stall()] * 4 if way == "work" else []
+    with serving(helper(runtime, *turns), max_user_sessions=5) as live:
+        assert live.client.put(f"{OURS}/s1", json=SAID).status_code == 200
+        codes = at_once(live, 12, lambda client, number: WAYS[way](client, number).status_code)
+        assert sum(code < 300 for code in codes) == 4
+        assert codes.count(429) == 8
+        assert len(live.client.get(ADA).json()) == 5
+        assert live.post(RUNS, message="Hi", stream="false", user_id="ada", session_id="s1").status_code == 200
+
+
+def test_of_those_who_are_counted_only_some_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allowance, "KEPT", 2)
+    counted: list[str] = []
+    allowances = allowance.Allowances()
+
+    async def take(who: str) -> bool:
+        async def count() -> int:
+            counted.append(who)
+            return 0
+
+        async with allowances.place(who, 10, count) as taken:
+            return taken
+
+    async def main() -> None:
+        for who in ("ada", "bob", "ada", "eve", "ada", "bob"):
+            assert await take(who)
+
+    asyncio.run(main())
+    assert counted == ["ada", "bob", "eve", "bob"]
 
 
 def test_sessions_are_listed_page_by_page(runtime: Runtime) -> None:

@@ -21,6 +21,7 @@ from websockets.sync.client import ClientConnection, connect
 from andon import Agent, Runtime, tool
 from andon.core.states import CancelCause
 from andon.core.store import SessionKey, SessionRecord
+from andon.errors import AndonError, BlockedError, SchemaError, StateTooLargeError, StoreError
 from andon.models.scripted import Call, ScriptedModel
 from andon.server import create_app
 from andon.store.memory import MemoryStore
@@ -233,6 +234,33 @@ def test_pieces_may_not_be_too_large_together() -> None:
             code, reason = talk.closed()
     assert (code, "larger than 1,000" in reason) == (1009, True)
     assert len(client.agent.runtime.ended) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "word"),
+    [
+        (StateTooLargeError("the state would be too large"), 1009, "too large"),
+        (StoreError("postgres://secret"), 1013, "try again later"),
+        (SchemaError("postgres://secret"), 1013, "log says why"),
+        (BlockedError("blocked"), 1008, "blocked"),
+    ],
+    ids=["too large", "away", "another version", "blocked"],
+)
+def test_what_the_store_refuses_is_told_and_is_no_failure_of_the_server(
+    error: AndonError, code: int, word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing(MemoryStore):
+        async def update_session(self, session: SessionKey, delta: dict[str, Any]) -> SessionRecord | None:
+            raise error
+
+    agent = Agent("Helper", ScriptedModel(then="OK."), runtime=Runtime(Refusing()))
+    with served(agent) as client:
+        client.create()
+        with talking(client) as talk:
+            talk.send(stateDelta={"a": 1})
+            closed, reason = talk.closed()
+    assert (closed, word in reason, "secret" in reason) == (code, True, False)
+    assert not any(record.exc_info for record in caplog.records)
 
 
 @pytest.mark.parametrize(

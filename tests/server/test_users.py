@@ -11,7 +11,7 @@ import pytest
 
 from andon import Agent
 from andon.models.scripted import ScriptedModel, Stall
-from andon.server.adk import snake_case
+from andon.server.adk import camel_case
 from andon.server.app import ROUTERS
 from tests.server.live import Live
 from tests.server.people import ROUTES, at, bearer, client_of, close_of, guarded, refusal_of
@@ -57,7 +57,7 @@ def fitting(method: str, path: str, **fields: Any) -> dict[str, Any]:
     if not (described and described[0]):
         return {name: fields[name] for name in fields if method == "GET" and name in ("user_id", "session_id")}
     known = described[0]["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    return {name: fields[name] for name in fields if snake_case(name) in known}
+    return {name: fields[name] for name in fields if name in known or name in map(camel_case, known)}
 
 
 WITH_IDS = [route for route in ROUTES if "{run_id}" in route[1] or "{user}" in route[1]]

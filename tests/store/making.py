@@ -21,6 +21,16 @@ PAST = -1.0
 """A lease that has run out."""
 
 
+BACK_TO_2 = [
+    *(f"DROP TABLE andon_{name}" for name in ("histories", "keys", "secrets", "states")),
+    "DROP INDEX andon_runs_created",
+    "ALTER TABLE andon_runs DROP COLUMN parent",
+    "ALTER TABLE andon_sessions ADD state TEXT NOT NULL DEFAULT '{}'",
+    "UPDATE andon_meta SET version = 2",
+]
+"""What makes a database of version 2 of one of version 3."""
+
+
 @contextlib.asynccontextmanager
 async def opened(url: str) -> AsyncIterator[SQLStore]:
     store = SQLStore(url)

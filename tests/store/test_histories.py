@@ -13,12 +13,13 @@ import pytest
 from sqlalchemy import Engine, event
 
 from andon import RunStatus, SessionBusyError, SessionKey
+from andon.core.selection import Selection
 from andon.core.shared import Granted
 from andon.errors import LeaseLostError
 from andon.messages import user
 from andon.store import MemoryStore
 from andon.store.sql import SQLStore, sessions
-from tests.store.making import KEY, LONG, events, opened, opened_any, record, said
+from tests.store.making import BACK_TO_2, KEY, LONG, events, opened, opened_any, record, said
 from tests.store.test_schema import execute
 from tests.support import HANG, play
 
@@ -201,11 +202,11 @@ def test_a_database_of_version_2_has_none_and_takes_some(url: str) -> None:
     async def main() -> None:
         async with opened(url) as store:
             await store.save(record("r1", RunStatus.completed), said("one"))
-        added = [f"DROP TABLE andon_{name}" for name in ("histories", "keys", "secrets", "states")]
-        added += ["DROP INDEX andon_runs_created", "ALTER TABLE andon_sessions ADD state TEXT NOT NULL DEFAULT '{}'"]
-        execute(url, *added, "UPDATE andon_meta SET version = 2")
+            await store.enter(record("r1.c", session=OTHER, at=2.5, parent_run_id="r1"), "me", LONG, "reject")
+        execute(url, *BACK_TO_2)
         async with opened(url) as store:
             assert await store.load(KEY) == said("one")
+            assert [each.parent_run_id for each in await store.list_runs(Selection(), 9)] == ["r1", None]
             await store.replace_session(KEY, said("two"))
             assert await store.load(KEY) == said("two")
 

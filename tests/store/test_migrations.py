@@ -20,7 +20,7 @@ from andon import Event, RunEvent, RunStatus
 from andon.core.selection import Selection
 from andon.core.store import SessionKey
 from andon.store.sql import SQLStore, migrations
-from tests.store.making import KEY, LONG, events, opened, said
+from tests.store.making import BACK_TO_2, KEY, LONG, events, opened, said
 from tests.store.test_schema import execute
 from tests.support import Flag, Worker, eventually, play, until
 
@@ -172,9 +172,7 @@ def version_2(postgres_url: str) -> str:
             await store.create_session(KEY, {})
 
     play(main)
-    tables = [f"DROP TABLE andon_{name}" for name in ("histories", "keys", "secrets", "states")]
-    state = """ALTER TABLE andon_sessions ADD state TEXT NOT NULL DEFAULT '{"paid": false}'"""
-    execute(postgres_url, *tables, "DROP INDEX andon_runs_created", state, "UPDATE andon_meta SET version = 2")
+    execute(postgres_url, *BACK_TO_2, """UPDATE andon_sessions SET state = '{"paid": false}'""")
     return postgres_url
 
 

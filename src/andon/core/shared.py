@@ -221,8 +221,8 @@ class SharedStore(SessionStore, Protocol):
         ...
 
     async def list_runs(self, which: Selection, limit: int, before: tuple[float, str] | None = None) -> list[RunRecord]:
-        """Newest first, with what a list shows: id, session, status, `created_at` and `continues`. `find` has the rest.
-        `before` is where the page before ended: that run's `created_at` and id.
+        """Newest first, with what a list shows: id, session, status, `created_at`, `continues` and `parent_run_id`.
+        `find` has the rest. `before` is where the page before ended: that run's `created_at` and id.
         """
         ...
 

@@ -8,7 +8,6 @@ has a key `error`, at which ADK's client raises.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -281,17 +280,23 @@ def understood(connection: HTTPConnection, text: str | None, limit: int) -> Said
     if len(text) > limit:
         raise too_large(limit)
     fields = read_json(text.encode(errors="replace"), "the message", 422)
-    said = fill(connection, in_snake_case(fields), Said, {snake_case(name): name for name in fields})
+    said = fill(connection, in_snake_case(fields), Said)
     if said.blob is not None:
         raise Problem(415, "blobs are not taken: send content with text parts")
     return said
 
 
-def in_snake_case(fields: Any) -> dict[str, Any]:
+def in_snake_case(fields: Any, kind: type[Struct] = Said) -> dict[str, Any]:
+    """Fields whose names may be in camelCase. Names that the struct does not know stay as they are."""
     if not isinstance(fields, dict):
         raise Problem(422, "the message must be a JSON object")
-    return {snake_case(name): fields[name] for name in fields}
+    passed_over: frozenset[str] = getattr(kind, "passed_over", frozenset())
+    names: tuple[str, ...] = (*kind.__struct_fields__, *passed_over)
+    known = {camel_case(name): name for name in names}
+    given: dict[str, Any] = fields
+    return {known.get(name, name): value for name, value in given.items()}
 
 
-def snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z])[A-Z]", lambda found: f"_{found[0].lower()}", name)
+def camel_case(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))

@@ -9,7 +9,10 @@ names it in `passed_over`. An empty form field is the same as none. What a URL m
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import hashlib
+import itertools
 import re
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -33,10 +36,24 @@ CANCEL = ":cancel"
 
 MAX_DEPTH = 100
 """How deeply JSON may be nested."""
-_BETWEEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[^][}{"]+', re.DOTALL)
-"""All of a JSON text but its brackets. A string may have some in it, which count for nothing."""
-_ALIKE = bytes.maketrans(b"[{]}", b"(())")
+MAX_PARTS = 200_000
+"""How many lists, objects, keys and values JSON may have. Each takes time to read, in which nobody else is served."""
+MAX_DIGITS = 250_000
+"""How many characters all of its numbers may have together. A number of many digits takes long to read."""
+MAX_METADATA = 64 * 2**10
+"""How many bytes the metadata of a run may take, as JSON. They are kept, and sent with each answer about the run."""
+MAX_MESSAGES = 10_000
+"""How many messages a history may have that is sent in one request."""
+_MARKS = (b"[", b"{", b",", b":")
+"""Each key and each value comes after one of these."""
+_SPACE = b" \t\r\n"
+_ALL_BUT_BRACKETS = bytes(char for char in range(256) if char not in b"[]{}")
+_ALL_BUT_DIGITS = b"[]{},:truefalsn"
+"""What numbers are made of is what is left."""
+_STEPS = [1 if char in b"[{" else -1 if char in b"]}" else 0 for char in range(256)]
 
+LARGE_FORM = 2**16
+"""In bytes. Text with many `%` takes long to read, and others want the loop."""
 ID_LENGTH = 256
 SHOWN = 10
 """How many fields that are not known are named."""
@@ -61,7 +78,7 @@ async def read_fields(request: Request, limit: int) -> dict[str, Any]:
     if media == "application/json" or media.endswith("+json"):
         return _of_json(body)
     if media == "application/x-www-form-urlencoded":
-        return _of_form(body)
+        return _of_form(body) if len(body) < LARGE_FORM else await asyncio.to_thread(_of_form, body)
     if media == "multipart/form-data":
         return await _of_multipart(request, body, limit)
     raise Problem(415, f"the content type is {media!r}; send JSON or a form")
@@ -83,18 +100,13 @@ def read_query(request: Request, kind: type[T]) -> T:
     return fill(request, _given(request.query_params), kind)
 
 
-def fill(
-    connection: HTTPConnection, fields: Mapping[str, Any], kind: type[T], spelt: Mapping[str, str] | None = None
-) -> T:
-    """Fields as a struct, in the name of whoever sent them: a user's token speaks for no other user.
-
-    `spelt` has the names as they were sent, where those are others.
-    """
+def fill(connection: HTTPConnection, fields: Mapping[str, Any], kind: type[T]) -> T:
+    """Fields as a struct, in the name of whoever sent them: a user's token speaks for no other user."""
     given = {name: value for name, value in fields.items() if value is not None}
     names: tuple[str, ...] = getattr(kind, "__struct_fields__", ())
     signed = principal_of(connection).signed(given, names)
     passed_over: frozenset[str] = getattr(kind, "passed_over", frozenset())
-    refuse([(spelt or {}).get(name, name) for name in given if name not in names and name not in passed_over], names)
+    refuse([name for name in given if name not in names and name not in passed_over], names)
     try:
         # Text is taken for a number or a truth value where one is wanted.
         return msgspec.convert(signed, kind, strict=False)
@@ -138,6 +150,24 @@ def _in_words(error: str, kind: type[Any], fields: Mapping[str, Any]) -> str:
     return error.replace("`$.", "`").replace("Object missing required", "there is no")
 
 
+def read_metadata(given: Any, name: str = "metadata") -> dict[str, Any] | None:
+    """What a client wants to have kept with a run. In a form it is text."""
+    metadata: dict[str, Any] | None = json_of(given, name, dict)
+    if metadata is not None and (size := len(msgspec.json.encode(metadata))) > MAX_METADATA:
+        detail = f"{name} takes {size:,} bytes as JSON, and may take {MAX_METADATA:,}"
+        raise Problem(413, f"{detail}: keep large data elsewhere, and its address here")
+    return metadata
+
+
+def read_messages(given: Any) -> list[Any] | None:
+    """A history that a client sends. In a form it is text."""
+    messages: list[Any] | None = json_of(given, "messages", list)
+    if messages is not None and len(messages) > MAX_MESSAGES:
+        detail = f"there are {len(messages):,} messages, and {MAX_MESSAGES:,} are the most"
+        raise Problem(413, f"{detail}: leave out the oldest ones, or send a summary of them")
+    return messages
+
+
 def check_session_id(given: str | None) -> None:
     """Refuse an id that no route could address."""
     if given is not None and (
@@ -164,12 +194,19 @@ def check_run_id(given: str | None) -> None:
         raise Problem(422, "run_id may have letters, digits and . _ ~ : @ -, and 256 of them at the most")
 
 
-def read_key(request: Request, said: str) -> RequestKey | None:
-    """The idempotency key of a request that says this. It is kept, so it may not be longer than an id."""
+def read_key(request: Request, wanted: Struct, *more: str) -> RequestKey | None:
+    """The idempotency key of a request that wants this. It is kept, so it may not be longer than an id."""
     key = request.headers.get("idempotency-key")
     if key and len(key) > ID_LENGTH:
         raise Problem(422, f"the idempotency key has {len(key):,} characters, and may have {ID_LENGTH}")
-    return RequestKey(key, said) if key else None
+    return RequestKey(key, digest(wanted, *more)) if key else None  # a digest takes time: only where one is needed
+
+
+def refuse_key(request: Request) -> None:
+    """Say that there is no idempotency here. Who sends a key and is not told so would send the request again."""
+    if request.headers.get("idempotency-key"):
+        here = "POST /agents/{agent_id}/runs and …/runs/{run_id}/continue"
+        raise Problem(422, f"the header Idempotency-Key does not work on this route: leave it out, or use {here}")
 
 
 _HOW = frozenset({"stream", "background", "on_disconnect", "events"})
@@ -209,28 +246,56 @@ async def _read(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def read_json(text: bytes, what: str = "the body", code: int = 400) -> Any:
-    """What JSON says, if it is not too deep: what comes after would follow it down, some of it by recursion."""
-    too_deep = Problem(code, f"{what} is nested too deeply: {MAX_DEPTH} levels are the most")
+def read_json(text: bytes, what: str = "the body", code: int = 400, levels: int = MAX_DEPTH) -> Any:
+    """What JSON says, if that is not too much and not too deep: what comes after would follow it down, some of it by
+    recursion. `levels` is the limit that is told, where the reader has a lower one.
+    """
+    too_deep = Problem(code, f"{what} is nested too deeply: {levels} levels are the most")
+    bare = None
+    if len(text) > MAX_PARTS:  # else there can't be too much in it
+        bare = _outside_strings(text)
+        _check_amount(bare, what)
     try:
-        value = msgspec.json.decode(text)
+        value = _decoded(text)
     except RecursionError:
         raise too_deep from None
     except ValueError as error:  # also of a number, that it has too many digits
         raise Problem(code, f"{what} is not JSON: {error}") from None
-    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _is_deep(text):
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _is_deep(_outside_strings(text) if bare is None else bare):
         raise too_deep
     return value
 
 
-def _is_deep(text: bytes) -> bool:
-    """Is there anything left of the brackets after so many levels, the innermost first, are taken away?"""
-    brackets = _BETWEEN.sub(b"", text).translate(_ALIKE)
-    for _ in range(MAX_DEPTH):
-        brackets = brackets.replace(b"()", b"")
-        if not brackets:
-            return False
-    return True
+def _decoded(text: bytes) -> Any:
+    """All that is made here is still needed: to look for garbage meanwhile would take most of the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return msgspec.json.decode(text)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _outside_strings(text: bytes) -> bytes:
+    """A JSON text without its strings, which may have anything in them, and without what is between its parts."""
+    every_second = text.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"', 2 * MAX_PARTS)[::2]
+    return b"".join(every_second).translate(None, _SPACE)
+
+
+def _is_deep(bare: bytes) -> bool:
+    brackets = bare.translate(None, _ALL_BUT_BRACKETS)
+    return max(itertools.accumulate(map(_STEPS.__getitem__, brackets)), default=0) > MAX_DEPTH
+
+
+def _check_amount(bare: bytes, what: str) -> None:
+    """Raise if what is left of a JSON text without its strings is more than can be read in a moment."""
+    if sum(map(bare.count, _MARKS)) > MAX_PARTS:
+        detail = f"{what} has more than {MAX_PARTS:,} lists, objects, keys and values as JSON"
+        raise Problem(413, f"{detail}: send less at once, or large data as one text")
+    if len(bare.translate(None, _ALL_BUT_DIGITS)) > MAX_DIGITS:
+        detail = f"the numbers in {what} have more than {MAX_DIGITS:,} characters together"
+        raise Problem(413, f"{detail}: send less at once, or large data as one text")
 
 
 def _of_json(body: bytes) -> dict[str, Any]:

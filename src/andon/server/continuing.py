@@ -26,7 +26,7 @@ from andon.core.receipt import Deny, Interrupt
 from andon.core.run import Run
 from andon.core.states import CancelOutcome, RunStatus
 from andon.core.store import RequestKey, RunRecord
-from andon.server.body import check_run_id, described, digest, json_of, read_body, read_key
+from andon.server.body import check_run_id, described, json_of, read_body, read_key
 from andon.server.foreign import AGENTOS_CONTINUE
 from andon.server.host import user_of
 from andon.server.limits import limits_of
@@ -78,7 +78,7 @@ async def continue_run(request: Request, agent_id: str, run_id: str) -> Response
     check_run_id(wanted.run_id)
     options = limits_of(agent, wanted.max_turns, wanted.timeout, wanted.budget)
     form = read_schema(wanted.output_schema)
-    key = read_key(request, digest(wanted, "continue", run_id))
+    key = read_key(request, wanted, "continue", run_id)
     user_id = user_of(await host.find(agent, run_id))
     found = await once(host, agent, user_id, key, lambda: _go_on(host, agent, run_id, wanted, options, form, key))
     return await answer_once(host, agent, wanted, found)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Request
 from msgspec import Struct
 from starlette.responses import Response
@@ -16,8 +17,8 @@ from starlette.responses import Response
 from andon.agent.agent import Agent
 from andon.agent.sessions import StoredSession
 from andon.errors import AndonError
-from andon.server.body import check_session_id, check_user_id, described, fill, json_of, read_both
-from andon.server.lists import answer
+from andon.server.body import check_session_id, check_user_id, described, fill, read_both, read_messages
+from andon.server.lists import answer_large
 from andon.server.problems import Problem, problem_of
 from andon.server.visit import Visit, host_of, no_user
 
@@ -54,7 +55,7 @@ async def get_conversation(request: Request, agent_id: str, session_id: str) -> 
     found = await agent.sessions.get(session_id, user_id=user_id)
     if found is None:
         raise _unknown(agent, session_id)
-    return answer(found)
+    return await _answer(found)
 
 
 @router.put(SESSION, openapi_extra=described(Replace))
@@ -64,12 +65,13 @@ async def replace_conversation(request: Request, agent_id: str, session_id: str)
     agent = host.agent(agent_id)
     wanted = await _read(request, host, Replace)
     _check(host, wanted.user_id, session_id)
-    await host.check_sessions(agent, wanted.user_id, session_id)
-    messages = json_of(wanted.messages, "messages", list) or []
+    messages = read_messages(wanted.messages) or []
     try:
-        return answer(await agent.sessions.replace(session_id, messages, user_id=wanted.user_id))
+        async with host.session_place(agent, wanted.user_id, session_id):
+            found = await agent.sessions.replace(session_id, messages, user_id=wanted.user_id)
     except AndonError as error:
         raise problem_of(error) from None
+    return await _answer(found)
 
 
 @router.post(SESSION + "/fork", openapi_extra=described(Fork))
@@ -79,12 +81,12 @@ async def fork_conversation(request: Request, agent_id: str, session_id: str) ->
     agent = host.agent(agent_id)
     wanted = await _read(request, host, Fork)
     _check(host, wanted.user_id, wanted.session_id)
-    await host.check_sessions(agent, wanted.user_id, wanted.session_id)
     try:
-        made: StoredSession = await agent.sessions.fork(session_id, wanted.session_id, user_id=wanted.user_id)
+        async with host.session_place(agent, wanted.user_id, wanted.session_id):
+            made: StoredSession = await agent.sessions.fork(session_id, wanted.session_id, user_id=wanted.user_id)
     except AndonError as error:
         raise problem_of(error) from None
-    return answer(made, 201)
+    return await _answer(made, 201)
 
 
 @router.delete(SESSION, openapi_extra=described(Whose))
@@ -118,6 +120,12 @@ def _check(host: Visit, user_id: str | None, session_id: str | None) -> None:
         raise no_user(user_id)
     check_user_id(user_id)
     check_session_id(session_id)
+
+
+async def _answer(found: StoredSession, status: int = 200) -> Response:
+    head = msgspec.structs.asdict(found)
+    messages = head.pop("messages")
+    return await answer_large(head, "messages", lambda: messages, status)
 
 
 def _unknown(agent: Agent, session_id: str) -> Problem:

@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
 from andon.agent.agent import Agent, RunOptions
+from andon.agent.json_schema import JsonSchema
 from andon.core.run import Run
 from andon.core.runtime import Runtime
 from andon.core.shared import SharedStore
@@ -180,7 +181,7 @@ class Host:
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
-    def start(
+    async def begin(
         self,
         agent: Agent,
         message: str,
@@ -188,30 +189,38 @@ class Host:
         output_type: Any = None,
         request_key: RequestKey | None = None,
     ) -> Run:
-        """Begin a run on this loop, or say why not. Without a session it gets a fresh one, never the agent's own."""
+        """Begin a run on this loop, and return it once its store has taken it in; or say why not. Without a session it
+        gets a fresh one, never the agent's own. `KeyUsedError` is for whoever has a key.
+        """
         self._check_open()
-        self._room.check(options.get("user_id"))
         if len(message) > (limit := self.settings.max_message):
             raise Problem(413, f"the message has {len(message):,} characters, and may have {limit:,}")
+        user_id, session_id = options.get("user_id"), options.get("session_id")
+        async with self._room.entrance(user_id), self.session_place(agent, user_id, session_id):
+            run = self._start(agent, message, options, output_type, request_key)
+            try:
+                await run.admitted()
+            except KeyUsedError:
+                raise
+            except AndonError as error:
+                raise problem_of(error) from None
+        return run
+
+    def _start(
+        self, agent: Agent, message: str, options: RunOptions, output_type: Any, request_key: RequestKey | None
+    ) -> Run:
+        self._check_open()
+        self._room.check(options.get("user_id"))
         if not options.get("session_id"):
             options = {**options, "session_id": uuid.uuid4().hex}
         try:
             run: Run = agent.start(message, output_type=output_type, **options)
             run.request_key = request_key
+            run.output_schema = output_type.kept if isinstance(output_type, JsonSchema) else None
             run.set_out()
         except AndonError as error:
             raise problem_of(error) from None
         self.started += 1
-        return run
-
-    async def admitted(self, run: Run) -> Run:
-        """The run, once its store has taken it in; or say why it did not. `KeyUsedError` is for whoever has a key."""
-        try:
-            await run.admitted()
-        except KeyUsedError:
-            raise
-        except AndonError as error:
-            raise problem_of(error) from None
         return run
 
     async def go_on(
@@ -222,12 +231,21 @@ class Host:
         session: SessionKey,
         new_run_id: str | None,
         request_key: RequestKey | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        anew: bool,
     ) -> Run:
-        """Go on with a run of this session, on this loop, or say why not. `KeyUsedError` is for whoever has a key."""
+        """Go on with a run of this session, on this loop, or say why not. `KeyUsedError` is for whoever has a key.
+
+        `anew`: the run has ended, and going on makes another one, for which the `options` are.
+        """
         self._check_open()
+        entrance = self._room.entrance(session.user_id) if anew else contextlib.nullcontext()
         try:
-            with self._room.place(run_id, session.user_id):
-                return await agent.resume_run(run_id, answers, new_run_id=new_run_id, request_key=request_key)
+            async with entrance:
+                with self._room.place(run_id, session.user_id, anew=anew):
+                    named = {"new_run_id": new_run_id, "request_key": request_key, **(options or {})}
+                    return await agent.resume_run(run_id, answers, **named)
         except KeyUsedError:
             raise
         except RunIdTakenError as error:
@@ -250,17 +268,22 @@ class Host:
         if self.draining:
             raise Problem(503, "the server is shutting down and takes no new runs", {"retry-after": "5"})
 
-    async def check_sessions(self, agent: Agent, user_id: str | None, session_id: str | None) -> None:
-        """Raise if this would be one session more than a user may have. Nobody in particular may have any number."""
+    @contextlib.asynccontextmanager
+    async def session_place(self, agent: Agent, user_id: str | None, session_id: str | None) -> AsyncIterator[None]:
+        """Where a session may be made. Raise if that would be one more than a user may have. Nobody in particular may
+        have any number.
+        """
         store, limit = agent.runtime.store, self.settings.max_user_sessions
         if user_id is None or not isinstance(store, SessionStore):
+            yield
             return
-        if await self._sessions.take((agent.id, user_id), limit, lambda: store.count_sessions(agent.id, user_id)):
-            return
-        if session_id is not None and await store.find_session(SessionKey(agent.id, user_id, session_id)) is not None:
-            return
-        detail = f"this user has {limit} sessions with {agent.id!r}, as many as one may have"
-        raise Problem(429, f"{detail}: go on in one of them, or delete some first")
+        async with self._sessions.place(
+            (agent.id, user_id), limit, lambda: _count_sessions(agent, store, user_id)
+        ) as granted:
+            if not granted and (session_id is None or not await _has_session(agent, store, user_id, session_id)):
+                detail = f"this user has {limit} sessions with {agent.id!r}, as many as one may have"
+                raise Problem(429, f"{detail}: go on in one of them, or delete some first")
+            yield
 
     def max_state_body(self, agent: Agent) -> int:
         """How many bytes a request may have that is about the state of a session: what is surely too large is not even
@@ -341,6 +364,22 @@ class Host:
         finally:
             # Whoever has drained it already, as `andon serve` does, need not wait once more.
             await self.shut_down(0 if self.draining else None)
+
+
+async def _count_sessions(agent: Agent, store: SessionStore, user_id: str) -> int:
+    """How many sessions a user has with an agent. A shared store knows those of new runs too; of another one, a
+    session is there once its first run has left something.
+    """
+    counted = await store.count_sessions(agent.id, user_id)
+    if agent.runtime.keeper is None:
+        begun = {run.session.key for run in agent.runtime.runs if run.session.key[:2] == (agent.id, user_id)}
+        counted += sum([await store.find_session(key) is None for key in begun])
+    return counted
+
+
+async def _has_session(agent: Agent, store: SessionStore, user_id: str, session_id: str) -> bool:
+    key = SessionKey(agent.id, user_id, session_id)
+    return any(run.session.key == key for run in agent.runtime.runs) or await store.find_session(key) is not None
 
 
 def store_of(agent: Agent) -> SessionStore:

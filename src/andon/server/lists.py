@@ -5,7 +5,10 @@ those that a shared store has, newest first.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -29,6 +32,30 @@ router = APIRouter()
 
 def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(to_json(value), status, headers, media_type="application/json")
+
+
+_one_at_a_time = threading.Lock()
+"""Of large answers: each thread that computes takes its share of the interpreter from the loop."""
+
+
+async def answer_large(
+    head: dict[str, Any], name: str, items: Callable[[], Iterable[Any]], status: int = 200
+) -> Response:
+    """An object whose last field is a list, of which nobody knows how large it is. It is made in a thread and item by
+    item, so that the loop has its turns meanwhile.
+    """
+
+    def write() -> bytes:
+        with _one_at_a_time:
+            written = [to_json(head)[:-1] + b',"%b":[' % name.encode()]
+            for item in items():
+                written += (to_json(item), b",")
+            if len(written) > 1:
+                written.pop()  # the last comma
+            written.append(b"]}")
+            return b"".join(written)
+
+    return Response(await asyncio.to_thread(write), status, media_type="application/json")
 
 
 class RunFilter(Page):

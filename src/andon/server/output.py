@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
-from andon.agent.json_schema import JsonSchema
+from andon.agent.json_schema import MAX_DEPTH, JsonSchema
 from andon.errors import ConfigurationError
+from andon.server.body import read_json
 from andon.server.problems import Problem
 
 
@@ -17,8 +16,8 @@ def read_schema(given: dict[str, Any] | str | None) -> JsonSchema | None:
     if given is None:
         return None
     try:
-        return JsonSchema(msgspec.json.decode(given) if isinstance(given, str) else given)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise Problem(422, f"output_schema is no JSON: {error}") from None
+        if isinstance(given, str):
+            given = read_json(given.encode(errors="replace"), "output_schema", 422, MAX_DEPTH)
+        return JsonSchema(given)
     except ConfigurationError as error:
         raise Problem(422, str(error)) from None

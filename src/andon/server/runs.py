@@ -27,12 +27,12 @@ from andon.server.body import (
     check_session_id,
     check_user_id,
     described,
-    digest,
     fill,
-    json_of,
     read_body,
     read_both,
     read_key,
+    read_messages,
+    read_metadata,
 )
 from andon.server.distant import Distant, cancel, find_many
 from andon.server.foreign import AGENTOS_CANCEL, AGENTOS_RESUME, AGENTOS_START
@@ -88,8 +88,8 @@ class Start(Struct):
             "user_id": self.user_id,
             "run_id": self.run_id,
             "on_busy": self.on_busy,
-            "metadata": json_of(self.metadata, "metadata", dict),
-            "messages": json_of(self.messages, "messages", list),
+            "metadata": read_metadata(self.metadata),
+            "messages": read_messages(self.messages),
         }
         return {**options, **limits_of(agent, self.max_turns, self.timeout, self.budget)}
 
@@ -141,11 +141,10 @@ async def start_run(request: Request, agent_id: str) -> Response:
     wanted.check()
     form = read_schema(wanted.output_schema)
     options = wanted.options(agent)
-    key = read_key(request, digest(wanted))
+    key = read_key(request, wanted)
 
     async def begin() -> tuple[Run, int]:
-        await host.check_sessions(agent, wanted.user_id, wanted.session_id)
-        return await host.admitted(host.start(agent, wanted.message, options, form, key)), 0
+        return await host.begin(agent, wanted.message, options, form, key), 0
 
     return await answer_once(host, agent, wanted, await once(host, agent, wanted.user_id, key, begin))
 

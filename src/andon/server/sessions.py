@@ -12,9 +12,11 @@ import contextlib
 import sys
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
+from msgspec import Struct
 from starlette.responses import Response
 
 from andon import __version__
@@ -25,6 +27,7 @@ from andon.core.run import Run
 from andon.core.session import OnBusy
 from andon.core.states import CancelCause
 from andon.core.store import SessionKey, SessionRecord
+from andon.errors import AndonError
 from andon.server.access import subprotocol
 from andon.server.adk import (
     METADATA,
@@ -39,33 +42,44 @@ from andon.server.adk import (
     address_of,
     in_snake_case,
     session_shape,
-    snake_case,
     text_of,
     too_large,
     understood,
 )
-from andon.server.body import CANCEL, check_session_id, check_user_id, described, fill, read_fields, read_query
+from andon.server.body import (
+    CANCEL,
+    check_session_id,
+    check_user_id,
+    described,
+    fill,
+    read_fields,
+    read_metadata,
+    read_query,
+    refuse_key,
+)
 from andon.server.distant import Distant, cancel, live_in
 from andon.server.guard import close_reason, refuse
-from andon.server.host import store_of
-from andon.server.lists import answer
+from andon.server.host import Bounded, store_of
+from andon.server.lists import answer, answer_large
 from andon.server.pages import Page, answer_page
 from andon.server.place import run_headers
-from andon.server.problems import Problem
+from andon.server.problems import Problem, problem_of
 from andon.server.runs import Cancel, cancel_all, once_gone, read_cancel
 from andon.server.sse import AnswerResponse, EventResponse
 from andon.server.visit import Visit, host_of, no_session
 from andon.server.wire import to_json
+from andon.store.state import check_size
 
 router = APIRouter()
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Struct)
 
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
 @router.post("/run", openapi_extra=described(Invoke))
 async def run_whole(request: Request) -> Response:
+    refuse_key(request)
     wanted = await _read(request, Invoke)
     run = await _start(host_of(request), wanted)
     teller = Teller(run, streaming=False)
@@ -79,6 +93,7 @@ async def run_whole(request: Request) -> Response:
 
 @router.post("/run_sse", openapi_extra=described(Invoke))
 async def run_streaming(request: Request) -> Response:
+    refuse_key(request)
     wanted = await _read(request, Invoke)
     host = host_of(request)
     run = await _start(host, wanted)
@@ -93,6 +108,8 @@ async def _start(host: Visit, wanted: Invoke) -> Run:
     agent = _agent(host, wanted.app_name)
     prompt = text_of(wanted.new_message)
     session = await _find(agent, wanted.user_id, wanted.session_id)
+    if wanted.state_delta:  # before the run: a request that is refused leaves nothing in the session
+        _check_state(agent, {**session.state, **wanted.state_delta})
     run = await _begin(host, agent, session.key, prompt, wanted.custom_metadata)
     if wanted.state_delta:
         try:
@@ -101,6 +118,13 @@ async def _start(host: Visit, wanted: Invoke) -> Run:
             run.cancel_for(CancelCause.caller)
             raise
     return run
+
+
+def _check_state(agent: Agent, state: dict[str, Any]) -> None:
+    """Raise if the store would not take this state."""
+    store = store_of(agent)
+    if isinstance(store, Bounded):
+        check_size(len(to_json(state)), store.max_state)
 
 
 async def _begin(
@@ -112,15 +136,16 @@ async def _begin(
     on_busy: OnBusy = "reject",
 ) -> Run:
     options: RunOptions = {"session_id": key.session_id, "user_id": key.user_id, "on_busy": on_busy}
-    if custom:
+    if read_metadata(custom, METADATA):
         options["metadata"] = {METADATA: custom}
-    return await host.admitted(host.start(agent, prompt, options))
+    return await host.begin(agent, prompt, options)
 
 
 # -- talking ----------------------------------------------------------------------------------------------------------
 
 
-_CLOSE_CODES = {404: 1002, 413: 1009, 415: 1003, 422: 1007}
+_CLOSE_CODES = {400: 1007, 404: 1002, 413: 1009, 415: 1003, 422: 1007, 500: 1011, 501: 1011, 503: 1013}
+"""Any other status is a 1008: it was understood, and is not allowed."""
 UNTOLD = 8
 """How many answers may wait for a client that doesn't read them; until it does, it isn't listened to."""
 
@@ -138,7 +163,8 @@ async def run_live(socket: WebSocket) -> None:
         await _Talk(host_of(socket)).go(socket, wanted)
     except WebSocketDisconnect:  # it left while it was told something
         pass
-    except Problem as problem:
+    except (Problem, AndonError) as error:
+        problem = error if isinstance(error, Problem) else problem_of(error)
         code, reason = _CLOSE_CODES.get(problem.status_code, 1008), problem.detail
     except Exception:
         code, reason = 1011, "the server failed; its log says why"
@@ -276,8 +302,8 @@ async def _create(host: Visit, agent: Agent, user: str, session_id: str, state: 
     check_user_id(user)
     check_session_id(session_id)
     key = SessionKey(agent.id, user, session_id)
-    await host.check_sessions(agent, user, session_id)
-    record = None if _runs_in(agent, key) else await store_of(agent).create_session(key, state)
+    async with host.session_place(agent, user, session_id):
+        record = None if _runs_in(agent, key) else await store_of(agent).create_session(key, state)
     if record is None:
         raise Problem(409, f"session {session_id!r} exists already: use it, or leave the id out to get a fresh one")
     return answer(session_shape(record))
@@ -303,17 +329,19 @@ async def list_sessions(request: Request, app: str, user: str) -> Response:
 async def get_session(request: Request, app: str, user: str, session: str) -> Response:
     agent = host_of(request).agent(app)
     record = await _find(agent, user, session)
-    return answer(session_shape(record, await _events(agent, record.key)))
+    head, events = session_shape(record), await _events(agent, record.key)
+    del head["events"]
+    return await answer_large(head, "events", events)
 
 
 @router.patch(SESSION, openapi_extra=described(Update))
 async def update_session(request: Request, app: str, user: str, session: str) -> Response:
+    """Answers with the new state and without events: a small change would cost as much as all that was said."""
     host = host_of(request)
     agent = host.agent(app)
     wanted = await _read(request, Update, host.max_state_body(agent))
     key = (await _find(agent, user, session)).key
-    record = await _set(agent, key, wanted.state_delta)
-    return answer(session_shape(record, await _events(agent, key)))
+    return answer(session_shape(await _set(agent, key, wanted.state_delta)))
 
 
 @router.delete(SESSION)
@@ -357,18 +385,25 @@ async def _set(agent: Agent, key: SessionKey, delta: dict[str, Any]) -> SessionR
     return record
 
 
-async def _events(agent: Agent, key: SessionKey) -> list[Shape]:
-    """What was said in a session; of a run that is going on, what is complete."""
+async def _events(agent: Agent, key: SessionKey) -> Callable[[], Iterator[Shape]]:
+    """What was said in a session; of a run that is going on, what is complete. The events are made as they are taken,
+    which may be in a thread.
+    """
     running = {run.run_id: run for run in _runs_in(agent, key)}
-    shapes: list[Shape] = []
-    for record, messages in await store_of(agent).history(key):
+    history = await store_of(agent).history(key)
+    for record, _ in history:
         running.pop(record.run_id, None)
-        # What somebody has put there is nobody's run.
-        invocation = Invocation(record.run_id or "history", agent.id, record.metadata)
-        shapes += invocation.whole(messages, record.created_at, record)
-    for run in running.values():
-        shapes += Invocation(run.run_id, agent.id, run.metadata).whole(run.own_messages, run.created_at, None)
-    return shapes
+    begun = [(run, list(run.own_messages)) for run in running.values()]
+
+    def make() -> Iterator[Shape]:
+        for record, messages in history:
+            # What somebody has put there is nobody's run.
+            invocation = Invocation(record.run_id or "history", agent.id, record.metadata)
+            yield from invocation.whole(messages, record.created_at, record)
+        for run, messages in begun:
+            yield from Invocation(run.run_id, agent.id, run.metadata).whole(messages, run.created_at, None)
+
+    return make
 
 
 def _runs_in(agent: Agent, key: SessionKey) -> list[Run]:
@@ -408,4 +443,4 @@ def _agent(host: Visit, app: str | None) -> Agent:
 async def _read(request: Request, kind: type[T], limit: int | None = None) -> T:
     """The body, whose keys may be in camelCase or in snake_case."""
     fields = await read_fields(request, host_of(request).settings.max_body if limit is None else limit)
-    return fill(request, in_snake_case(fields), kind, {snake_case(name): name for name in fields})
+    return fill(request, in_snake_case(fields, kind), kind)

@@ -7,10 +7,9 @@ A run or a session of somebody else is answered in the very words that are for o
 from __future__ import annotations
 
 import asyncio
-import copy
-import functools
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -161,7 +160,7 @@ class Visit:
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
-    def start(
+    async def begin(
         self,
         agent: Agent,
         message: str,
@@ -172,18 +171,15 @@ class Visit:
         """Begin a run, in the name of whoever asks."""
         if not self.principal.sees(user_id := options.get("user_id")):
             raise no_user(user_id)
-        run = self._host.start(agent, message, options, form, request_key)
-        run.output_schema = None if form is None else form.kept  # before it is entered, which its task does
-        return self._about(run)
+        return self._about(await self._host.begin(agent, message, options, form, request_key))
 
     def max_state_body(self, agent: Agent) -> int:
         return self._host.max_state_body(agent)
 
-    async def check_sessions(self, agent: Agent, user_id: str | None, session_id: str | None) -> None:
-        await self._host.check_sessions(agent, user_id, session_id)
-
-    async def admitted(self, run: Run) -> Run:
-        return await self._host.admitted(run)
+    def session_place(
+        self, agent: Agent, user_id: str | None, session_id: str | None
+    ) -> AbstractAsyncContextManager[None]:
+        return self._host.session_place(agent, user_id, session_id)
 
     async def go_on(
         self,
@@ -202,11 +198,9 @@ class Visit:
         self._host.check_may_go_on(agent, found)
         if form is None and found.status.final and found.output_schema is not None:
             form = JsonSchema(found.output_schema)
-        bound = copy.copy(agent)  # the same agent, which goes on with these
-        bound.resume_run = functools.partial(  # type: ignore[method-assign]
-            agent.resume_run, output_type=form, **(options or {})
-        )
-        run = await self._host.go_on(bound, run_id, answers, session_of(found), new_run_id, request_key)
+        given: dict[str, Any] = {"output_type": form, **(options or {})}
+        session, anew = session_of(found), found.status.final
+        run = await self._host.go_on(agent, run_id, answers, session, new_run_id, request_key, given, anew=anew)
         run.output_schema = found.output_schema if form is None else form.kept
         return self._about(run)
 

@@ -162,7 +162,15 @@ def list_runs(tx: Tx, which: Selection, limit: int, before: tuple[float, str] | 
         wanted = wanted.where(or_(runs.c.created < created, and_(runs.c.created == created, runs.c.number < number)))
     found = tx.execute(wanted.order_by(runs.c.created.desc(), runs.c.number.desc()).limit(limit))
     return [
-        RunRecord(row.run_id, sessions.key_of(row), sessions.status_of(row), row.created, {}, continues=row.continues)
+        RunRecord(
+            row.run_id,
+            sessions.key_of(row),
+            sessions.status_of(row),
+            row.created,
+            {},
+            continues=row.continues,
+            parent_run_id=row.parent,
+        )
         for row in found
     ]
 

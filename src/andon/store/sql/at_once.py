@@ -89,6 +89,7 @@ def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float, dead
         "owner": owner,
         "seconds": seconds,
         "continues": Id.written_or_none(record.continues),
+        "parent": Id.written_or_none(record.parent_run_id),
         "created": record.created_at,
         "record": text,
         "left": deadline - time.monotonic(),
@@ -118,9 +119,9 @@ WITH head AS (
     )
 ), run AS (
   INSERT INTO andon_runs (run_id, session, agent_id, user_id, session_id, status, owner, epoch, lease_until,
-    lease_seconds, continues, last_seq, created)
+    lease_seconds, continues, parent, last_seq, created)
   SELECT %(run_id)s, head.id, %(agent_id)s, %(user_id)s, %(session_id)s, '{RunStatus.running.value}', %(owner)s, 1,
-    {SERVER_CLOCK} + %(seconds)s::float8, %(seconds)s::float8, %(continues)s, 0, %(created)s::float8
+    {SERVER_CLOCK} + %(seconds)s::float8, %(seconds)s::float8, %(continues)s, %(parent)s, 0, %(created)s::float8
   FROM head ON CONFLICT DO NOTHING
   RETURNING number
 ), kept AS (

@@ -36,7 +36,8 @@ def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float) -> G
         if tx.by_hand(_LINE, (session,)).fetchone():
             return None
     held = (RunStatus.running.value, owner, clocks.monotonic() + seconds, seconds)
-    row = (run_id, session, *names, *held, Id.written_or_none(record.continues), record.created_at)
+    others = (Id.written_or_none(record.continues), Id.written_or_none(record.parent_run_id))
+    row = (run_id, session, *names, *held, *others, record.created_at)
     number = tx.by_hand(_ENTER, row).lastrowid
     tx.by_hand(_KEEP, (number, text))
     return Granted.of(record.run_id, 1, tx.began, has_turn=True, is_fresh=not begun)
@@ -51,8 +52,8 @@ INSERT INTO andon_sessions (agent_id, user_id, session_id, begun, created, updat
 """
 _ENTER = """
 INSERT INTO andon_runs (run_id, session, agent_id, user_id, session_id, status, owner, lease_until, lease_seconds,
-  continues, created, epoch, last_seq)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, 0)
+  continues, parent, created, epoch, last_seq)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, 0)
 """
 _KEEP = "INSERT INTO andon_records (number, record) VALUES (?, ?)"
 

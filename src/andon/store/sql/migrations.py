@@ -83,6 +83,7 @@ def _from_2(connection: Connection) -> None:
     _add_keys(connection)
     _part_states(connection)
     _index_ages(connection)
+    _name_parents(connection)
     _add_secrets(connection)
 
 
@@ -106,6 +107,16 @@ def _part_states(connection: Connection) -> None:
 def _index_ages(connection: Connection) -> None:
     """Runs are listed page by page, newest first."""
     connection.execute(text("CREATE INDEX andon_runs_created ON andon_runs (created)"))
+
+
+def _name_parents(connection: Connection) -> None:
+    """The run above is in a column: so lists and counts know it without the record."""
+    connection.execute(text("ALTER TABLE andon_runs ADD COLUMN parent TEXT"))
+    live = text("SELECT number, record FROM andon_runs JOIN andon_records USING (number) WHERE ended IS NULL")
+    change = text("UPDATE andon_runs SET parent = :parent WHERE number = :number")
+    for number, record in connection.execute(live).all():
+        if parent := msgspec.json.decode(record).get("parent_run_id"):
+            connection.execute(change, {"parent": Id.written(parent), "number": number})
 
 
 def _add_histories(connection: Connection) -> None:

@@ -243,6 +243,7 @@ def insert_run(tx: Tx, record: RunRecord, text: str, session: int, **columns: An
         "session_id": record.session.session_id,
         "status": record.status.value,
         "continues": record.continues,
+        "parent": record.parent_run_id,
         "last_seq": 0,
         "created": record.created_at,
         **columns,

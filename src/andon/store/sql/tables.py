@@ -121,6 +121,7 @@ runs = Table(
     Column("lease_seconds", Double),  # how long it was given for
     Column("cancel", Text),
     Column("continues", Id),
+    Column("parent", Id),  # the run whose tool has started it
     Column("last_seq", Integer, nullable=False),  # of its events, once it has ended; 0 when they are forgotten
     Column("created", Double, nullable=False),  # as its record says: by its process's clock
     Column("ended", Double),

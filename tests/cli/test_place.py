@@ -134,11 +134,13 @@ def test_a_server_that_wants_a_token_is_not_passed_over(
 
 
 @contextmanager
-def answering(status: int, body: bytes) -> Iterator[str]:
-    """Some other program."""
+def answering(status: int, body: bytes, sent: list[str | None] | None = None) -> Iterator[str]:
+    """Some other program. `sent` gets the token of each request."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if sent is not None:
+                sent.append(self.headers["authorization"])
             self.send_response(status)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -169,6 +171,20 @@ def test_another_program_at_that_address_is_no_server(
         code, out, err = andon("ps")
         assert (code, "asker" in out) == (0, True)
         assert f"no server answers at {url}" in err
+
+
+@pytest.mark.parametrize("with_file", [True, False])
+def test_another_program_at_that_address_gets_no_token(
+    here: Path, andon: Andon, monkeypatch: pytest.MonkeyPatch, with_file: bool
+) -> None:
+    if with_file:
+        andon("run", "program:asker", "Hi", "--db", FILE)
+    sent: list[str | None] = []
+    with answering(200, b"[]", sent) as url:
+        there(monkeypatch, url)
+        monkeypatch.setenv("ANDON_TOKEN", "s3cret")
+        andon("ps")
+    assert sent == [None] * (1 if with_file else 2)
 
 
 def test_a_server_that_hangs_is_not_passed_over(file: Path, andon: Andon, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -476,6 +476,8 @@ def test_what_a_server_may_answer(andon: Andon, status: int, body: bytes, code: 
         (["ps", "--token", "ä\n"], "--token"),
         (["ps", "--limit", "0"], "1 or more"),
         (["ps", "--limit", "few"], "1 or more"),
+        (["ps", "--limit", "inf"], "1 or more"),
+        (["ps", "--limit", "nan"], "1 or more, and not 'nan'"),
         (["ps", "--agent", ""], "it is empty"),
         (["cancel"], "say which runs"),
         (["cancel", "r", "--all"], "say which runs"),

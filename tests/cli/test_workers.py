@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,10 +18,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from andon.cli import workers
 from andon.cli.files import Files
 from tests.cli.terminal import alone, environment
 from tests.server.live import frames
-from tests.support import HANG, eventually
+from tests.support import HANG, eventually, until
 
 PROGRAM = """
 import os
@@ -89,8 +92,8 @@ class Group:
 
 
 @contextlib.contextmanager
-def serving(here: Path, *options: str, complains: str = "") -> Iterator[Group]:
-    (here / "program.py").write_text(PROGRAM)
+def serving(here: Path, *options: str, complains: str = "", program: str = PROGRAM) -> Iterator[Group]:
+    (here / "program.py").write_text(program)
     command = [sys.executable, "-m", "andon", "serve", "program:agents", "--port", "0", *options]
     with (
         open(here / "stderr", "w", encoding="utf-8") as stderr,
@@ -165,6 +168,109 @@ def test_one_signal_drains_all_workers_and_says_for_what(tmp_path: Path) -> None
         )
 
 
+def test_a_signal_to_every_process_drains_all_workers(tmp_path: Path) -> None:
+    """As systemd does it, with the parent as the last one."""
+    with serving(tmp_path, "--workers", "2", "--drain", "30") as group, contextlib.ExitStack() as stack:
+        pids, streams = group.pids(), []
+        for _ in range(6):
+            client = stack.enter_context(group.another_client())
+            response = stack.enter_context(client.stream("POST", "/agents/brief/runs", data={"message": "Hi"}))
+            streams.append(frames(response.iter_lines()))
+            next(streams[-1])
+        for pid in (*pids, group.process.pid):
+            os.kill(pid, signal.SIGTERM)
+        assert [list(stream)[-1].data["content"] for stream in streams] == ["One done."] * 6, "they could finish"
+        assert group.process.wait(HANG) == 0
+
+
+def test_a_worker_that_is_killed_while_it_drains_is_a_failure(tmp_path: Path) -> None:
+    with serving(tmp_path, "--workers", "2", "--drain", "3600") as group:
+        pids = group.pids()
+        with group.client.stream("POST", "/agents/helper/runs", data={"message": "Hi"}) as response:
+            next(frames(response.iter_lines()))
+            group.process.send_signal(signal.SIGTERM)
+            group.until(r"worker \d: shutting down: .*")
+
+            def gone() -> bool:
+                for pid in filter(is_alive, pids):
+                    os.kill(pid, signal.SIGTERM)
+                return not any(map(is_alive, pids))
+
+            eventually(gone)
+        group.client.close()
+        assert group.process.wait(HANG) == 1
+
+
+class Fake:
+    """A worker without a process. It serves until it is asked to end."""
+
+    pid, is_ready = 1, True
+
+    def __init__(self) -> None:
+        self.code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def ready(self) -> str:
+        return "serving"
+
+    def drain(self) -> None:
+        if not self.code.done():
+            self.code.set_result(0)
+
+    async def ended(self) -> int:
+        return await self.code
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_worker_that_can_not_be_started_is_tried_again(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[tuple[int, Fake]] = []
+    failing = 0
+
+    async def start(number: int, *_: object) -> Fake:
+        nonlocal failing
+        if failing:
+            failing -= 1
+            raise OSError(24, "Too many open files")
+        started.append((number, Fake()))
+        return started[-1][1]
+
+    async def main() -> int:
+        nonlocal failing
+        with socket.socket() as listener:
+            group = workers.Workers([], listener)
+            keeping = asyncio.create_task(group.keep(2))
+            await until(lambda: len(started) == 2)
+            failing = 2
+            started[number - 1][1].code.set_result(-signal.SIGKILL)
+            await until(lambda: len(started) == 3)
+            assert started[2][0] == number
+            group._caught(signal.SIGTERM)
+            return await keeping
+
+    monkeypatch.setattr(workers.Worker, "start", start)
+    monkeypatch.setattr(workers, "RESTART_SECONDS", 0.001)
+    assert asyncio.run(main()) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        f"andon: worker {number} has ended (SIGKILL); starting another in 0.001 s",
+        f"andon: worker {number} could not be started ([Errno 24] Too many open files); starting another in 0.002 s",
+        f"andon: worker {number} could not be started ([Errno 24] Too many open files); starting another in 0.004 s",
+    ]
+
+
+def test_a_first_worker_that_can_not_be_started_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def start(*_: object) -> Fake:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(workers.Worker, "start", start)
+    with socket.socket() as listener:
+        assert asyncio.run(workers.Workers([], listener).keep(2)) == 1
+    assert capsys.readouterr().err == "andon: the server could not be started ([Errno 12] Cannot allocate memory)\n"
+
+
 def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
     with serving(tmp_path, "--workers", "2", "--drain", "3600") as group:
         pids = group.pids()
@@ -199,6 +305,7 @@ def test_workers_do_not_outlive_their_parent(tmp_path: Path) -> None:
         (["own:agent", "--workers", "2"], "--workers needs a database"),
         (["program:agents", "--workers", "2", "--reload"], "give one of them"),
         (["program:agents", "--workers", "0"], "1 or more"),
+        (["program:agents", "--workers", "inf"], "1 or more, and not 'inf'"),
         (["program:nobody", "--workers", "2"], "there is no 'nobody'"),
         (["--workers", "2"], "no agent to serve"),
     ],
@@ -234,6 +341,21 @@ def test_a_changed_program_is_served_anew(tmp_path: Path) -> None:
         with group.another_client() as client:
             assert client.get("/agents/helper/runs/r1").json()["status"] == "CANCELLED", "the database has kept it"
         assert group.end(signal.SIGINT) == 0
+
+
+def test_a_signal_while_a_changed_program_drains_does_not_cut_it_off(tmp_path: Path) -> None:
+    slow = PROGRAM.replace("Pause(0.3)", "Pause(2.0)")
+    with serving(tmp_path, "--reload", "--drain", "30", program=slow) as group:
+        group.until("database: .*")
+        with group.client.stream("POST", "/agents/brief/runs", data={"message": "Hi"}) as response:
+            stream = frames(response.iter_lines())
+            next(stream)
+            (tmp_path / "program.py").write_text(PROGRAM)
+            group.until(r"shutting down: .*")
+            group.process.send_signal(signal.SIGTERM)
+            assert list(stream)[-1].data["content"] == "One done."
+        group.client.close()
+        assert group.process.wait(HANG) == 0
 
 
 def test_a_broken_program_is_shown_and_mended(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from andon.messages import Message
 from andon.models.scripted import Call, ScriptedModel
 from andon.server import create_app
 from andon.server.host import Host
+from andon.server.problems import Problem
 from andon.store.sql import SQLStore
 from tests.kept.keeping import LONG, changed_to, check_stored, found, on, runtimes
-from tests.support import Flag, paused, play
+from tests.support import Flag, paused, play, until
 from tests.support.till import DELETE, Till
 
 
@@ -39,6 +40,23 @@ class Slow(SQLStore):
             self.reached.set()
             await self.go.arrived()
         return await super().finish(lease, record, messages, events)
+
+
+class Gated(SQLStore):
+    """A store that holds back one kind of request, from when the test says so."""
+
+    def __init__(self, url: str, gated: str) -> None:
+        super().__init__(url)
+        self.closed, self.reached, self.go = False, Flag(), Flag()
+        ask = getattr(self, gated)
+
+        async def gate(*arguments: Any) -> Any:
+            if self.closed:
+                self.reached.set()
+                await self.go.arrived()
+            return await ask(*arguments)
+
+        setattr(self, gated, gate)
 
 
 @contextlib.asynccontextmanager
@@ -219,5 +237,102 @@ def test_in_memory_a_paused_run_ends_with_the_server_and_the_log_says_so(caplog:
             assert run.receipt.cause is CancelCause.shutdown
         assert (old.runtime.runs, other.runtime.runs) == ([], [])
         assert "paused runs that were cancelled, because they are kept in memory alone: 2" in caplog.text
+
+    play(main)
+
+
+@pytest.mark.parametrize("gated", ["blocks", "take_up"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_an_answer_that_comes_with_the_shutdown_is_not_used_up(url: str, gated: str, elsewhere: bool) -> None:
+    """It waits for the store when the server goes down. The run stays paused, and can be answered after that."""
+
+    async def main() -> None:
+        till, store = Till(), Gated(url, gated)
+        async with runtimes(url, 1) as (other,):
+            runtime = Runtime(store, lease_seconds=LONG)
+            agent = on(runtime, DELETE, "Gone.", tools=till.tools)
+            asker = on(other, DELETE, tools=till.tools) if elsewhere else agent
+            run, result = await paused(asker, session_id="s")
+            answers = {each.id: True for each in result.interrupts}
+            async with served(agent) as host:
+                store.closed = True
+                answering = asyncio.create_task(
+                    host.go_on(agent, run.run_id, answers, run.session.key, None, anew=False)
+                )
+                await store.reached.arrived()
+                down = asyncio.create_task(host.shut_down())
+                await asyncio.sleep(0)
+                assert host.draining
+                store.go.set()
+                await down
+                with pytest.raises(Problem, match="shutting down") as caught:
+                    await answering
+                assert caught.value.status_code == 503
+            assert (await found(other, run.run_id)).status is RunStatus.paused
+            assert till.did == []
+            await runtime.close()
+            result = await on(other, "Gone.", tools=till.tools).continue_run(run.run_id, answers)
+            assert (result.status, till.did) == (RunStatus.completed, ["all"])
+
+    play(main)
+
+
+def test_an_answer_that_the_store_takes_during_the_drain_has_the_rest_of_it(url: str) -> None:
+    async def main() -> None:
+        till, store = Till(), Gated(url, "take_up")
+        runtime = Runtime(store, lease_seconds=LONG)
+        agent = on(runtime, DELETE, "Gone.", tools=till.tools)
+        run, result = await paused(agent, session_id="s")
+        async with served(agent, drain=60) as host:
+            store.closed = True
+            answers = {each.id: True for each in result.interrupts}
+            answering = asyncio.create_task(host.go_on(agent, run.run_id, answers, run.session.key, None, anew=False))
+            await store.reached.arrived()
+            down = asyncio.create_task(host.shut_down())
+            await asyncio.sleep(0)
+            store.go.set()
+            await down
+            assert await answering is run
+            assert (run.status, till.did) == (RunStatus.completed, ["all"])
+        await runtime.close()
+
+    play(main)
+
+
+def test_a_run_that_is_refused_during_the_drain_takes_it_from_nobody(url: str) -> None:
+    async def main() -> None:
+        working, go = Flag(), Flag()
+
+        @tool
+        async def work() -> str:
+            working.set()
+            await go.arrived()
+            return "done"
+
+        async with runtimes(url, 1) as (other,):
+            busy, _ = await paused(on(other, DELETE, tools=Till().tools), session_id="s")
+            store = Gated(url, "enter")
+            runtime = Runtime(store, lease_seconds=LONG)
+            agent = on(runtime, Call("work"), "Done.", tools=[work])
+            async with served(agent, drain=60) as host:
+                store.closed = True
+                refused = asyncio.create_task(host.begin(agent, "go", {"session_id": "s"}))
+                finishing = asyncio.create_task(host.begin(agent, "go", {"session_id": "s2"}))
+                await until(lambda: len(runtime.runs) == 2)
+                await store.reached.arrived()
+                down = asyncio.create_task(host.shut_down())
+                await asyncio.sleep(0)
+                store.go.set()
+                with pytest.raises(Problem) as caught:
+                    await refused
+                assert caught.value.status_code == 409
+                await working.arrived()
+                finishes = await finishing
+                assert finishes.signal.request is None
+                go.set()
+                await down
+                assert finishes.status is RunStatus.completed
+            await runtime.close()
+            busy.cancel()
 
     play(main)

@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import pytest
 
 from andon import Agent, Run, RunStatus, Runtime
+from andon.errors import StoreError
 from andon.models.scripted import Call, ScriptedModel, Stall
 from andon.server import create_app
 from tests.kept.keeping import LONG, Shaky
-from tests.support import play, until
+from tests.support import Flag, play, until
 from tests.support.till import Till
 
 
@@ -83,6 +85,54 @@ def test_the_kill_switch_stops_the_runs_of_every_agent_here(url: str) -> None:
                 answer = await client.post("/runs/cancel", json={"user_id": "ada", "block": block})
                 assert answer.status_code == 503
                 assert [run.status for run in runs] == [RunStatus.cancelling] * 2
+
+    play(main)
+
+
+class Silence:
+    """A store that does not answer cancels and blocks, and then can't be asked."""
+
+    def __init__(self, store: Shaky) -> None:
+        self.reached, self.over = Flag(), Flag()
+        store.request_cancel = store.block = self._wait  # type: ignore[assignment, method-assign]
+
+    async def _wait(self, *_: Any) -> Any:
+        self.reached.set()
+        await self.over.arrived()
+        raise StoreError("the database is away, says the test")
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_the_kill_switch_asks_all_runs_here_before_it_asks_a_store(url: str, block: bool) -> None:
+    async def main() -> None:
+        async with served(url, "idle", "one", "two") as (client, store, runtime):
+            runs = [await begun(client, runtime, name) for name in ("one", "two")]
+            silence = Silence(store)
+            cancelling = asyncio.create_task(client.post("/runs/cancel", json={"user_id": "ada", "block": block}))
+            await silence.reached.arrived()
+            assert [run.signal.request is not None for run in runs] == [True, True]
+            if block:  # it is not blocked yet
+                runs.append(await begun(client, runtime, "idle"))
+            silence.over.set()
+            answer = await cancelling
+            assert answer.status_code == 503
+            assert f"runs of this process were asked to stop: {len(runs)};" in answer.json()["detail"]
+            assert all(run.signal.request is not None for run in runs), "also the one that was quicker than the block"
+
+    play(main)
+
+
+@pytest.mark.parametrize(("method", "suffix"), [("POST", ":cancel"), ("DELETE", "")])
+def test_a_session_s_runs_are_stopped_though_nobody_can_look_it_up(url: str, method: str, suffix: str) -> None:
+    async def main() -> None:
+        async with served(url, "works") as (client, store, runtime):
+            run = await begun(client, runtime, "works", session_id="s1")
+            other = await begun(client, runtime, "works", session_id="s2")
+            store.away = True
+            answer = await client.request(method, f"/apps/works/users/ada/sessions/s1{suffix}")
+            assert answer.status_code == 503
+            assert run.status is RunStatus.cancelling
+            assert other.status is RunStatus.running
 
     play(main)
 

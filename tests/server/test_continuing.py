@@ -388,6 +388,7 @@ def test_cancelling_one_call() -> None:
         reached.wait()
         path = f"{RUNS}/r/tools/c/cancel"
         assert live.client.post(f"{RUNS}/r/tools/other/cancel").status_code == 404
+        assert live.client.post(path, json={"reason": "x" * 10_001}).status_code == 422
         asked = live.client.post(path, json={"reason": "takes too long"})
         assert (asked.status_code, asked.json()["outcome"]) == (200, "requested")
         run = live.run_of(agent, "r")

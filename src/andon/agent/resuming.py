@@ -7,7 +7,7 @@ that paused it. A cut one goes on as a new run that names it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, Unpack, overload
 
 from andon.agent.carry import KEPT, Anew, Earlier, take_up
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm, TypeVar
 
     T = TypeVar("T", default=object)
+
+
+def _nothing() -> None:
+    pass
 
 
 class Resuming(Generic[OutputT]):
@@ -112,11 +116,13 @@ class Resuming(Generic[OutputT]):
         new_run_id: str | None = None,
         output_type: Any = None,
         request_key: RequestKey | None = None,
+        check: Callable[[], object] = _nothing,
         **options: Unpack[ContinueOptions],
     ) -> Run:
         """The same, but return the handle of the run as soon as it goes on.
 
-        `request_key` is for servers: a shared store keeps it, and raises `KeyUsedError` if it was used before.
+        Two are for servers. `request_key`: a shared store keeps it, and raises `KeyUsedError` if it was used before.
+        `check`: it is called just before the run is taken: if it raises, the run stays as it was.
         """
         check_id("new_run_id", new_run_id)
         there = await self._where(run_id)
@@ -124,7 +130,7 @@ class Resuming(Generic[OutputT]):
             known = ", ".join([*ContinueOptions.__annotations__, "output_type"])
             raise TypeError(f"there is no option {', '.join(sorted(unknown))} to go on with; there are: {known}")
         try:
-            return await there._resume(run_id, answers or {}, new_run_id, request_key, options, output_type)
+            return await there._resume(run_id, answers or {}, new_run_id, request_key, check, options, output_type)
         except NotContinuableError:
             # Perhaps because the same call was made before: then the run that it made is worth more than the reason.
             if new_run_id not in (None, run_id) and await there._is_taken(new_run_id):
@@ -137,6 +143,7 @@ class Resuming(Generic[OutputT]):
         answers: Mapping[str, Any],
         new_run_id: str | None,
         request_key: RequestKey | None,
+        check: Callable[[], object],
         options: ContinueOptions,
         output_type: Any,
     ) -> Run:
@@ -147,6 +154,7 @@ class Resuming(Generic[OutputT]):
             anew = Anew(options.get("deps", KEPT), form_of(output_type))
             await self.runtime.check_blocks(run.session.key)
             if (run := self._own_run(run_id)) is not None:  # it may have gone on elsewhere meanwhile
+                check()
                 await run.resume(answers, anew, request_key)
                 return run
         if self.runtime.keeper is not None:
@@ -158,7 +166,7 @@ class Resuming(Generic[OutputT]):
             _check_own_id(run_id, new_run_id)
             _check_kept(options)
             await self.runtime.check_blocks(record.session)
-            return await self._restore(record, answers, request_key, options, output_type)
+            return await self._restore(record, answers, request_key, check, options, output_type)
         if record.status in (RunStatus.pending, RunStatus.running, RunStatus.cancelling):
             advice = "" if record.status is RunStatus.cancelling else ", or cancel it"
             raise NotContinuableError(f"run {run_id!r} is {record.status.name}: wait for its end{advice}")
@@ -175,6 +183,7 @@ class Resuming(Generic[OutputT]):
         earlier = Earlier(run_id, left, record.cut_calls)
         earlier.lift(await self.runtime.store.load(record.session))  # refused here, rather than by a run that fails
         key = record.session
+        check()
         named: RunOptions = {"session_id": key.session_id, "user_id": key.user_id, "run_id": new_run_id}
         run = self._make(take_up(left), {**options, **named}, earlier, output_type=output_type)
         run.request_key = request_key
@@ -186,6 +195,7 @@ class Resuming(Generic[OutputT]):
         record: RunRecord,
         answers: Mapping[str, Any],
         request_key: RequestKey | None,
+        check: Callable[[], object],
         given: ContinueOptions,
         output_type: Any,
     ) -> Run:
@@ -226,6 +236,7 @@ class Resuming(Generic[OutputT]):
         run = self._make([], options, restored=(record, base, messages), output_type=output_type)
         run.request_key = record.request_key
         run.answer(answers)
+        check()
         # Nobody must see it here before: someone else may be quicker, and what they make of the run is what it is.
         seconds = self.runtime.bounds.settle_seconds
         held = await take_paused_for(self.runtime.keeper, record.run_id, len(events), seconds, request_key)

@@ -84,7 +84,7 @@ def days(given: str) -> float:
 
 def count(given: str) -> int:
     value = _number(given)
-    if value < 1 or value != int(value):
+    if not 1 <= value < math.inf or value != int(value):
         raise argparse.ArgumentTypeError(f"it is a whole number, 1 or more, and not {given!r}")
     return int(value)
 

@@ -121,7 +121,7 @@ def _whichever_is_there(server: Remote, *, quiet: bool) -> Place:
         tell(f"· asking the server at {server.name}{other}")
         return server
     if file is None:
-        return server  # what is asked of it says what is wrong
+        return server.without_token()  # what is asked of it says what is wrong
     tell(f"· asking {file}: no server answers at {server.name}")
     return open_database(file)
 

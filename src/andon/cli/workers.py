@@ -3,9 +3,12 @@
 
 The parent holds the listening socket and runs nothing else. A worker is the same command in a process of its own, which
 gets that socket and a line to its parent (`andon.server.parent`). What must stay true: one signal to the parent drains
-all workers, a second one ends all of them at once; a worker that dies is replaced; and no worker outlives its parent.
+all workers, a second one ends all of them at once; a worker that dies, or can't be started, is replaced; and no worker
+outlives its parent.
 
-Workers are in process groups of their own: Ctrl-C at a terminal reaches the parent alone, or each would hear it twice.
+A worker that serves is asked for its drain over the line, and not by a signal. systemd sends SIGTERM to every process
+of a service, and a second one would end the worker at once. Workers are in process groups of their own, so that Ctrl-C
+at a terminal reaches the parent alone.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from andon.cli.files import Files
 from andon.cli.mistake import Exit
@@ -39,32 +43,46 @@ class Worker:
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self._process, self._reader, self._writer = process, reader, writer
-        self.pid = process.pid
+        self.pid, self.is_ready = process.pid, False
 
     @classmethod
     async def start(cls, number: int, arguments: Sequence[str], listener: socket.socket) -> Worker:
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # or a file `andon.py` in this folder would be run in our place
-                *(f"-W{each}" for each in sys.warnoptions),
-                "-m",
-                "andon",
-                *arguments,
-                env={**os.environ, VARIABLE: f"{listener.fileno()},{theirs.fileno()},{number}"},
-                stdin=asyncio.subprocess.DEVNULL,  # it is not in the terminal's foreground, and may not read from it
-                pass_fds=(listener.fileno(), theirs.fileno()),
-                process_group=0,
-            )
-        return cls(process, *await asyncio.open_connection(sock=ours))
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-P",  # or a file `andon.py` in this folder would be run in our place
+                    *(f"-W{each}" for each in sys.warnoptions),
+                    "-m",
+                    "andon",
+                    *arguments,
+                    env={**os.environ, VARIABLE: f"{listener.fileno()},{theirs.fileno()},{number}"},
+                    stdin=asyncio.subprocess.DEVNULL,  # it is not in the terminal's foreground: it may not read there
+                    pass_fds=(listener.fileno(), theirs.fileno()),
+                    process_group=0,
+                )
+            return cls(process, *await asyncio.open_connection(sock=ours))
+        except BaseException:  # if it was started all the same, it ends now
+            ours.close()
+            raise
 
     async def ready(self) -> str | None:
         """What it says of itself when it serves; None if it ended before that."""
         try:
-            return (await self._reader.readuntil(END)).removesuffix(END).decode()
+            text = await self._reader.readuntil(END)
         except (asyncio.IncompleteReadError, OSError):
             return None
+        self.is_ready = True
+        return text.removesuffix(END).decode()
+
+    def drain(self) -> None:
+        """Have it end in order; however often it is asked, and whatever signals it gets besides."""
+        if self.is_ready:
+            with contextlib.suppress(OSError):  # it has ended
+                self._writer.write_eof()
+        else:
+            self.send(signal.SIGTERM)
 
     def send(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -76,12 +94,22 @@ class Worker:
         return code
 
 
+class Ended(NamedTuple):
+    """A worker that is there no more."""
+
+    code: int
+    """What this process is to end with, as far as that one is concerned."""
+    how: str
+
+
 class Workers:
     """The workers of this process, and what a signal does to them."""
 
     def __init__(self, arguments: Sequence[str], listener: socket.socket) -> None:
         self._arguments, self._listener = arguments, listener
         self._alive: dict[int, Worker] = {}
+        self._unstarted: dict[int, OSError] = {}
+        """Why there is no worker of that number."""
         self._signal: signal.Signals | None = None
         """The first one that came. From there on nothing is started."""
         self._leaving = asyncio.Event()
@@ -92,35 +120,44 @@ class Workers:
 
     def _caught(self, number: signal.Signals) -> None:
         if self._signal is not None:
-            self.stop(signal.SIGKILL)  # as if nobody had caught it: a worker's own handler may not have had its turn
+            self.kill()  # as if nobody had caught it: a worker's own handler may not have had its turn
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
         self._signal = number
         self._leaving.set()
-        self.stop(signal.SIGTERM)
+        self.drain()
 
-    def stop(self, number: signal.Signals) -> None:
+    def drain(self) -> None:
         for worker in self._alive.values():
-            worker.send(number)
+            worker.drain()
+
+    def kill(self) -> None:
+        for worker in self._alive.values():
+            worker.send(signal.SIGKILL)
 
     async def _begin(self, number: int) -> str | None:
-        """Start it. Returns what it says of itself, or None if it ends before it serves."""
-        worker = self._alive[number] = await Worker.start(number, self._arguments, self._listener)
+        """Start it. Returns what it says of itself, or None if it ends before it serves, or can't be started."""
+        try:
+            worker = self._alive[number] = await Worker.start(number, self._arguments, self._listener)
+        except OSError as error:  # no descriptors, or no memory: that may pass
+            self._unstarted[number] = error
+            return None
         if self._leaving.is_set():  # it came while this one was started
-            worker.send(signal.SIGTERM)
+            worker.drain()
         return await worker.ready()
 
-    async def _end(self, number: int) -> int:
-        code = await self._alive[number].ended()
+    async def _end(self, number: int) -> Ended:
+        """Wait for its end. One that a signal has ended has a negative code, which this process can't end with."""
+        if (error := self._unstarted.pop(number, None)) is not None:
+            return Ended(Exit.ok if self._leaving.is_set() else Exit.failed, f"could not be started ({error})")
+        worker = self._alive[number]
+        code = await worker.ended()
         del self._alive[number]
-        return code
-
-    def _code(self, code: int) -> int:
-        """What this process is to end with. One that a signal has ended has a negative code, which nobody can have."""
-        if self._signal is not None and code == -signal.SIGTERM:  # it had not come far enough to catch it
-            return Exit.ok
-        return Exit.failed if code < 0 else code
+        how = f"has ended ({_how(code)})"
+        if self._signal is not None and code == -signal.SIGTERM and not worker.is_ready:
+            return Ended(Exit.ok, how)  # it had not come far enough to catch it
+        return Ended(Exit.failed if code < 0 else code, how)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -134,7 +171,10 @@ class Workers:
         # The first one alone: it makes the tables, and if something is wrong, it is said once.
         text = await self._begin(1)
         if text is None:
-            return self._code(await self._end(1))
+            unstarted, ended = 1 in self._unstarted, await self._end(1)
+            if unstarted:  # all else it has said itself
+                note(f"andon: the server {ended.how}", "red")
+            return ended.code
         up = [asyncio.Event() for _ in range(2, count + 1)]
         tending = [asyncio.create_task(self._tend(1, None))]
         tending += [asyncio.create_task(self._tend(number, each)) for number, each in enumerate(up, 2)]
@@ -143,7 +183,7 @@ class Workers:
         if not self._leaving.is_set():
             pids = ", ".join(str(worker.pid) for _, worker in sorted(self._alive.items()))
             print(f"{text}\nworkers: {count} processes ({pids}), of {os.getpid()}", flush=True)
-        return max([self._code(await each) for each in tending])
+        return max([await each for each in tending])
 
     async def _tend(self, number: int, up: asyncio.Event | None) -> int:
         """Replace a worker whenever it has ended, until a signal."""
@@ -154,10 +194,10 @@ class Workers:
             finally:
                 up.set()
         while True:
-            code = await self._end(number)
+            ended = await self._end(number)
             if self._leaving.is_set():
-                return code
-            note(f"andon: worker {number} has ended ({_how(code)}); starting another in {delay:g} s", "yellow")
+                return ended.code
+            note(f"andon: worker {number} {ended.how}; starting another in {delay:g} s", "yellow")
             await self._pause(delay)
             if self._leaving.is_set():
                 return Exit.ok
@@ -174,22 +214,22 @@ class Workers:
             leaving = asyncio.create_task(self._leaving.wait())
             await asyncio.wait([serving, changing, leaving], return_when=asyncio.FIRST_COMPLETED)
             if serving.done() and not self._leaving.is_set():
-                how = _how(serving.result())
-                note(f"andon: the server has ended ({how}); a change of the program starts it again", "yellow")
+                how = serving.result().how
+                note(f"andon: the server {how}; a change of the program starts it again", "yellow")
                 await asyncio.wait([changing, leaving], return_when=asyncio.FIRST_COMPLETED)
             if not self._leaving.is_set():
                 print(f"changed: {', '.join(changing.result())}; starting again", flush=True)
-                self.stop(signal.SIGTERM)
+                self.drain()
                 _, late = await asyncio.wait([serving], timeout=drain + RELOAD_SECONDS)
                 if late:
-                    self.stop(signal.SIGKILL)
-            code = await serving
+                    self.kill()
+            ended = await serving
             for each in (changing, leaving):
                 each.cancel()
             if self._leaving.is_set():
-                return self._code(code)
+                return ended.code
 
-    async def _serve_once(self) -> int:
+    async def _serve_once(self) -> Ended:
         text = await self._begin(0)
         if text is not None:
             print(text, flush=True)

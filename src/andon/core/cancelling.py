@@ -27,14 +27,94 @@ if TYPE_CHECKING:
 
 async def cancel_fitting(runtime: Runtime, which: Selection, request: CancelRequest) -> Outcomes:
     """Ask them, and say for each what that achieved. See `Runtime.cancel`."""
-    fitting = _find(runtime, which)
-    if runtime.keeper is None:
-        outcomes = _ask(fitting, request)
-    else:
-        outcomes = await _ask_everywhere(runtime, runtime.keeper, which, request, fitting)
-    if which.run_id is not None and which.run_id not in outcomes and runtime.has_ended(which.run_id):
-        outcomes[which.run_id] = CancelOutcome.already_finished
-    return outcomes
+    sweep = Sweep(runtime, which)
+    ask_here([sweep], request)
+    return await sweep.ask_store(request)
+
+
+def ask_here(sweeps: Iterable[Sweep], request: CancelRequest) -> None:
+    """Ask the runs that this process works on, of all these, and wait for nothing. Each run is asked once: do it again
+    for those that have begun since.
+    """
+    batch: Batch = {}
+    try:
+        for sweep in sweeps:
+            sweep.ask_here(request, batch)
+    finally:  # whoever was asked is woken, even if a Ctrl-C comes in between
+        wake_all(batch, request)
+
+
+class Sweep:
+    """A cancel of the runs of one runtime that fit: first here, and then in its store."""
+
+    def __init__(self, runtime: Runtime, which: Selection) -> None:
+        self._runtime, self._which = runtime, which
+        self.found: dict[str, Run] = {}
+        """The runs of this process that it is about, also those that only the store can stop."""
+        self._at_work: dict[str, Run] = {}
+        self._here = Outcomes()
+        """Of those that this process works on, what was achieved."""
+
+    @property
+    def asked(self) -> int:
+        """How many runs of this process stop, whatever becomes of the store."""
+        return sum(map(bool, self._here.values()))
+
+    def ask_here(self, request: CancelRequest, batch: Batch) -> None:
+        """See `ask_here`."""
+        fitting, shared = _find(self._runtime, self._which), self._runtime.keeper is not None
+        at_work = {run.run_id: run for run in fitting if not (shared and run.rests) and run.run_id not in self._at_work}
+        self.found |= {run.run_id: run for run in fitting}
+        self._at_work |= at_work
+        outcomes = {run_id: run.ask(request, batch) for run_id, run in at_work.items()}
+        for run_id, outcome in outcomes.items():
+            if not (shared and at_work[run_id].rests):  # else it began to pause at this very moment
+                self._here[run_id] = outcome
+
+    async def ask_store(self, request: CancelRequest) -> Outcomes:
+        """Ask the others as well, and say for each run what that achieved."""
+        run_id, keeper = self._which.run_id, self._runtime.keeper
+        outcomes = self._here if keeper is None else await self._ask_everywhere(keeper, request)
+        if run_id is not None and run_id not in outcomes and self._runtime.has_ended(run_id):
+            outcomes[run_id] = CancelOutcome.already_finished
+        return outcomes
+
+    async def _ask_everywhere(self, keeper: Keeper, request: CancelRequest) -> Outcomes:
+        resting = [run for run_id, run in self.found.items() if run_id not in self._at_work]
+        try:
+            # Whoever holds the run has stopped it by now: the answer does not wait for long.
+            async with asyncio.timeout(self._runtime.bounds.settle_seconds if self.asked else None):
+                stored = await keeper.store.request_cancel(self._which, request)
+        except (StoreError, TimeoutError) as error:
+            return self._unstored(error)
+        for run in self._at_work.values():
+            if stored.get(run.run_id) and run.tenure is not None:
+                run.tenure.told = True
+        # Of those that rest, the store alone decides: one that it knows to have ended is only not told so here yet.
+        _ask([run for run in resting if stored.get(run.run_id)], request)
+        outcomes = Outcomes({key: value for key, value in stored.items() if value is not CancelOutcome.unknown})
+        for run_id, outcome in self._here.items():
+            outcomes[run_id] = _joint(outcomes.get(run_id), outcome)
+        if stored.nobodys:
+            with contextlib.suppress(StoreError):  # it has taken the cancel; the rest is done by any keeper
+                await keeper.end_orphans()
+        return outcomes
+
+    def _unstored(self, error: StoreError | TimeoutError) -> Outcomes:
+        """The store can't be asked. One run that was stopped here is told of; else nobody knows what runs elsewhere."""
+        if self._which.run_id is not None and self.asked:
+            self._here.stored = False
+            return self._here
+        said = str(error) if isinstance(error, StoreError) else "the store takes too long to answer"
+        done = done_here(self.asked)
+        failure = StoreError(f"{said} ({done})" if done else said)
+        failure.done = done
+        raise failure from None
+
+
+def done_here(asked: int) -> str:
+    """What to say if the store can't be asked, and so many runs of this process stop all the same."""
+    return f"runs of this process were asked to stop: {asked}; ask again for those of others" if asked else ""
 
 
 def _find(runtime: Runtime, which: Selection) -> list[Run]:
@@ -48,44 +128,13 @@ def _find(runtime: Runtime, which: Selection) -> list[Run]:
     ]
 
 
-def _ask(runs: Iterable[Run], request: CancelRequest) -> Outcomes:
+def _ask(runs: Iterable[Run], request: CancelRequest) -> None:
     batch: Batch = {}
     try:
-        return Outcomes({run.run_id: run.ask(request, batch) for run in runs})
-    finally:  # whoever was asked is woken, even if a Ctrl-C comes in between
+        for run in runs:
+            run.ask(request, batch)
+    finally:
         wake_all(batch, request)
-
-
-async def _ask_everywhere(
-    runtime: Runtime, keeper: Keeper, which: Selection, request: CancelRequest, fitting: list[Run]
-) -> Outcomes:
-    at_work: list[Run] = []
-    resting: list[Run] = []
-    for run in fitting:
-        (resting if run.rests else at_work).append(run)
-    here = _ask(at_work, request)
-    for run in at_work:
-        if run.rests:  # it began to pause at this very moment
-            del here[run.run_id]
-    asked = [run_id for run_id, outcome in here.items() if outcome]
-    try:
-        # Whoever holds the run has stopped it by now: the answer does not wait for long.
-        async with asyncio.timeout(runtime.bounds.settle_seconds if asked else None):
-            stored = await keeper.store.request_cancel(which, request)
-    except (StoreError, TimeoutError) as error:
-        return _unstored(which, here, asked, error)
-    for run in at_work:
-        if stored.get(run.run_id) and run.tenure is not None:
-            run.tenure.told = True
-    # Of those that rest, the store alone decides: one that it knows to have ended is only not told so here yet.
-    _ask([run for run in resting if stored.get(run.run_id)], request)
-    outcomes = Outcomes({key: value for key, value in stored.items() if value is not CancelOutcome.unknown})
-    for run_id, outcome in here.items():
-        outcomes[run_id] = _joint(outcomes.get(run_id), outcome)
-    if stored.nobodys:
-        with contextlib.suppress(StoreError):  # it has taken the cancel; the rest is done by any keeper
-            await keeper.end_orphans()
-    return outcomes
 
 
 def _joint(stored: CancelOutcome | None, here: CancelOutcome) -> CancelOutcome:
@@ -95,15 +144,3 @@ def _joint(stored: CancelOutcome | None, here: CancelOutcome) -> CancelOutcome:
     end was decided here, the store may still not have it: then the cancel is quicker.
     """
     return here if here or stored is None else stored
-
-
-def _unstored(which: Selection, here: Outcomes, asked: list[str], error: StoreError | TimeoutError) -> Outcomes:
-    """The store can't be asked. One run that was stopped here is told of; else nobody knows what runs elsewhere."""
-    if which.run_id is not None and asked:
-        here.stored = False
-        return here
-    said = str(error) if isinstance(error, StoreError) else "the store takes too long to answer"
-    done = f"runs of this process were asked to stop: {len(asked)}; ask again for those of others" if asked else ""
-    failure = StoreError(f"{said} ({done})" if done else said)
-    failure.done = done
-    raise failure from None

@@ -35,7 +35,7 @@ from andon.server.once import once
 from andon.server.output import read_schema
 from andon.server.place import run_headers
 from andon.server.problems import Problem
-from andon.server.runs import answer_once
+from andon.server.runs import answer_once, check_reason
 from andon.server.visit import Visit, host_of
 
 router = APIRouter()
@@ -108,6 +108,7 @@ async def cancel_call(request: Request, agent_id: str, run_id: str, call_id: str
     host = host_of(request)
     agent = await host.agent_of(agent_id, run_id)
     wanted = await read_body(request, CancelCall, host.settings.max_body)
+    check_reason(wanted.reason)
     found = await host.find(agent, run_id)
     if isinstance(found, RunRecord) and not found.status.final:
         raise Problem(409, f"run {run_id!r} is held by another server: ask that one to cancel a call of it")

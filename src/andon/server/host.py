@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
@@ -27,6 +27,7 @@ from andon.core.taking import given_back
 from andon.errors import AndonError, ConfigurationError, KeyUsedError, RunIdTakenError, SetupError
 from andon.models.base import check_setup
 from andon.server.allowance import Allowances
+from andon.server.answering import Answering, shutting_down
 from andon.server.keys import Keys
 from andon.server.known import Known
 from andon.server.problems import Problem, problem_of
@@ -86,6 +87,7 @@ class Host:
             if settings.max_state and isinstance(each.store, Bounded):
                 each.store.max_state = settings.max_state
         self._room = Room(settings, self.runtimes, lambda: self.live)
+        self._answering = Answering()
         self.readiness = Readiness(self._stores)
         self.started = 0
         self._keys = Keys()
@@ -243,9 +245,9 @@ class Host:
         entrance = self._room.entrance(session.user_id) if anew else contextlib.nullcontext()
         try:
             async with entrance:
-                with self._room.place(run_id, session.user_id, anew=anew):
+                with self._room.place(run_id, session.user_id, anew=anew), self._answering.one():
                     named = {"new_run_id": new_run_id, "request_key": request_key, **(options or {})}
-                    return await agent.resume_run(run_id, answers, **named)
+                    return await agent.resume_run(run_id, answers, check=self._check_open, **named)
         except KeyUsedError:
             raise
         except RunIdTakenError as error:
@@ -266,7 +268,7 @@ class Host:
 
     def _check_open(self) -> None:
         if self.draining:
-            raise Problem(503, "the server is shutting down and takes no new runs", {"retry-after": "5"})
+            raise shutting_down()
 
     @contextlib.asynccontextmanager
     async def session_place(self, agent: Agent, user_id: str | None, session_id: str | None) -> AsyncIterator[None]:
@@ -336,9 +338,10 @@ class Host:
         """Take nothing new, let runs finish for a while, cancel the others, and wait until they have ended.
 
         A run that waits for a person stays as it is, where the store outlives this process: it can be answered later.
+        So does one whose answer the store has not taken in by the end of the drain.
         """
         self.draining = True
-        await _ended(self.live, self.settings.drain if drain is None else drain)
+        await self._rested(self._answering.waiting, self.settings.drain if drain is None else drain)
         paused, kept = 0, 0
         for run in self.live:
             counts = run.is_paused and run.parent_run_id is None  # those below ask through the one at the top
@@ -346,11 +349,21 @@ class Host:
                 kept += counts
             elif run.cancel_for(CancelCause.shutdown):
                 paused += counts
-        await _ended(self.live, SETTLE_SECONDS)
+        await self._rested(self._answering.turn_away(), SETTLE_SECONDS)
         if kept:
             log.info("paused runs that can be answered after a restart: %d", kept)
         if paused:
             log.warning("paused runs that were cancelled, because they are kept in memory alone: %d", paused)
+
+    async def _rested(self, answers: Collection[asyncio.Future[None]], seconds: float) -> None:
+        """Wait, for so long, until these answers are taken in or not, and then until no run is at work."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                if answers:
+                    await asyncio.wait(answers)
+                for run in self.live:
+                    with contextlib.suppress(AndonError):  # it was refused: one less to wait for
+                        await run.result()
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Any = None) -> AsyncIterator[None]:
@@ -396,12 +409,3 @@ def user_of(found: Run | RunRecord) -> str | None:
 
 def session_of(found: Run | RunRecord) -> SessionKey:
     return found.session if isinstance(found, RunRecord) else found.session.key
-
-
-async def _ended(runs: list[Run], seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            for run in runs:
-                await run.result()
-    except TimeoutError:
-        pass

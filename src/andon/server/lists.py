@@ -86,8 +86,8 @@ async def get_agent(request: Request, agent_id: str) -> Response:
 
 @router.get("/agents/{agent_id}/runs")
 async def list_runs_of(request: Request, agent_id: str) -> Response:
-    agent = host_of(request).agents_named(agent_id)[0]
-    return await _list(request, read_query(request, RunFilter), agent.id)
+    host_of(request).agents_named(agent_id)  # or it is a 404
+    return await _list(request, read_query(request, RunFilter), agent_id)
 
 
 @router.get("/runs")

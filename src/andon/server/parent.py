@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that has started this one as its worker, seen from here: a line to say "ready" on.
 
-The line is also how the worker hears that its parent is gone, however that came: it ends then. Without that, workers of
-a parent that was killed would keep the port for ever.
+The line is also how the worker hears that it is to end: its parent has closed its side, or is gone, however that came.
+Without that, workers of a parent that was killed would keep the port for ever.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Parent:
         except OSError:  # it is gone, which `watch` tells
             pass
 
-    def watch(self, gone: Callable[[], object]) -> None:
-        """Have this called, once, on the running loop when the parent is gone."""
+    def watch(self, end: Callable[[], object]) -> None:
+        """Have this called, once, on the running loop when the parent wants this process to end, or is gone."""
         loop = asyncio.get_running_loop()
 
         def hear() -> None:
             loop.remove_reader(self._line)
-            gone()
+            end()
 
         loop.add_reader(self._line, hear)
 

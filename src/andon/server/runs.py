@@ -15,6 +15,7 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from andon.agent.agent import Agent, RunOptions
+from andon.core.cancelling import Sweep, ask_here, done_here
 from andon.core.following import EventSource
 from andon.core.receipt import CancelRequest, Receipt
 from andon.core.run import Run
@@ -53,6 +54,11 @@ MAX_REASON = 10_000
 """Characters. It is written several times, before all else, and so by everybody's leave."""
 MAX_SEQ = 2**31 - 1
 """Events are counted by an integer of the database."""
+
+
+def check_reason(reason: str | None) -> None:
+    if reason is not None and len(reason) > MAX_REASON:
+        raise Problem(422, f"reason has {len(reason):,} characters, and may have {MAX_REASON:,}")
 
 
 class Start(Struct):
@@ -107,8 +113,7 @@ class Cancel(Struct):
     def request(self) -> CancelRequest:
         if self.wait is not None and not 0 <= self.wait <= MAX_WAIT:
             raise Problem(422, f"wait is {self.wait}; it is a number of seconds from 0 to {MAX_WAIT:g}")
-        if self.reason is not None and len(self.reason) > MAX_REASON:
-            raise Problem(422, f"reason has {len(self.reason):,} characters, and may have {MAX_REASON:,}")
+        check_reason(self.reason)
         try:
             return CancelRequest.make(CancelCause.user, self.reason, self.by, self.mode, self.grace)
         except ValueError as error:
@@ -337,27 +342,21 @@ async def cancel_many(request: Request) -> Response:
     if not (wanted.all or any(given.get(name) for name in ("session_id", "user_id", "agent_id"))):
         raise Problem(400, "say which runs: session_id, user_id, agent_id (all that are given must fit), or all=true")
     agents = host.agents_named(wanted.agent_id) if wanted.agent_id else host.all_agents
-    blocked, failure = {}, None
-    host.note_cancel(wanted.request(), wanted.agent_id, wanted.user_id, wanted.session_id)
-    try:
-        blocked = await _block(host, wanted) if wanted.block else {}  # first, so that none begins in between
-    except StoreError as error:  # what runs here is stopped all the same
-        failure = error
-    found = await cancel_all(host, agents, wanted, wanted.session_id, wanted.user_id)
-    if failure is not None:
-        raise failure
+    asked = wanted.request()
+    block = _to_block(host, wanted) if wanted.block else None
+    host.note_cancel(asked, wanted.agent_id, wanted.user_id, wanted.session_id)
+    found = await cancel_all(host, agents, asked, wanted.session_id, wanted.user_id, block)
+    blocked = {} if block is None else {"blocked": {"kind": block[0], "id": block[1]}}
     return once_gone(found, wanted, lambda: {"cancelled": [each.view(wanted) for each in found], **blocked})
 
 
-async def _block(host: Visit, wanted: CancelMany) -> dict[str, Any]:
+def _to_block(host: Visit, wanted: CancelMany) -> tuple[BlockKind, str]:
     host.principal.must_be_admin()
-    asked = wanted.request()
-    kind, id = one_of(wanted.user_id, wanted.agent_id)
+    block = one_of(wanted.user_id, wanted.agent_id)
     if wanted.session_id:
         raise Problem(422, "block is for a user or an agent as a whole: leave out session_id")
     check_user_id(wanted.user_id)
-    await host.block(kind, id, asked.by, asked.reason)
-    return {"blocked": {"kind": kind, "id": id}}
+    return block
 
 
 def one_of(user_id: str | None, agent_id: str | None) -> tuple[BlockKind, str]:
@@ -383,23 +382,44 @@ class Asked(Struct):
 
 
 async def cancel_all(
-    host: Visit, agents: Iterable[Agent], wanted: Cancel, session_id: str | None, user_id: str | None
+    host: Visit,
+    agents: Iterable[Agent],
+    asked: CancelRequest,
+    session_id: str | None,
+    user_id: str | None,
+    block: tuple[BlockKind, str] | None = None,
 ) -> list[Asked]:
-    """Cancel all runs of these agents that fit."""
-    asked, found = wanted.request(), []
-    failure: StoreError | None = None
-    for agent in agents:
-        runs: dict[str, Run | Distant] = {run.run_id: run for run in agent.runtime.runs}
+    """Cancel all runs of these agents that fit, and refuse new ones of whom is to be blocked.
+
+    The runs of this process are asked first, all of them, before anything waits for a store. If a store can't be asked,
+    that is raised at the end.
+    """
+    sweeps = [(agent, host.sweep(agent, session_id=session_id, user_id=user_id)) for agent in agents]
+    failures: list[BaseException] = []
+    ask_here([sweep for _, sweep in sweeps], asked)
+    if block is not None:
         try:
-            outcomes = await host.cancel(agent, asked, session_id=session_id, user_id=user_id)
-            runs |= await find_many(agent, outcomes.keys() - runs.keys())
-        except StoreError as error:  # the runs of the other agents that are here are stopped all the same
-            failure = error
-            continue
-        found += [Asked(agent.id, run_id, outcome, runs.get(run_id)) for run_id, outcome in outcomes.items()]
-    if failure is not None:
+            await host.block(*block, asked.by, asked.reason)
+        except StoreError as error:
+            failures.append(error)
+        ask_here([sweep for _, sweep in sweeps], asked)  # one may have begun before the block
+    found: list[Asked] = []
+    for each in await asyncio.gather(*(_ask_store(*each, asked) for each in sweeps), return_exceptions=True):
+        if isinstance(each, BaseException):
+            failures.append(each)
+        else:
+            found += each
+    for failure in failures:
+        if isinstance(failure, StoreError):
+            failure.done = done_here(sum(sweep.asked for _, sweep in sweeps))
         raise failure
     return found
+
+
+async def _ask_store(agent: Agent, sweep: Sweep, asked: CancelRequest) -> list[Asked]:
+    outcomes = await sweep.ask_store(asked)
+    runs = sweep.found | await find_many(agent, outcomes.keys() - sweep.found.keys())
+    return [Asked(agent.id, run_id, outcome, runs.get(run_id)) for run_id, outcome in outcomes.items()]
 
 
 def once_gone(found: Sequence[Asked], wanted: Cancel, view: Callable[[], Any]) -> Response:

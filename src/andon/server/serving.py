@@ -52,7 +52,7 @@ def serve(
     max_connections: int | None = None,
     parent: Parent | None = None,
 ) -> None:
-    """Serve until a signal; returns when every run has ended. A worker also ends when its parent is gone."""
+    """Serve until a signal; returns when every run has ended. A worker also ends when its parent says so."""
     config = uvicorn.Config(
         app,
         http=bounded(Bounds(connections=affordable(max_connections))),
@@ -119,7 +119,7 @@ class Server(uvicorn.Server):
                 signal.signal(each, handler)
 
     def _close(self) -> None:
-        if self._closing is None:  # a parent that goes down says so by a signal, and then is gone
+        if self._closing is None:  # a parent says so over its line, and others by a signal
             self._closing = asyncio.get_running_loop().create_task(self._end_runs())
 
     async def _end_runs(self) -> None:

@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from andon import __version__
 from andon.agent.agent import Agent, RunOptions
+from andon.core.cancelling import ask_here
 from andon.core.events import RunEvent
 from andon.core.receipt import CancelRequest
 from andon.core.run import Run
@@ -271,8 +272,9 @@ async def cancel_session(request: Request, app: str, user: str, session: str) ->
     host = host_of(request)
     agent = host.agent(app)
     wanted = fill(request, await read_cancel(request, host), Cancel)
-    await _find(agent, user, session)
-    found = [asked for asked in await cancel_all(host, [agent], wanted, session, user) if asked.outcome]
+    if not _runs_in(agent, SessionKey(agent.id, user, session)):  # those that are here are asked before any store
+        await _find(agent, user, session)
+    found = [each for each in await cancel_all(host, [agent], wanted.request(), session, user) if each.outcome]
 
     def view() -> dict[str, Any]:
         cancelled = {"session_id": session, "cancelled": [asked.run_id for asked in found]}
@@ -349,8 +351,9 @@ async def delete_session(request: Request, app: str, user: str, session: str) ->
     """What runs in the session is cancelled first, so that nothing is written into it after its end."""
     host = host_of(request)
     agent = host.agent(app)
+    store, asked = store_of(agent), CancelRequest.make(reason="its session was deleted", by=host.principal.by)
+    ask_here([host.sweep(agent, session_id=session, user_id=user)], asked)
     key = (await _find(agent, user, session)).key
-    asked = CancelRequest.make(reason="its session was deleted", by=host.principal.by)
     try:
         async with asyncio.timeout(DELETE_SECONDS):
             while runs := await _all_in(agent, key):  # others may begin meanwhile
@@ -360,7 +363,7 @@ async def delete_session(request: Request, app: str, user: str, session: str) ->
                     await (run.result() if isinstance(run, Run) else run.gone(DELETE_SECONDS))
     except TimeoutError:
         raise Problem(409, f"a run in session {session!r} was cancelled and has not ended yet: try again") from None
-    await store_of(agent).delete_session(key)
+    await store.delete_session(key)
     return answer(None)
 
 

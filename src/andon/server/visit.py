@@ -18,6 +18,7 @@ from starlette.requests import HTTPConnection
 from andon.agent.agent import Agent, RunOptions
 from andon.agent.json_schema import JsonSchema
 from andon.agent.options import ContinueOptions
+from andon.core.cancelling import Sweep
 from andon.core.escaping import escaped
 from andon.core.receipt import CancelRequest
 from andon.core.run import Run
@@ -217,21 +218,11 @@ class Visit:
 
     # -- cancelling many, and keeping them from coming back -----------------------------------------------------------
 
-    async def cancel(
-        self, agent: Agent, asked: CancelRequest, *, user_id: str | None, session_id: str | None
-    ) -> dict[str, CancelOutcome]:
-        """Cancel every run of this agent that fits."""
+    def sweep(self, agent: Agent, *, user_id: str | None, session_id: str | None) -> Sweep:
+        """A cancel of every run of this agent that fits."""
         if not self.principal.sees(user_id):
             raise no_user(user_id)
-        return await agent.runtime.cancel(
-            agent_id=agent.id,
-            session_id=session_id,
-            user_id=user_id,
-            reason=asked.reason,
-            by=asked.by,
-            mode=asked.mode,
-            grace=asked.grace,
-        )
+        return Sweep(agent.runtime, Selection(None, session_id, user_id, agent.id))
 
     def note_cancel(
         self, asked: CancelRequest, agent_id: str | None, user_id: str | None, session_id: str | None
@@ -268,8 +259,10 @@ class Visit:
         return outcomes.get(run_id) is CancelOutcome.requested
 
     async def block(self, kind: BlockKind, id: str, by: str | None, reason: str | None) -> None:
-        for runtime in self.runtimes:
-            await runtime.block(kind, id, by, reason)
+        blocking = [runtime.block(kind, id, by, reason) for runtime in self.runtimes]
+        for done in await asyncio.gather(*blocking, return_exceptions=True):  # one that is away keeps no other waiting
+            if isinstance(done, BaseException):
+                raise done
         by, reason = escaped(by or "someone"), escaped(reason or "no reason given")
         log.warning("%s %r was blocked by %s (%s)", kind, id, by, reason)
 

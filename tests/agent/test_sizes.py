@@ -49,7 +49,7 @@ def test_without_a_limit_of_ones_own_a_hundred_megabytes_are_refused() -> None:
         helper = agent([Call("read_in_thread", {"size": 100 * 2**20})])
         result = await helper.invoke_async("Go")
         (told,) = result.messages[2].content
-        assert "has 104,857,600 bytes, and may have 4,194,304" in told.content  # type: ignore[union-attr]
+        assert "has 104,857,600 bytes, and may have 1,048,576" in told.content  # type: ignore[union-attr]
         assert "x" * 100 not in str(result.messages)
 
     play(main)

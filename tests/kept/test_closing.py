@@ -29,6 +29,19 @@ from tests.support import HANG, Flag, Reach, Worker, eventually, paused, play, u
 from tests.support.till import DELETE, Till
 
 
+def test_a_runtime_that_no_agent_has_used_closes_its_store_too(sqlite_url: str) -> None:
+    async def main() -> None:
+        before = set(threading.enumerate())
+        runtime = Runtime(SQLStore(sqlite_url))
+        assert isinstance(runtime.store, SQLStore)
+        assert await runtime.store.find("nobody's") is None
+        await runtime.close()
+        left = [each.name for each in threading.enumerate() if each not in before]
+        assert "andon-store-reads" not in left
+
+    play(main)
+
+
 def test_closing_a_runtime_ends_what_runs_and_keeps_what_waits(url: str) -> None:
     async def main() -> None:
         async with runtimes(url, 1) as (here,):

@@ -85,7 +85,8 @@ def _here(options: argparse.Namespace, found: Report, answers: Answers, teller: 
     async def go_on() -> Run:
         return await agent.resume_run(found.run_id, answers, new_run_id=options.run_id)
 
-    report = drive(agent, go_on, teller, no_input=options.no_input, after=after)
+    run_id = found.run_id if found.status is RunStatus.paused else options.run_id
+    report = drive(agent, go_on, teller, no_input=options.no_input, run_id=run_id, after=after)
     return conclude(report, teller, f"{options.agent} --db {shlex.quote(without_secrets(db))} ")
 
 

@@ -111,39 +111,49 @@ def drive(
     *,
     no_input: bool,
     handle: Run | None = None,
+    run_id: str | None = None,
     after: int = 0,
 ) -> Report:
     """Do a run to its end, or to a question that nobody is there to answer; tell what comes after that event.
 
     With the `handle` of a run that has not begun, also its beginning can be cancelled, should a store keep it waiting.
+    `run_id` is the run's id, if it is known before.
     """
     told = Told()
     show_log(told, quiet=teller.quiet)
+    if not teller.quiet:
+        told.run_id = run_id
     with Hands() as hands:
-        if handle is not None:
-            hands.hold(partial(cancel_by_hand, handle))
-        run = portal.submit(open_run).result()
-        if not teller.quiet:
-            told.run_id = run.run_id
-        if handle is None:
-            hands.hold(partial(cancel_by_hand, run))
-        on_reader_gone(lambda: _give_up(run, CancelCause.disconnect, GONE))
-        gone = False
-        while True:
-            try:
-                after = _tell(run, after, teller)
-            except OSError:  # a closed pipe, or a terminal that has gone
-                gone = True
-                _give_up(run, CancelCause.disconnect, GONE)
-            report = Report.of_result(run.result_blocking())
-            if report.status is not RunStatus.paused or gone or not can_ask(teller.as_json, no_input):
-                break
-            if not _answered(agent, run, report, hands):
-                break
-        portal.submit(agent.runtime.close).result()
+        try:
+            if handle is not None:
+                hands.hold(partial(cancel_by_hand, handle))
+            run = portal.submit(open_run).result()
+            if not teller.quiet:
+                told.run_id = run.run_id
+            if handle is None:
+                hands.hold(partial(cancel_by_hand, run))
+            on_reader_gone(lambda: _give_up(run, CancelCause.disconnect, GONE))
+            report = _to_its_end(agent, run, teller, hands, after, may_ask=not no_input)
+        finally:
+            portal.submit(agent.runtime.close).result()
         if report.receipt is not None and report.receipt.leftovers:
             portal.close()  # what is left gets a moment to end in, and a second Ctrl-C still works meanwhile
     return report
+
+
+def _to_its_end(agent: Agent, run: Run, teller: Teller, hands: Hands, after: int, *, may_ask: bool) -> Report:
+    while True:
+        gone = False
+        try:
+            after = _tell(run, after, teller)
+        except OSError:  # a closed pipe, or a terminal that has gone
+            gone = True
+            _give_up(run, CancelCause.disconnect, GONE)
+        report = Report.of_result(run.result_blocking())
+        if report.status is not RunStatus.paused or gone or not can_ask(teller.as_json, not may_ask):
+            return report
+        if not _answered(agent, run, report, hands):
+            return report
 
 
 def _tell(run: Run, after: int, teller: Teller) -> int:

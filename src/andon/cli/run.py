@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         return handle
 
     teller = Teller(as_json=options.json, quiet=options.quiet, owner=True)
-    report = drive(agent, begin, teller, no_input=options.no_input, handle=handle)
+    report = drive(agent, begin, teller, no_input=options.no_input, handle=handle, run_id=handle.run_id)
     flags = f"--db {shlex.quote(without_secrets(options.db))} " if options.db else ""  # the environment stays as it is
     how = None if db is None else f"{options.agent} {flags}"
     return conclude(report, teller, how)

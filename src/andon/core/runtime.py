@@ -154,6 +154,8 @@ class Runtime:
         ended, because the store can't be reached, is lost to it.
         """
         if self.keeper is None:
+            if self.is_shared:  # and no agent has used it
+                await cast("SharedStore", self.store).close()
             return
         going = [run for run in self.runs if not run.is_paused]
         for run in going:

@@ -6,7 +6,7 @@
 
 - `agent`: what is served; a real model client, which talks to a strict fake of its provider (`provider`).
 - `servers`: the processes and the databases. `ways`: how a server reaches its database, and loses it; `proxy` is the
-  network between them.
+  network between them, with a cable for each server where namespaces can be made (`wires`).
 - `clients`: those who start, watch, cancel and answer, each on another server; they note what they were told.
 - `cutoff`: one server loses its database, and is asked to cancel. `trouble`: what chance does to all of them.
 - `checks`: compares what clients were told with what the database says, once all is quiet.

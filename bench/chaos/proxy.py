@@ -4,7 +4,8 @@ server.
 
 What a firewall does to packets is done here to bytes, so that it works on every machine and for every user. A link that
 passes nothing keeps its connections: what was sent waits, and comes through when the link is mended, as it does when
-packets are sent again. So a request may be done though its answer came too late, or not at all.
+packets are sent again. So a request may be done though its answer came too late, or not at all. Where namespaces can be
+made, there are real cables (`wires`) in front of it, and silence is theirs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from bench.chaos.ports import free_port
+from bench.chaos.wires import Wire, wires
 
 CHUNK, PIECES = 65536, 100
 """How much is read at a time, and how many of those wait at most; then the sender does."""
@@ -44,8 +46,8 @@ OPEN: dict[str, Any] = {"up": True, "down": True, "listens": True}
 class Link:
     """The way from one server to the database."""
 
-    def __init__(self, port: int, target: str) -> None:
-        self._port, self._target = port, target
+    def __init__(self, host: str, port: int, target: str) -> None:
+        self._host, self._port, self._target = host, port, target
         self._gates = {"up": asyncio.Event(), "down": asyncio.Event()}
         self._latency = 0.0
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -66,7 +68,7 @@ class Link:
         if latency is not None:
             self._latency = latency
         if listens is True and self._listener is None:
-            self._listener = await asyncio.start_server(self._serve, HOST, self._port, backlog=1024)
+            self._listener = await asyncio.start_server(self._serve, self._host, self._port, backlog=1024)
         if listens is False and self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -145,9 +147,10 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def _main(target: str, ports: Sequence[int]) -> None:
+async def _main(target: str, addresses: Sequence[str]) -> None:
     """Each line of the input names a link and what changes about it, and is answered by a line. Ends with the input."""
-    links = [Link(port, target) for port in ports]
+    places = [address.split(":") for address in addresses]
+    links = [Link(host, int(port), target) for host, port in places]
     for link in links:
         await link.change(**OPEN)
     loop, lines = asyncio.get_running_loop(), asyncio.StreamReader()
@@ -165,12 +168,15 @@ async def _main(target: str, ports: Sequence[int]) -> None:
 class Proxy:
     """The process, as it is told what to do."""
 
-    def __init__(self, process: asyncio.subprocess.Process, ports: Sequence[int]) -> None:
-        self._process, self.ports = process, ports
+    def __init__(self, process: asyncio.subprocess.Process, addresses: Sequence[str], laid: Sequence[Wire]) -> None:
+        self._process, self.addresses, self._wires = process, addresses, laid
         self._lock = asyncio.Lock()
 
     async def change(self, number: int, change: dict[str, Any]) -> None:
         """Of one link; it is done when this returns."""
+        if self._wires:
+            change = dict(change)
+            await self._wires[number].change(change.pop("up", None), change.pop("down", None))
         async with self._lock:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps([number, change]).encode() + b"\n")
@@ -183,20 +189,25 @@ class Proxy:
 
 
 @contextlib.asynccontextmanager
-async def proxy(target: str, count: int) -> AsyncIterator[Proxy]:
-    """So many links to a database: the path of its socket, or `host:port`."""
-    ports = [free_port() for _ in range(count)]
-    command = [sys.executable, "-m", "bench.chaos.proxy", target, *map(str, ports)]
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
-    try:
-        made = Proxy(process, ports)
-        await made.answered()
-        yield made
-    finally:
-        process.kill()
-        await process.wait()
+async def proxy(target: str, count: int, *, wired: bool = False) -> AsyncIterator[Proxy]:
+    """So many links to a database: the path of its socket, or `host:port`. With `wired`, each link has a cable, and the
+    database must be given by a path: sockets of files are reached from every namespace.
+    """
+    with wires(count) if wired else contextlib.nullcontext(("", ())) as (namespace, laid):
+        hosts = [wire.far for wire in laid] or [HOST] * count
+        addresses = [f"{host}:{free_port()}" for host in hosts]
+        inside = ("ip", "netns", "exec", namespace) if wired else ()
+        command = (*inside, sys.executable, "-m", "bench.chaos.proxy", target, *addresses)
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+        try:
+            made = Proxy(process, addresses, laid)
+            await made.answered()
+            yield made
+        finally:
+            process.kill()
+            await process.wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1], [int(port) for port in sys.argv[2:]]))
+    asyncio.run(_main(sys.argv[1], sys.argv[2:]))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a server reaches its database, and how it can lose it.
 
-Postgres: through a proxy (`proxy`), so that one server can be cut off while the others are not. A SQLite file has no
+Postgres: through a proxy (`proxy`), so that one server can be cut off while the others are not; where namespaces can be
+made, over a cable for each server (`wires`). A SQLite file has no
 network: there another process holds the file's write lock for longer than a server waits for it, as a backup or an
 open shell does. All servers lose it then, for what they write; they can still read.
 """
@@ -16,8 +17,9 @@ from typing import Protocol
 
 import psycopg.conninfo
 
-from bench.chaos.proxy import CUTS, HOST, OPEN, Proxy, proxy
+from bench.chaos.proxy import CUTS, OPEN, Proxy, proxy
 from bench.chaos.servers import Database
+from bench.chaos.wires import can_be_laid
 
 LOCKED = "a locked file"
 LOCK_SECONDS = 30.0
@@ -97,6 +99,7 @@ async def ways(place: Database, count: int) -> AsyncIterator[list[Proxied] | lis
     known = psycopg.conninfo.conninfo_to_dict(place.url)
     host, port = str(known["host"]), str(known.get("port") or 5432)
     target = f"{host}/.s.PGSQL.{port}" if host.startswith("/") else f"{host}:{port}"
-    async with proxy(target, count) as through:
-        address = f"postgresql://{known['user']}@{HOST}:%d/{known['dbname']}?sslmode=disable"
-        yield [Proxied(through, number, address % port) for number, port in enumerate(through.ports)]
+    wired = target.startswith("/") and await asyncio.to_thread(can_be_laid)
+    async with proxy(target, count, wired=wired) as through:
+        address = f"postgresql://{known['user']}@%s/{known['dbname']}?sslmode=disable"
+        yield [Proxied(through, number, address % each) for number, each in enumerate(through.addresses)]

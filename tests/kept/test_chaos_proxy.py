@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
-from bench.chaos.proxy import CUTS, HOST, OPEN, Proxy, Streams, proxy
+from bench.chaos.proxy import CUTS, OPEN, Proxy, Streams, proxy
+from bench.chaos.wires import can_be_laid
 from tests.support.guard import play
+
+pytestmark = pytest.mark.parametrize("wired", [False, *([True] if can_be_laid() else [])])
 
 HANG = 30.0
 SHORT = 0.2
@@ -31,16 +36,21 @@ class Echo:
 
 
 @contextlib.asynccontextmanager
-async def echoing() -> AsyncIterator[tuple[Proxy, Echo]]:
+async def echoing(wired: bool) -> AsyncIterator[tuple[Proxy, Echo]]:
     echo = Echo()
-    async with asyncio.timeout(HANG), await asyncio.start_server(echo.serve, HOST, 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        async with proxy(f"{HOST}:{port}", 2) as network:
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, "echo"))
+        async with (
+            asyncio.timeout(HANG),
+            await asyncio.start_unix_server(echo.serve, path),
+            proxy(path, 2, wired=wired) as network,
+        ):
             yield network, echo
 
 
 async def connected(network: Proxy, number: int = 0) -> Streams:
-    reader, writer = await asyncio.open_connection(HOST, network.ports[number])
+    host, _, port = network.addresses[number].partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"hello")
     assert await reader.readexactly(5) == b"HELLO"
     return reader, writer
@@ -55,9 +65,9 @@ async def comes_not(reader: asyncio.StreamReader) -> bool:
 
 
 @pytest.mark.parametrize("how", [name for name in CUTS if name.startswith("silence")])
-def test_silence_keeps_what_was_sent_until_it_is_mended(how: str) -> None:
+def test_silence_keeps_what_was_sent_until_it_is_mended(how: str, wired: bool) -> None:
     async def main() -> None:
-        async with echoing() as (network, echo):
+        async with echoing(wired) as (network, echo):
             reader, writer = await connected(network)
             await echo.heard.get()
             await network.change(0, CUTS[how])
@@ -75,9 +85,9 @@ def test_silence_keeps_what_was_sent_until_it_is_mended(how: str) -> None:
     play(main)
 
 
-def test_who_connects_to_silence_is_served_when_it_is_mended() -> None:
+def test_who_connects_to_silence_is_served_when_it_is_mended(wired: bool) -> None:
     async def main() -> None:
-        async with echoing() as (network, _):
+        async with echoing(wired) as (network, _):
             await network.change(0, CUTS["silence from the database"])
             connecting = asyncio.create_task(connected(network))
             done, _ = await asyncio.wait([connecting], timeout=SHORT)
@@ -88,9 +98,9 @@ def test_who_connects_to_silence_is_served_when_it_is_mended() -> None:
     play(main)
 
 
-def test_connections_are_refused_and_those_that_were_there_are_reset() -> None:
+def test_connections_are_refused_and_those_that_were_there_are_reset(wired: bool) -> None:
     async def main() -> None:
-        async with echoing() as (network, _):
+        async with echoing(wired) as (network, _):
             reader, writer = await connected(network)
             await network.change(0, CUTS["refused connections"])
             with pytest.raises(ConnectionResetError):
@@ -104,9 +114,9 @@ def test_connections_are_refused_and_those_that_were_there_are_reset() -> None:
     play(main)
 
 
-def test_connections_are_reset_or_closed_and_others_can_be_made_at_once() -> None:
+def test_connections_are_reset_or_closed_and_others_can_be_made_at_once(wired: bool) -> None:
     async def main() -> None:
-        async with echoing() as (network, _):
+        async with echoing(wired) as (network, _):
             reader, writer = await connected(network)
             await network.change(0, CUTS["reset connections"])
             with pytest.raises(ConnectionResetError):
@@ -121,9 +131,9 @@ def test_connections_are_reset_or_closed_and_others_can_be_made_at_once() -> Non
     play(main)
 
 
-def test_a_round_trip_takes_as_long_as_is_said() -> None:
+def test_a_round_trip_takes_as_long_as_is_said(wired: bool) -> None:
     async def main() -> None:
-        async with echoing() as (network, _):
+        async with echoing(wired) as (network, _):
             reader, writer = await connected(network)
             await network.change(0, {"latency": SHORT})
             loop = asyncio.get_running_loop()

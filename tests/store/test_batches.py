@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -71,7 +72,7 @@ def test_a_batch_is_a_row_and_a_token_costs_few_bytes(url: str) -> None:
     ((count, size),) = execute(url, "SELECT count(*), sum(length(batch)) FROM andon_events")
     assert count == 10
     assert isinstance(size, int)
-    assert size < 100 * 15  # 5 of which are the text
+    assert size < 100 * 13  # 5 of which are the text
 
 
 def everything() -> list[Event]:
@@ -155,6 +156,25 @@ def test_times_are_kept_to_a_millisecond_and_never_go_backwards() -> None:
 def test_a_clock_that_is_set_back_is_told_as_it_was() -> None:
     batch = numbered(*(msgspec.structs.replace(events("r1", (1,))[0], created_at=at) for at in (9.5, 2.5, 4.5)))
     assert read(batches.write_rows("r1", batch)) == batch
+
+
+def test_every_gap_between_two_texts_comes_back_short_ones_as_a_letter() -> None:
+    for gaps in ([0, 9, 10, 35, 36, 61], [61, 62], [0, 3600_000]):
+        times = [0.0, *itertools.accumulate(gap / 1000 + 1e-7 for gap in gaps)]
+        batch = numbered(*(msgspec.structs.replace(events("r1", (1,))[0], created_at=at) for at in times))
+        rows = batches.write_rows("r1", batch)
+        found = [round((after.created_at - before.created_at) * 1000) for before, after in pairwise(read(rows))]
+        assert found == gaps
+        assert ('"09AZaz"' in rows[0][1]) == (max(gaps) == 61)
+
+
+def test_gaps_that_an_older_version_has_written_as_numbers_are_read() -> None:
+    found = read([(3, '[[2.5,["a ","b ","c"],[250,500]]]')])
+    assert [(event.seq, event.content, event.created_at) for event in found] == [
+        (1, "a ", 2.5),
+        (2, "b ", 2.75),
+        (3, "c", 3.25),
+    ]
 
 
 def test_what_json_has_no_form_for_is_kept_as_text(url: str) -> None:

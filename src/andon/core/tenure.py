@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 EVENTS_AT_ONCE = 5_000
 """How many events of a run one transaction takes."""
 
-TEXT_SECONDS = 0.1
+TEXT_SECONDS = 0.15
 """How often text that only goes on is written."""
 
 _TEXT = frozenset({RunEvent.run_content, RunEvent.reasoning})

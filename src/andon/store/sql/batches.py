@@ -3,10 +3,11 @@
 
 A row has the number of its last event, and the events in it are numbered without a gap. Which run, session and agent
 they belong to is in `andon_runs`: only an event that was relayed from another run says so here. Pieces of text that
-follow each other are one stretch: the time of the first one, the texts, and the milliseconds from each to the next;
-then, unless it is the run's own `RunContent`, of which kind and which run it is. This is a row of three events:
+follow each other are one stretch: the time of the first one, the texts, and the milliseconds from each to the next, a
+letter each (`0` to `9`, `A` to `Z`, `a` to `z`; numbers if one of them is larger than 61); then, unless it is the run's
+own `RunContent`, of which kind and which run it is. This is a row of four events:
 
-    [{"event":"RunStarted","created_at":1754000000.1234},[1754000000.2468,["Once ","upon "],[12]]]
+    [{"event":"RunStarted","created_at":1754000000.1234},[1754000000.2468,["Once ","upon ","a "],"Cb"]]
 
 What was written again, because the answer was lost, may be in two rows. A run only ever gets more events, so the later
 row ends with the same event, and is not added, or with a later one, and readers skip what they have been told.
@@ -17,6 +18,7 @@ the first of its stretch may be up to a millisecond earlier, never later, so tha
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -42,7 +44,7 @@ class _Stretch(msgspec.Struct, array_like=True, gc=False):
 
     first: float
     texts: list[str]
-    gaps: list[int]
+    gaps: str | list[int]
     """In milliseconds, from each to the next."""
     kind: RunEvent = _CONTENT
     run_id: str | None = None
@@ -51,6 +53,8 @@ class _Stretch(msgspec.Struct, array_like=True, gc=False):
     """Of the run that they were relayed from."""
 
 
+_LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_VALUES = {letter: value for value, letter in enumerate(_LETTERS)}
 _read = msgspec.json.Decoder(list[_Stretch | dict[str, Any]]).decode
 
 
@@ -93,6 +97,9 @@ def _pieces(run_id: str, events: Sequence[Event]) -> list[Any]:
             kind, whose, first, passed = told, event.run_id, event.created_at, 0
             texts, gaps = [event.content], []
             pieces.append([first, texts, gaps, *_told_of(run_id, event)])  # what follows is added to it
+    for piece in pieces:
+        if type(piece) is list and piece[2] and min(piece[2]) >= 0 and max(piece[2]) < len(_LETTERS):
+            piece[2] = "".join(map(_LETTERS.__getitem__, piece[2]))
     return pieces
 
 
@@ -131,7 +138,8 @@ def read_row(last: int, batch: str, run_id: str, session_id: str, agent_id: str)
         kind, at, passed, ids = piece.kind, piece.first, 0, (run_id, session_id, agent_id)
         if piece.run_id is not None:
             ids = (piece.run_id, piece.session_id, piece.agent_id)
-        for text, gap in zip(piece.texts, [0, *piece.gaps], strict=True):
+        gaps = piece.gaps if isinstance(piece.gaps, list) else map(_VALUES.__getitem__, piece.gaps)
+        for text, gap in zip(piece.texts, [0, *gaps], strict=True):
             seq += 1
             passed += gap
             events.append(Event(kind, *ids, seq, at + passed / 1000, text))

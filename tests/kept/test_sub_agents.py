@@ -185,6 +185,34 @@ def test_a_child_of_a_memory_that_is_gone_ends_the_run_as_an_error(url: str) -> 
     play(main)
 
 
+@pytest.mark.parametrize("by_hand", [False, True], ids=["through those above", "the one in the middle first"])
+def test_what_is_lost_two_generations_below_ends_all_above_it_as_errors(url: str, by_hand: bool) -> None:
+    """The answer was given at the top, and reached nobody. No model may go on, and perhaps have it done again."""
+
+    def family(runtime: Runtime, *turns: Turn) -> list[Agent]:
+        young = on(Runtime(), turns[2], name="Young", tools=Till().tools)  # a memory that no restart survives
+        middle = Agent("Middle", ScriptedModel(turns[1]), tools=[young.as_tool()])
+        return [on(runtime, turns[0], name="Old", tools=[middle.as_tool()]), middle]
+
+    async def main() -> None:
+        async with runtimes(url, 1) as (before,):
+            old, middle = family(before, Call("middle", {"prompt": "look"}, id="m"), ASK, DELETE)
+            _, result = await paused(old, run_id="r", session_id="s")
+        async with runtimes(url, 1) as (after,):
+            old, middle = family(after, *["Never said."] * 3)
+            if by_hand:
+                asked = (await found(after, "r.m")).interrupts
+                assert (await middle.continue_run("r.m", yes(asked))).status is RunStatus.error
+            result = await old.continue_run("r", yes(result.interrupts))
+            assert (result.status, result.content) == (RunStatus.error, "")
+            assert isinstance(result.error, SubAgentLostError)
+            assert "'r.m.c' is not known any more" in str(result.error)
+            for run_id in ("r", "r.m"):
+                await check_stored(after, run_id, RunStatus.error)
+
+    play(main)
+
+
 def test_a_child_that_is_at_work_elsewhere_is_waited_for(url: str) -> None:
     """Someone has answered it at another process, and it has not ended when its parent's answer comes."""
 

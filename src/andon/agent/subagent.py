@@ -4,7 +4,8 @@
 Each call is a run of its own, a child of the run that called it, in a session of its own, and on its parent's runtime:
 what the one survives, the other does. It is cancelled with its parent; cancelled alone, it gives its parent an error
 result. What it asks a person, its parent asks, and an answer reaches the very question that it was given to, or none:
-the child may have been answered or ended by others meanwhile. If it can't be found, its parent ends with an error.
+the child may have been answered or ended by others meanwhile. If it can't be found, its parent ends with an error, and
+so do the runs above that, through which it had asked.
 """
 
 from __future__ import annotations
@@ -155,8 +156,10 @@ class AgentTool:
             return ended.message.text if isinstance(ended, RunResult) else msgspec.json.encode(ended.output).decode()
         if (receipt := ended.receipt) is not None:  # its reason is for people, and stays out of conversations
             raise ToolError(f"{self.agent.name} was cancelled ({receipt.cause}); it had said: {ended.content!r}")
-        error = describe(ended.error) if isinstance(ended.error, Exception) else ended.error
-        raise ToolError(f"{self.agent.name} failed: {error}")
+        error = describe(ended.error) if isinstance(ended.error, Exception) else ended.error or "it is not known why"
+        # If it has lost a sub-agent that had asked through it, those above know no more of what was done than it does.
+        lost = error.startswith(f"{SubAgentLostError.__name__}: ")
+        raise (SubAgentLostError if lost else ToolError)(f"{self.agent.name} failed: {error}")
 
 
 def _agent_id(found: Run | RunRecord) -> str:

@@ -15,7 +15,7 @@ from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
 from andon.core.shared import Lease, Taken
 from andon.core.store import RequestKey, RunRecord
-from andon.errors import StoreError, SubAgentLostError
+from andon.errors import SetupError, StoreError, SubAgentLostError
 from andon.messages import Message, ToolResult
 from andon.models.scripted import Call, ScriptedModel, Turn
 from andon.store.sql import SQLStore
@@ -209,6 +209,43 @@ def test_what_is_lost_two_generations_below_ends_all_above_it_as_errors(url: str
             assert "'r.m.c' is not known any more" in str(result.error)
             for run_id in ("r", "r.m"):
                 await check_stored(after, run_id, RunStatus.error)
+
+    play(main)
+
+
+class Keyed(ScriptedModel):
+    """A model whose key may be missing."""
+
+    key = True
+
+    def check_setup(self) -> None:
+        if not self.key:
+            raise SetupError("there is no key, says the test")
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_an_answer_to_a_sub_agent_that_is_not_set_up_is_not_used_up(url: str, restarted: bool) -> None:
+    """After a deploy without its key, say. Whoever answers is told, and all of them wait on."""
+
+    async def main() -> None:
+        till, model, unused = Till(), Keyed(DELETE, "Gone."), Keyed()
+        others = [Agent("Young", model, tools=till.tools).as_tool(), Agent("Unused", unused).as_tool()]
+        middle = Agent("Middle", ScriptedModel(ASK, "I see."), tools=others)
+        async with runtimes(url) as (before, after):
+            runtime = after if restarted else before
+            old = on(before, Call("middle", {"prompt": "look"}, id="m"), "So.", name="Old", tools=[middle.as_tool()])
+            _, result = await paused(old, run_id="r", session_id="s")
+            if restarted:
+                await before.close()
+                old.move_to(after)
+            model.key = unused.key = False
+            with pytest.raises(SetupError, match="there is no key"):
+                await old.continue_run("r", yes(result.interrupts))
+            for run_id in ("r", "r.m", "r.m.c"):
+                assert (await found(runtime, run_id)).status is RunStatus.paused
+            model.key = True  # the other one was not called: it may be without
+            result = await old.continue_run("r", yes(result.interrupts))
+            assert (result.status, result.content, till.did) == (RunStatus.completed, "So.", ["all"])
 
     play(main)
 

@@ -7,19 +7,22 @@ that paused it. A cut one goes on as a new run that names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, Unpack, overload
 
 from andon.agent.carry import KEPT, Anew, Earlier, take_up
+from andon.agent.context import ContextPolicy
 from andon.agent.homes import Homes
 from andon.agent.json_schema import JsonSchema
 from andon.agent.options import ContinueOptions, RunOptions, check_id
 from andon.agent.output import form_of
 from andon.agent.sessions import changing
+from andon.agent.subagent import AgentTool
 from andon.core.budget import Budget
 from andon.core.events import RunEvent
+from andon.core.family import child_id
 from andon.core.pause import check_answers
-from andon.core.receipt import OutputT, RunResult
+from andon.core.receipt import Interrupt, OutputT, RunResult
 from andon.core.run import Run
 from andon.core.runtime import Runtime
 from andon.core.session import Session
@@ -27,6 +30,8 @@ from andon.core.states import RunStatus
 from andon.core.store import Bookmark, RequestKey, RunRecord
 from andon.errors import AnswersError, ConfigurationError, NotContinuableError, RunIdTakenError, UnknownRunError
 from andon.messages import Message
+from andon.models.base import Model, check_setup
+from andon.tools.base import Tool
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm, TypeVar
@@ -42,6 +47,9 @@ class Resuming(Generic[OutputT]):
     """The part of an agent that goes on with its runs."""
 
     id: str
+    model: Model | None
+    context: ContextPolicy | None
+    tools: list[Tool]
     runtime: Runtime
     _homes: Homes
     _session: Session | None
@@ -153,6 +161,7 @@ class Resuming(Generic[OutputT]):
                 _check_kept(options)
             anew = Anew(options.get("deps", KEPT), form_of(output_type))
             await self.runtime.check_blocks(run.session.key)
+            await self._check_setup(run_id, run.interrupts)
             if (run := self._own_run(run_id)) is not None:  # it may have gone on elsewhere meanwhile
                 check()
                 await run.resume(answers, anew, request_key)
@@ -204,6 +213,7 @@ class Resuming(Generic[OutputT]):
         from andon.core.taking import take_paused_for
 
         check_answers(record.run_id, record.interrupts, record.interrupts, answers)
+        await self._check_setup(record.run_id, record.interrupts)
         assert self.runtime.keeper is not None
         store, mark = self.runtime.keeper.store, record.bookmark or Bookmark(0)
         base: list[Message] = []
@@ -244,6 +254,23 @@ class Resuming(Generic[OutputT]):
             raise NotContinuableError(quicker)
         run.begin_again(events, record, held)
         return run
+
+    async def _check_setup(self, run_id: str, interrupts: Sequence[Interrupt]) -> None:
+        """Raise if this agent, or one below it that has asked through this run, can't go on as it is set up.
+
+        Later it would be too late: the answers would be used up, and have reached nobody.
+        """
+        check_setup(self.model)
+        check_setup(self.context)
+        tools = {tool.name: tool for tool in self.tools}
+        for call in {each.call.id: each.call for each in interrupts if each.call is not None}.values():
+            if not isinstance(tool := tools.get(call.name), AgentTool):
+                continue
+            child, child_run_id = tool.agent_on(self.runtime), child_id(run_id, call.id)
+            assert child.runtime.store is not None
+            found = child.runtime.run(child_run_id) or await child.runtime.store.find(child_run_id)
+            if found is not None and found.status is RunStatus.paused:
+                await child._check_setup(child_run_id, found.interrupts)
 
     async def rollback_run(self, run_id: str) -> None:
         """Put the session back to what it was before that run. The run, with its receipt, stays on record."""

@@ -21,6 +21,7 @@ from andon.core.events import RunEvent
 from andon.core.family import child_id, current
 from andon.core.receipt import RunResult
 from andon.core.run import Run
+from andon.core.runtime import Runtime
 from andon.core.states import RunStatus, StopReason
 from andon.core.store import RunRecord
 from andon.core.stream import EventStream
@@ -92,11 +93,14 @@ class AgentTool:
 
     def _on_the_callers_runtime(self) -> Agent:
         """The agent, where the run is that calls it; or where it was made to be, if somebody chose that."""
-        call = current.get()
-        if call is None or self.agent.brought_runtime:
+        if (call := current.get()) is None:
             return self.agent
         self.agent.be_used_on(call.run.runtime)
-        return self.agent.on(call.run.runtime)
+        return self.agent_on(call.run.runtime)
+
+    def agent_on(self, runtime: Runtime) -> Agent:
+        """The agent, as a run on this runtime calls it."""
+        return self.agent if self.agent.brought_runtime else self.agent.on(runtime)
 
     async def _go_on(self, agent: Agent, run_id: str, ctx: ToolContext) -> Run | RunRecord:
         """The run that has asked, with its answers; or what became of it meanwhile."""

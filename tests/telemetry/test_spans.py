@@ -599,6 +599,32 @@ def test_a_call_that_was_never_let_run_is_told(watch: Watch, ending: str) -> Non
         assert after.parent == before.parent, "found in the same trace, though no task of it is left"
 
 
+@pytest.mark.parametrize(("ending", "outcome"), [("cancel", "cut"), ("refuse", "refused")])
+def test_what_becomes_of_a_call_that_has_asked_and_is_not_entered_again_is_told(
+    watch: Watch, ending: str, outcome: str
+) -> None:
+    @tool
+    async def ask(ctx: ToolContext) -> str:
+        return f"they said {ctx.interrupt('which')}"
+
+    agent = watch.agent("A", ScriptedModel([Call("ask")], "Oh."), tools=[ask])
+
+    async def main() -> None:
+        run = agent.start("Go")
+        await run.begin()
+        (question,) = (await run.result()).interrupts
+        if ending == "refuse":
+            await agent.continue_run(run.run_id, {question.id: False})
+        else:
+            await run.cancel_and_wait(HANG)
+
+    asyncio.run(main())
+    assert [facts(span)["andon.tool.outcome"] for span in watch.named("execute_tool ask")] == ["interrupted"]
+    (event,) = watch.named("turn")[1].events
+    assert event.attributes is not None
+    assert event.attributes["andon.tool.outcome"] == outcome
+
+
 def test_a_run_that_goes_on_with_a_cancelled_one_is_linked_to_it(watch: Watch) -> None:
     agent = watch.agent("A", ScriptedModel(["Well, ", Stall()], "There."))
 

@@ -29,9 +29,6 @@ from andon.tools.base import Tool
 
 __all__ = ["RunTrace", "TracedLoop"]
 
-INTERRUPTED = "interrupted"
-"""What becomes of a call that asks a person: it is entered again, and has another span then."""
-
 
 class TracedLoop(Loop):
     """One run of an agent that is traced."""
@@ -132,7 +129,7 @@ class TracedLoop(Loop):
         if record.cancelled_alone is not None:
             self._trace.cancel_call(call, outcome, CancelCause.user)
         elif record.interrupts:
-            self._trace.end_call(call, INTERRUPTED)
+            self._trace.interrupt_call(call)
         elif record.has_result:
             self._trace.end_call(call, outcome.value, record.result().content)
         elif record.scope.cancelled and self._run.signal.request is not None:

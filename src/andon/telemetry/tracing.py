@@ -254,6 +254,12 @@ class RunTrace(Spans):
         self._make_current(key)
 
     @harmless
+    def interrupt_call(self, call: ToolCall) -> None:
+        """It asks a person. If it is entered again, it has another span; if not, its turn tells what became of it."""
+        self.end_call(call, "interrupted")
+        self._told.discard(call.id)
+
+    @harmless
     def end_call(self, call: ToolCall, outcome: str, result: str | None = None) -> None:
         facts: Facts = {"andon.tool.outcome": outcome}
         if self._tracing.content and result is not None:
@@ -284,7 +290,7 @@ class RunTrace(Spans):
             self._tell_not_run(ToolReceipt(call.id, call.name, outcome), facts)
 
     def _tell_not_run(self, call: ToolReceipt, why: Facts) -> None:
-        """A call that has no span, because nothing of it ever ran, is told on its turn's."""
+        """A call that has no span in which that could be told, because nothing of it runs, is told on its turn's."""
         if call.call_id not in self._told:
             self._told.add(call.call_id)
             facts = {"gen_ai.tool.name": call.name, "gen_ai.tool.call.id": call.call_id}

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 
 from andon import Agent, ConfigurationError, MissingExtraError, NoModelError, RunStatus, SetupError, Summarise
@@ -110,6 +111,8 @@ def test_what_was_missing_may_come_later(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"base_url": f"http://host:port/{SECRET}"}, "base_url is no address of a server"),
         ({"base_url": 7}, "base_url is no address of a server"),
         ({"api_key": f"{SECRET}\n"}, "the API key has characters that no key has"),
+        ({"api_key": pydantic.SecretStr(SECRET)}, "the API key is SecretStr; it must be text"),
+        ({"api_key": SECRET.encode()}, "the API key is bytes; it must be text"),
     ],
 )
 def test_an_option_that_can_not_be_right(make: Any, options: dict[str, Any], words: str) -> None:

@@ -48,6 +48,9 @@ class Settings(NamedTuple):
         api_key = self.api_key or os.environ.get("OPENAI_API_KEY") or (NO_KEY if base_url else None)
         if api_key is None:
             raise SetupError("there is no API key for OpenAI: set OPENAI_API_KEY, or pass api_key= to the model")
+        if not isinstance(api_key, str) and not callable(api_key):  # a pydantic SecretStr: its text would be asterisks
+            kind = type(api_key).__name__
+            raise SetupError(f"the API key is {kind}; it must be text, or an async function that returns it")
         if isinstance(api_key, str) and not (
             api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()
         ):

@@ -157,6 +157,8 @@ def test_a_program_that_has_set_up_a_log_keeps_it(tmp_path: Path) -> None:
     """And one that has only silenced a library's complaints has set up none."""
     for setting, kept in (
         ("logging.basicConfig(filename='own.log', level=logging.INFO)", True),
+        ("logging.basicConfig(filename='own.log', filemode='w')", True),  # which could not be opened again
+        ("logging.getLogger('andon').addHandler(logging.FileHandler('own.log', 'w'))", True),
         ("logging.getLogger().addHandler(logging.NullHandler())", False),
     ):
         with logging(tmp_path, before=f"import logging\n{setting}\n") as logged:

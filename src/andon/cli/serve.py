@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
         raise Mistake(str(error)) from None
     with bound(options.host, options.port) if parent is None else parent.listener as listener:
         access.check_closed(options, listener, guarded=app.state.andon.settings.guarded)
-        serve(app, listener, options.root_path, options.log_format, options.max_connections, parent)
+        serve(app, listener, options.root_path, options.max_connections, parent)
     if not chosen:
         asyncio.run(runtime.close())
     return 0

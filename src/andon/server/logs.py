@@ -106,7 +106,8 @@ def configure(style: LogFormat | None) -> None:
     """
     handler, root = logging.StreamHandler(), logging.getLogger()
     if style is None:
-        if all(isinstance(each, logging.NullHandler) for each in root.handlers):
+        ours = logging.getLogger("andon")
+        if all(isinstance(each, logging.NullHandler) for each in [*root.handlers, *ours.handlers]):
             handler.setFormatter(TextFormatter("%(levelname)s %(name)s: %(message)s"))
             handler.setLevel(logging.WARNING)
             root.addHandler(handler)

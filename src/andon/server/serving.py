@@ -25,7 +25,6 @@ from andon.server.connections import Bounds, Socket, bounded
 from andon.server.descriptors import affordable
 from andon.server.draining import tell_drain
 from andon.server.host import Host
-from andon.server.logs import LogFormat
 from andon.server.parent import Parent
 
 CLOSE_SECONDS = 3
@@ -48,7 +47,6 @@ def serve(
     app: FastAPI,
     listener: socket.socket,
     root_path: str = "",
-    log_format: LogFormat | None = None,
     max_connections: int | None = None,
     parent: Parent | None = None,
 ) -> None:
@@ -61,7 +59,7 @@ def serve(
         ws_per_message_deflate=False,  # a small message could become a huge one
         root_path=root_path,
         log_level="warning",
-        log_config=uvicorn.config.LOGGING_CONFIG if log_format is None else None,
+        log_config=None,  # one of its own would close the handlers of a program that has set up a log
         access_log=False,
         timeout_graceful_shutdown=CLOSE_SECONDS + 2,
         server_header=False,

@@ -106,6 +106,16 @@ def test_what_responses_is_sent() -> None:
 
 
 @each_api
+def test_prompts_that_became_one_message_stand_apart(api: Api) -> None:
+    with api.fake() as fake:
+        history = [{"role": "user", "content": "Who are you?"}, {"role": "user", "content": "Hello?"}]
+        Agent("Tester", api.model(fake)).run("go", messages=history)
+        parts = [{"type": "input_text", "text": "Who are you?"}, {"type": "input_text", "text": "Hello?"}]
+        where, content = {"chat": ("messages", "Who are you?\n\nHello?"), "responses": ("input", parts)}[api.name]
+        assert fake.requests[0][where][0] == {"role": "user", "content": content}
+
+
+@each_api
 def test_what_is_left_out_is_not_sent(api: Api) -> None:
     plain = {"chat": {"model", "messages", "stream", "stream_options"}}
     plain["responses"] = {"model", "input", "instructions", "stream", "store", "include"}

@@ -115,16 +115,22 @@ def _messages(request: ModelRequest) -> list[dict[str, Any]]:
                 for result in message.tool_results
             ]
         elif message.role == "user":
-            sent.append({"role": "user", "content": message.text})
+            sent.append({"role": "user", "content": _text(message)})
         else:
             sent.append(_assistant(message))
     return sent
 
 
+def _text(message: Message) -> str:
+    """One text, because many servers take no list here.
+
+    Its blocks stand apart: a marker from what was cut before it, a prompt from the one that came before it.
+    """
+    return "\n\n".join(block.text for block in message.content if isinstance(block, Text))
+
+
 def _assistant(message: Message) -> dict[str, Any]:
-    # One text, because many servers take no list here; a marker stands apart from what was cut before it.
-    text = "\n\n".join(block.text for block in message.content if isinstance(block, Text))
-    sent: dict[str, Any] = {"role": "assistant", "content": text or None}
+    sent: dict[str, Any] = {"role": "assistant", "content": _text(message) or None}
     if calls := message.tool_calls:
         sent["tool_calls"] = [_call(call) for call in calls]
     return sent

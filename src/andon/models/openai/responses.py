@@ -124,7 +124,8 @@ def _items(messages: Sequence[Message], stored: bool) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     for message in messages:
         if message.role == "user":
-            items.append({"role": "user", "content": [{"type": "input_text", "text": message.text}]})
+            parts = [{"type": "input_text", "text": block.text} for block in message.content if isinstance(block, Text)]
+            items.append({"role": "user", "content": parts})
         elif message.role == "tool":
             items += [
                 {"type": "function_call_output", "call_id": result.call_id, "output": result.content}

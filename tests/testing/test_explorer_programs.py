@@ -16,10 +16,23 @@ from andon import Agent, Message, RunStatus, Runtime, tool
 from andon.core.store import RunRecord, SessionKey
 from andon.errors import ModelError
 from andon.models.base import ModelRequest
-from andon.models.scripted import Fail, ScriptedModel
+from andon.models.scripted import Call, Fail, ScriptedModel
 from andon.store.memory import MemoryStore
 from andon.testing import explore
 from tests.testing.explorable import Scenario, calling, found, hello, raising
+
+
+def test_an_agent_that_only_its_turns_end() -> None:
+    @tool
+    async def look() -> str:
+        return "nothing yet"
+
+    async def scenario() -> None:
+        agent = Agent("Watcher", ScriptedModel(then=Call("look", {})), tools=[look], max_turns=2)
+        await agent.invoke_async("Go")
+
+    explore(scenario, inject="cancel").raise_for_problems()
+
 
 # -- programs that are broken -----------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -65,6 +65,13 @@ class Situation:
     """The streams that were being read, by number."""
 
 
+class Again(NamedTuple):
+    """What another run like this one needs. The run's agent is not known to it."""
+
+    plan: Plan
+    max_turns: int | None
+
+
 class Stage:
     """Where a scenario is performed."""
 
@@ -75,7 +82,7 @@ class Stage:
         self.task: asyncio.Task[object]
         """The scenario's own."""
         self.runs: list[Run] = []
-        self._plans: list[Plan | None] = []
+        self._agains: list[Again | None] = []
         self.readings: list[Track] = []
         self.crew: list[asyncio.Task[Any]] = []
         """The explorer's own tasks."""
@@ -162,8 +169,8 @@ class Stage:
 
     def _begins(self, run: Run) -> None:
         self.runs.append(run)
-        # The run's agent is not known to it; its plan is all that another run of that agent needs.
-        self._plans.append(run._work._plan if isinstance(run._work, Loop) else None)
+        work = run._work
+        self._agains.append(Again(work._plan, work._max_turns) if isinstance(work, Loop) else None)
 
     def _track(self) -> Track:
         number, after, way = self.leaving or (None, None, None)
@@ -287,17 +294,17 @@ class Stage:
     def end_pauses(self) -> None:
         """A run that still waits for a person refuses the next prompt, and can be cancelled like any other."""
         paused = False
-        for number, (run, plan) in enumerate(zip(self.runs, self._plans, strict=True), 1):
-            if run.is_paused and plan is not None:
+        for number, (run, again) in enumerate(zip(self.runs, self._agains, strict=True), 1):
+            if run.is_paused and again is not None:
                 paused = True
-                self._bounded(self._end_pause(number, run, plan), "the cancel of a paused run")
+                self._bounded(self._end_pause(number, run, again), "the cancel of a paused run")
         if paused and not self.problems:  # what was cancelled behind it has been written, and its place given away
             self.problems += self._check_lists()
             self._bounded(self._check_stores(), "looking into the store")
 
-    async def _end_pause(self, number: int, run: Run, plan: Plan) -> None:
+    async def _end_pause(self, number: int, run: Run, again: Again) -> None:
         try:
-            await self._make(run, plan, "Hello?").begin()
+            await self._make(run, again, "Hello?").begin()
             self.problems.append(f"run {number} is paused, but another one could begin in its session")
         except SessionPausedError:
             pass
@@ -309,14 +316,14 @@ class Stage:
 
     def talk_on(self, prompt: str) -> None:
         """The next prompt, in every session: the same agent answers it."""
-        latest = {id(run.session): (run, plan) for run, plan in zip(self.runs, self._plans, strict=True)}
-        for run, plan in latest.values():
-            if plan is not None:
-                self._bounded(self._ask(run, plan, prompt), "the next prompt")
+        latest = {id(run.session): (run, again) for run, again in zip(self.runs, self._agains, strict=True)}
+        for run, again in latest.values():
+            if again is not None:
+                self._bounded(self._ask(run, again, prompt), "the next prompt")
 
-    async def _ask(self, before: Run, plan: Plan, prompt: str) -> None:
+    async def _ask(self, before: Run, again: Again, prompt: str) -> None:
         messages = before.session.messages
-        run = self._make(before, plan, prompt)
+        run = self._make(before, again, prompt)
         try:
             await run.begin()
         except AndonError as error:
@@ -331,9 +338,9 @@ class Stage:
             self.problems.append("the next prompt did not go on with the conversation as it was")
         self.problems += (f"the next prompt: {problem}" for problem in check_run(run))
 
-    def _make(self, before: Run, plan: Plan, prompt: str) -> Run:
+    def _make(self, before: Run, again: Again, prompt: str) -> Run:
         """Another run of the same agent, which goes on with the same session."""
-        plan = msgspec.structs.replace(plan, history=None)
+        plan = msgspec.structs.replace(again.plan, history=None)
         run = Run(
             before.runtime,
             before._cord,
@@ -343,7 +350,7 @@ class Stage:
             limits=Limits(None, None),
             metadata={},
         )
-        run.employ(Loop(plan, run, [user(prompt)], None))
+        run.employ(Loop(plan, run, [user(prompt)], again.max_turns))
         return run
 
     # -- clearing away ------------------------------------------------------------------------------------------------
@@ -370,7 +377,7 @@ class Stage:
 
     def forget(self) -> None:
         """Let go of all that the scenario made, so that its garbage can be collected."""
-        self.runs, self._plans, self.readings, self.crew = [], [], [], []
+        self.runs, self._agains, self.readings, self.crew = [], [], [], []
         self.watched = self.aftermath = None
         del self.task, self._scenario
 

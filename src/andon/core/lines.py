@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _ASYNCIO = os.path.join(os.path.dirname(os.path.abspath(functools.__file__)), "asyncio", "")
+_PACKAGES = {"site-packages", "dist-packages"}
+"""What folders of installed packages are called."""
 
 
 class Line(NamedTuple):
@@ -70,7 +72,7 @@ def _first_own(lines: Iterable[Line]) -> Line | None:
     for line in lines:
         if is_ours(line.file) or line.file.startswith(_ASYNCIO) or is_loader(line.file):
             continue
-        if not line.file.startswith(_libraries()):
+        if not _is_of_a_library(line.file):
             return line
         second = second or line
     return second
@@ -95,6 +97,12 @@ def inwards(awaitable: Any) -> Iterator[FrameType]:
             or getattr(awaitable, "ag_await", None)
             or getattr(awaitable, "gi_yieldfrom", None)
         )
+
+
+def _is_of_a_library(file: str) -> bool:
+    # Packages may also be where this interpreter does not put its own: the user's site, the system's below a virtual
+    # environment, a folder of `PYTHONPATH`.
+    return file.startswith(_libraries()) or not _PACKAGES.isdisjoint(file.split(os.sep))
 
 
 @functools.cache

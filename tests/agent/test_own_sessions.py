@@ -195,6 +195,8 @@ def test_nothing_is_changed_while_a_run_is_there(url: str) -> None:
                 with pytest.raises(SessionBusyError) as caught:
                     await change
                 assert caught.value.run_id == waiting.run_id
+            forked = await agent.sessions.fork("s1", "s2")
+            assert forked.messages == SAID, "its call has no result yet"
             result = await agent.continue_run(waiting.run_id, all_with(True, asked))
             assert result.status is RunStatus.completed
             assert result.messages[:2] == SAID

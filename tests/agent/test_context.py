@@ -33,7 +33,7 @@ from andon.agent.context import STANDS_FOR
 from andon.core.store import RunRecord, SessionKey, Shortened
 from andon.errors import ModelError
 from andon.messages import Text, assistant, estimate_tokens, user
-from andon.models.scripted import Call, Fail, Item, ScriptedModel, Spend, Turn
+from andon.models.scripted import Call, Fail, Item, Pause, ScriptedModel, Spend, Turn
 from andon.store import open_store
 from andon.store.memory import MemoryStore
 from andon.testing import explore, reading
@@ -638,6 +638,61 @@ def test_one_that_asks_two_models_at_once_is_counted_for_both() -> None:
         assert silence.cuts == 1
 
     play(main)
+
+
+def test_what_it_asks_beside_one_that_fails_is_cut_with_it() -> None:
+    async def main() -> None:
+        silence = Silence()
+
+        async def both(messages: list[Message], window: ContextWindow) -> list[Message]:
+            slow = asyncio.ensure_future(window.ask("a", model=ScriptedModel(["Well", silence])))
+            await silence.reached.arrived()
+            await asyncio.gather(slow, window.ask("b", model=ScriptedModel(Fail(ValueError("no")))))
+            return messages
+
+        async with make(context=both).start("go") as run:
+            result = await run.result()
+            assert repr(result.error) == "ValueError('no')"
+            assert silence.cuts == 1
+            assert run.leftovers == []
+
+    play(main)
+
+
+def test_no_model_is_asked_for_it_when_it_has_returned() -> None:
+    async def main() -> None:
+        silence, late = Silence(), ScriptedModel()
+        tasks: list[asyncio.Task[str]] = []
+
+        async def hasty(messages: list[Message], window: ContextWindow) -> list[Message]:
+            tasks.append(asyncio.create_task(window.ask("a", model=ScriptedModel(silence))))
+            await silence.reached.arrived()
+            tasks.append(asyncio.create_task(window.ask("b", model=late)))
+            return messages
+
+        result = await make(context=hasty).invoke_async("go")
+        assert (result.status, result.content) == (RunStatus.completed, "OK.")
+        assert tasks[0].cancelled()
+        assert silence.cuts == 1
+        with pytest.raises(ContextError, match="after the policy had returned"):
+            await tasks[1]
+        assert not late.requests
+
+    play(main)
+
+
+@pytest.mark.no_cover
+def test_one_that_asks_two_models_at_once_can_be_cancelled_at_every_step() -> None:
+    async def scenario() -> None:
+        async def both(messages: list[Message], window: ContextWindow) -> list[Message]:
+            await asyncio.gather(window.ask("a"), window.ask("b"))
+            return messages
+
+        agent = Agent("A", ScriptedModel(then=["Well", Pause(1), "."]), context=both)
+        await agent.invoke_async("go")
+
+    report = explore(scenario, inject="cancel", cancels=("now", "after_tools", "after_turn"))
+    assert not report.problems, report
 
 
 def test_a_summary_that_something_else_remembered_is_not_used() -> None:

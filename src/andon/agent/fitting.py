@@ -21,7 +21,7 @@ from andon.core.events import ContextView, RunEvent
 from andon.core.run import Run
 from andon.core.states import CancelMode, Phase
 from andon.core.store import SessionStore, Shortened
-from andon.errors import StoreError, describe
+from andon.errors import ContextError, StoreError, describe
 from andon.messages import Message, Usage, estimate_tokens, pieces_of, user
 from andon.models.base import Model, ModelRequest
 
@@ -54,9 +54,11 @@ class Fitting:
     __slots__ = (
         "_aside",
         "_ask",
+        "_asking",
         "_kept",
         "_looked",
         "_most",
+        "_open",
         "_plan",
         "_policy",
         "_ratio",
@@ -76,6 +78,10 @@ class Fitting:
         self._kept: Shortened | None = None
         self._looked = False
         self._told: int | None = None
+        self._open = False
+        """The policy is at work, and may ask models."""
+        self._asking: set[asyncio.Task[Any]] = set()
+        """The tasks in which it does; its own is among them while it waits for an answer."""
         self.notes: dict[object, Any] = {}
         """The policy's own."""
 
@@ -103,8 +109,24 @@ class Fitting:
         return fitted
 
     async def _decide(self, messages: list[Message], window: Window) -> list[Message]:
-        answer = self._policy(list(messages), window)
-        return await answer if inspect.isawaitable(answer) else answer
+        self._open = True
+        try:
+            answer = self._policy(list(messages), window)
+            return await answer if inspect.isawaitable(answer) else answer
+        finally:
+            self._open = False
+            if self._asking:
+                await self._end_asking()
+
+    async def _end_asking(self) -> None:
+        """Cut what is still asked when the policy has ended: if one fails, `asyncio.gather` lets the others go on."""
+        tasks = list(self._asking)
+        for task in tasks:
+            self._run.leave_behind(task, "a model that the context asks")  # until it is gone
+            task.add_done_callback(self._run.picked_up)
+            if not task.cancelling():
+                task.cancel()
+        await asyncio.wait(tasks, timeout=self._run.bounds.abandon_seconds)
 
     def refused(self, request: ModelRequest) -> None:
         """The provider found this too long: aim at half of it from here on."""
@@ -132,7 +154,17 @@ class Fitting:
     # -- a model for the policy ---------------------------------------------------------------------------------------
 
     async def ask(self, prompt: str, instructions: str | None, model: Model | None) -> str:
-        request = ModelRequest([user(prompt)], instructions, [])
+        if not self._open:
+            raise ContextError("a model was asked after the policy had returned: await the answer in it")
+        task = asyncio.current_task()
+        assert task is not None
+        self._asking.add(task)
+        try:
+            return await self._answer(ModelRequest([user(prompt)], instructions, []), model)
+        finally:
+            self._asking.discard(task)
+
+    async def _answer(self, request: ModelRequest, model: Model | None) -> str:
         attempt = 0
         while True:
             attempt += 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from andon import Agent, CancelCause, ConfigurationError, Event, RunEvent, RunStatus, Runtime, tool
+from andon import Agent, CancelCause, ConfigurationError, Event, RunEvent, RunStatus, Runtime, ToolContext, tool
 from andon.core.journal import Journal
 from andon.models.scripted import Burst, Call, ScriptedModel, Stall
 from tests.support import play
@@ -25,7 +25,12 @@ def agent(*turns: Any, **limits: Any) -> Agent:
     def read_in_thread(size: int) -> str:
         return "x" * size
 
-    return Agent("Helper", ScriptedModel(*turns, then="OK."), tools=[read, read_in_thread], runtime=Runtime(**limits))
+    @tool
+    async def ask(size: int, ctx: ToolContext) -> str:
+        return str(ctx.interrupt("Which?", ["é" * size]))
+
+    model = ScriptedModel(*turns, then="OK.")
+    return Agent("Helper", model, tools=[read, read_in_thread, ask], runtime=Runtime(**limits))
 
 
 @pytest.mark.parametrize(("name", "fits", "bytes"), [("read", 50, 2), ("read_in_thread", 100, 1)])
@@ -64,6 +69,24 @@ def test_an_error_that_says_too_much_is_cut() -> None:
         assert text.startswith("ValueError: ééé")
         assert text.endswith("(cut here: it has 10,012 characters)")
         assert len(text.encode()) <= 3000
+
+    play(main)
+
+
+def test_a_question_that_is_too_large_is_not_asked() -> None:
+    """It was stored with the run and its events, and sent to whoever read them, whatever its size."""
+
+    async def main() -> None:
+        helper = agent(Call("ask", {"size": 45}), Call("ask", {"size": 46}), max_result_bytes=100)
+        asked = await helper.invoke_async("Go")
+        assert asked.status is RunStatus.paused
+        result = await helper.continue_run(asked.run_id, answers={asked.interrupts[0].id: "This one."})
+        assert result.status is RunStatus.completed
+        (small,), (big,) = (message.content for message in result.messages if message.role == "tool")
+        assert small.content == "This one."  # type: ignore[union-attr]
+        assert big.status == "error"  # type: ignore[union-attr]
+        told = "its question has 102 bytes, and may have 100, so nobody was asked"
+        assert told in big.content  # type: ignore[union-attr]
 
     play(main)
 

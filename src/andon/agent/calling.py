@@ -21,7 +21,7 @@ from andon.agent.context import ContextPolicy
 from andon.agent.hooks import AfterTool, BeforeTool, Happening, Hooks
 from andon.agent.instructions import InstructionsFunction
 from andon.agent.retry import Retry
-from andon.agent.sizes import check_size, cut_short
+from andon.agent.sizes import check_questions, check_size, cut_short
 from andon.core.cutting import cut_line
 from andon.core.events import RunEvent
 from andon.core.family import current
@@ -173,7 +173,7 @@ class Calling:
                     self._log(logging.INFO, record, "raised %s after it was cut", describe(error), error)
                 return
             if asking is not None:
-                record.ask(asking.questions)
+                self._wait_for_person(record, asking.questions)
             elif isinstance(error, Exception):  # the boundary: the model is told
                 self._lost = self._lost or _part_of(error, SubAgentLostError)
                 self._fail(record, error)
@@ -184,6 +184,14 @@ class Calling:
         finally:
             watch.leave(watched)
             record.scope.entered = False
+
+    def _wait_for_person(self, record: CallRecord, questions: Sequence[Interrupt]) -> None:
+        try:
+            check_questions(record.call.name, questions, self._run.runtime.max_result_bytes)
+        except BadResultError as error:
+            self._fail(record, error)
+        else:
+            record.ask(questions)
 
     async def _end(self, record: CallRecord) -> None:
         if record.step is not None:

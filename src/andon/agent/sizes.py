@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large the result of a tool may be. It goes into memory, the store, every event and the model's next request."""
+"""How large the result of a tool may be, and what it asks a person. Both go into memory, the store and events, and the
+result into the model's next request.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import msgspec
+
+from andon.core.receipt import Interrupt
 from andon.errors import BadResultError
 
 LEAST = 2_000
@@ -17,6 +24,19 @@ def check_size(tool_name: str, text: str, limit: int) -> str:
             " shown. Ask for a part of it, or for less. (Runtime(max_result_bytes=…) allows more.)"
         )
     return text
+
+
+def check_questions(tool_name: str, questions: Iterable[Interrupt], limit: int) -> None:
+    """Raise if one of them is larger than that. Those of another run, which have an id, were checked there."""
+    for question in questions:
+        if question.id or not limit:
+            continue
+        size = len(question.name.encode(errors="surrogatepass")) + len(msgspec.json.encode(question.payload))
+        if size > limit:
+            raise BadResultError(
+                f"tool {tool_name} wanted to ask a person, but its question has {size:,} bytes, and may have {limit:,},"
+                " so nobody was asked. (Runtime(max_result_bytes=…) allows more.)"
+            )
 
 
 def cut_short(text: str, limit: int) -> str:

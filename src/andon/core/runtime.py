@@ -57,7 +57,7 @@ class Runtime:
     `abandoned_user_threads`: the same of one user's; what one has beyond that takes nothing from the others.
     `max_events`: a run that has written so many is cancelled, with cause `budget`; 0 sets no limit.
     `max_event_bytes`: the same with so many bytes of them, roughly.
-    `max_result_bytes`: a tool's result that is larger is an error result; 0 sets no limit.
+    `max_result_bytes`: a tool's result that is larger, or a question to a person, is an error result; 0 sets no limit.
     `max_depth`: how many runs may be at work below one another, each started by a tool of the one above.
     `keep_days`: in a store that several processes share, what was not touched for so long is forgotten, once an hour.
     """

@@ -18,10 +18,10 @@ from websockets.frames import Frame, Opcode
 from websockets.sync.client import connect
 
 from andon import Agent
-from andon.models.scripted import ScriptedModel
+from andon.models.scripted import ScriptedModel, Stall
 from andon.server import create_app
 from andon.server.connections import FRAGMENTS, SPARE, Bounds, Connection, Socket, bounded
-from tests.server.live import NEVER, Live, serving_app
+from tests.server.live import NEVER, Live, read_until, serving_app
 from tests.support import HANG, Flag, Silence, eventually
 
 RUNS = "/agents/helper/runs"
@@ -233,6 +233,19 @@ def test_who_does_not_read_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0 < most[0] < 60
         assert 0 < most[1] <= 2 * 256 * 1024
         assert live.client.get("/health").status_code == 200
+
+
+def test_who_leaves_is_noticed_though_a_request_waits_behind() -> None:
+    """Only the last request of a connection was told. A run in front of it went on until it wrote something. That was
+    an error in the log, with a traceback, which strangers could cause too.
+    """
+    with serving(Agent("Helper", ScriptedModel(Stall()))) as live:
+        body = json.dumps({"message": "Hi", "run_id": "r1"})
+        post = f"POST {RUNS} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+        with live.connect() as bare:
+            bare.sendall(post.encode() + HEALTH)
+            read_until(bare, b"RunStarted")
+        eventually(lambda: live.client.get(f"{RUNS}/r1").json()["status"] == "CANCELLED")
 
 
 def test_a_body_that_nobody_wants_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,13 @@ import asyncio
 import functools
 import logging
 import time
+from collections import deque
 from http import HTTPStatus
 from typing import Any, cast
 
 from msgspec import Struct
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
@@ -109,6 +110,8 @@ class Connection(HttpToolsProtocol):
         """How many bytes were parsed since the last piece of a body: those of a head, or of trailers."""
         self._body = 0
         """How many bytes of a body are still to come, if its length is known."""
+        self._open: deque[RequestResponseCycle] = deque()
+        """What has not been answered yet, in the order in which it came. uvicorn knows the last one alone."""
         self._full = self._upgraded = False
         self._fault = HTTPStatus.BAD_REQUEST
         self._deadline: asyncio.TimerHandle | None = None
@@ -126,6 +129,9 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._held = memoryview(b"")
         self._expect(None)
+        for cycle in self._open:  # or the one that is being answered would go on, and write to nobody
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -164,7 +170,10 @@ class Connection(HttpToolsProtocol):
         self._expect(self._bounds.request_seconds)
         length = next((value for name, value in self.headers if name == b"content-length"), b"")
         self._body = int(length) if length.isdigit() else 0
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not before:  # else it is no request, but a WebSocket
+            self._open.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._in_vain, self._body = 0, max(0, self._body - len(body))
@@ -176,6 +185,7 @@ class Connection(HttpToolsProtocol):
         self._expect(None if self._owes else self._bounds.head_seconds)
 
     def on_response_complete(self) -> None:
+        self._open.popleft()
         super().on_response_complete()
         if self.transport.is_closing():
             return

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from andon.core.selection import CancelEntry
 from andon.errors import show
+from andon.messages import pieces_of
 
 if TYPE_CHECKING:
     from andon.core.events import Event
@@ -93,8 +94,12 @@ class Archive:
             self._arm(now)
 
     def _weigh(self, run: Life) -> None:
-        prompts = [message.text for message in run.own_messages if message.role == "user"]  # the rest is in the events
-        size = sum(map(weight, run.journal.events.copy())) + sum(map(len, prompts))
+        size = sum(map(weight, run.journal.events.copy()))
+        if run.runtime.keeper is None:
+            said = [message for message in run.own_messages if message.role == "user"]  # the rest is in the events
+        else:  # what was said before it was read from the store: it is a copy that no other run has
+            said = run.conversation
+        size += sum(len(piece) for message in said for piece in pieces_of(message))
         size += len(show(run.metadata)) if run.metadata else 0
         with self._lock:
             if run.run_id in self._runs:

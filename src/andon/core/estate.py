@@ -65,6 +65,11 @@ class Estate(Stepper):
         self._cut_phase: Phase | None = None
         self._added = False
 
+    @property
+    def conversation(self) -> list[Message]:
+        """All that was said in its session when it ended."""
+        return self._conversation
+
     async def _put_away(self, status: RunStatus) -> None:
         """Store the end, and pass the session on."""
         place = self._place

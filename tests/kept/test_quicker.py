@@ -10,8 +10,21 @@ from typing import Any
 import psycopg
 import pytest
 
-from andon import CancelCause, CancelOutcome, Event, Message, Run, RunRecord, RunStatus, Runtime, ToolOutcome, tool
+from andon import (
+    CancelCause,
+    CancelOutcome,
+    Event,
+    Message,
+    Run,
+    RunEvent,
+    RunRecord,
+    RunStatus,
+    Runtime,
+    ToolOutcome,
+    tool,
+)
 from andon.agent.orphans import settle_orphan
+from andon.core.portal import portal
 from andon.core.receipt import CancelRequest, Interrupt
 from andon.core.selection import Outcomes, Selection
 from andon.core.session import OnBusy
@@ -484,6 +497,51 @@ def test_an_answer_is_not_given_to_a_later_question(url: str, local: bool) -> No
             await here.close()
 
     play(main)
+
+
+class Forgetful(SQLStore):
+    """Takes its time to say what an ended run has left."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.asked, self.says = Flag(), Flag()
+
+    async def added(self, run_id: str) -> list[Message] | None:
+        self.asked.set()
+        await self.says.arrived()
+        return await super().added(run_id)
+
+
+def test_a_paused_run_that_is_cancelled_here_and_ended_by_the_store_has_one_end(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The cancel hands it to the portal; the keeper was quicker to see that it has ended, and shows that end."""
+    handed_over = list[tuple[object, Any]]()
+
+    async def main() -> None:
+        store = Forgetful(url)
+        here = Runtime(store, lease_seconds=LEASE)
+        try:
+            run, _ = await paused(on(here, DELETE, "Done.", tools=Till().tools), run_id="r1")
+            with monkeypatch.context() as patch:
+                patch.setattr(portal, "submit_soon", lambda *what: handed_over.append(what))
+                assert (await here.cancel(run_id="r1"))["r1"] is CancelOutcome.requested
+                await store.asked.arrived()
+            portal.submit_soon(*handed_over[0])
+            await asyncio.wrap_future(portal.submit(nothing))  # it has begun
+            store.says.set()
+            assert (await run.result()).status is RunStatus.cancelled
+            await run.ended()
+            assert [event.event for event in run.journal.events][-1:] == [RunEvent.run_cancelled]
+            await check_stored(here, "r1", RunStatus.cancelled, CancelCause.user)
+        finally:
+            await here.close()
+
+    async def nothing() -> None:
+        pass
+
+    play(main)
+    assert [line.message for line in caplog.records if line.levelname == "CRITICAL"] == []
 
 
 def test_a_call_that_was_approved_before_its_worker_died_may_have_started() -> None:

@@ -149,8 +149,11 @@ class Pausing(Life):
             super().end_elsewhere_if_due()
 
     def _may_take_over(self) -> bool:
-        if self._stage is RunStatus.paused and self._caretaker is None and not self._take(self._token, portal):
-            return False  # it was answered meanwhile: its own task ends it
+        waits = self._token is not None and self._caretaker is None and not self.signal.adopted
+        if waits and not self._take(self._token, portal):
+            # Someone else was quicker, and ends it: its own task, one that has the answers, or, if it has been answered
+            # or ended by another process, one that watches that.
+            return False
         return super()._may_take_over()
 
     def check_answers(self, answers: Mapping[str, Any]) -> None:

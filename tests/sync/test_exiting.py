@@ -139,6 +139,25 @@ def test_a_tool_that_blocks_the_loop_holds_up_no_exit(tmp_path: Path) -> None:
     assert run_program(tmp_path, code) == ("requested\n", "RUNNING, and asked to stop")
 
 
+@pytest.mark.parametrize("read", ['agent.run("go")', 'list(agent.run("go", stream=True))'])
+def test_a_signal_that_does_not_wake_the_main_thread_is_handled_all_the_same(tmp_path: Path, read: str) -> None:
+    """The system may give it to any thread; and one that comes just before the main thread waits does not wake it."""
+    code = f"""
+        import signal
+        agent = Agent("A", ScriptedModel(Call("swallows")), tools=[swallows], runtime=Runtime(open_store(sys.argv[1])))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+        def deliver():
+            begun.wait()
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+        threading.Thread(target=deliver, daemon=True).start()
+        {read}
+    """
+    _, status = run_program(tmp_path, code)
+    assert status == "CANCELLED"
+
+
 @pytest.mark.parametrize("tool", ["swallows", "blocks_the_loop"])
 def test_sys_exit_in_a_signal_handler_is_not_held_up(tmp_path: Path, tool: str) -> None:
     """As a SIGTERM handler does it, while the main thread waits in `agent.run`."""

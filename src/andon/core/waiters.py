@@ -9,12 +9,19 @@ next one: else many readers on other loops could keep it going for ever, and wit
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable
 from typing import Protocol, TypeVarTuple
 
 Ts = TypeVarTuple("Ts")
+
+SIGNAL_SECONDS = 0.25
+"""The safety net under signals. Python runs their handlers in the main thread alone. A signal that comes in the moment
+before that thread begins to wait for a lock, or that the system gives to another thread, does not wake it. So the main
+thread wakes by itself, this often, while it waits.
+"""
 
 
 class Latch(Protocol):
@@ -92,7 +99,7 @@ class Waiters:
 
     def wait_blocking(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
         """The same for a thread; False if `timeout` passed first. An interrupt (Ctrl-C) gets through."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not ready():
             lock = threading.Lock()
             lock.acquire()
@@ -101,7 +108,7 @@ class Waiters:
             try:
                 if ready():
                     return True
-                if not lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+                if not _acquire(lock, deadline):
                     return ready()
             finally:
                 self.forget(entry)
@@ -113,6 +120,17 @@ class Waiters:
             self.wakes.remove(entry)
         except ValueError:  # woken at the same moment
             pass
+
+
+def _acquire(lock: threading.Lock, deadline: float) -> bool:
+    """False if the time was up first."""
+    longest = SIGNAL_SECONDS if threading.current_thread() is threading.main_thread() else math.inf
+    while True:
+        seconds = min(longest, max(0.0, deadline - time.monotonic()))
+        if lock.acquire(timeout=-1 if seconds == math.inf else seconds):
+            return True
+        if time.monotonic() >= deadline:
+            return False
 
 
 def _release(lock: Latch) -> None:

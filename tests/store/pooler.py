@@ -114,8 +114,9 @@ class Pooler:
                 client.socket.sendall(self._greeting)
                 while self._waits(client):
                     session = self._idle.get()
-                    self._relay(client, session)
-                    self._idle.put(session)
+                    last = self._relay(client, session)
+                    self._idle.put(session)  # first, as PgBouncer does it: who is answered asks again at once
+                    client.socket.sendall(last)
         client.socket.close()
 
     def _waits(self, client: _Link) -> bool:
@@ -123,8 +124,8 @@ class Pooler:
         said = client.socket.recv(1, socket.MSG_PEEK)
         return said not in (b"", b"X")
 
-    def _relay(self, client: _Link, session: _Link) -> None:
-        """Up to the end of a transaction, or until one of them leaves."""
+    def _relay(self, client: _Link, session: _Link) -> bytes:
+        """Up to the end of a transaction, or until one of them leaves. What says that it has ended is not passed on."""
         owed = 0
         with selectors.DefaultSelector() as selector:
             selector.register(client, selectors.EVENT_READ)
@@ -137,10 +138,10 @@ class Pooler:
                     owed += message[:1] in ASKING
                 if session in ready:
                     message = session.message()
-                    client.socket.sendall(message)
                     owed -= message[:1] == b"Z"
                     if self._by_transaction and owed == 0 and message == b"Z\0\0\0\5I":
-                        return
+                        return message
+                    client.socket.sendall(message)
 
     def close(self) -> None:
         self._closing = True

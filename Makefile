@@ -51,8 +51,8 @@ test: $(VENV)/.dev ## linter, types and tests, on every Python from 3.11 to 3.13
 test-live: $(VENV)/.core $(VENV)/.dev ## the models against real providers, where there are keys; costs a little
 	@$(PYTHON) -m pytest --quiet -rs tests/live/live_*.py
 
-bench: $(VENV)/.core $(VENV)/.dev ## every figure that the README quotes
-	@$(PYTHON) -m bench
+bench: $(VENV)/.core $(VENV)/.dev ## every figure; writes docs/figures.md and the README's table (20 minutes)
+	@$(PYTHON) -m bench --record
 
 lint: $(VENV)/.dev ## ruff, the rules and the format
 	@echo "linting…"

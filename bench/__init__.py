@@ -5,6 +5,7 @@
     python -m bench latency         one of them
     python -m bench --quick         small numbers, to see that it works
     python -m bench --json          for programs
+    python -m bench --record        write what was measured into docs/figures.md and the README, as `make bench` does
 
     latency      from the cancel in another thread to the terminal event in the reader's hands
     throughput   events per second from the model through the journal to its readers
@@ -18,6 +19,7 @@
     across       a cancel that is sent to another server process than the run's
     store        what a database costs: short runs, silent runs, tokens that are stored, and watchers
     neighbour    other users' runs and cancels beside one user who keeps the server busy
+    chaos        several servers on one database in trouble: what must not happen, counted
 
 A figure is not a test: a goal that was missed is shown, and the exit code is 0. On Linux each says how much of the
 processor time that was wanted meanwhile, by it and all else here, other virtual machines had instead: where that is

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import platform
+import sys
 from collections.abc import Callable
 
 from bench import (
@@ -15,6 +17,7 @@ from bench import (
     idle,
     latency,
     neighbour,
+    page,
     readers,
     startup,
     store,
@@ -22,6 +25,7 @@ from bench import (
     telemetry,
     throughput,
 )
+from bench.chaos import figure as chaos
 from bench.report import Figure, Progress
 from bench.stolen import Stolen
 
@@ -38,7 +42,10 @@ FIGURES: dict[str, Callable[[bool, Progress], Figure]] = {
     "across": across.measure,
     "store": store.measure,
     "neighbour": neighbour.measure,
+    "chaos": chaos.measure,
 }
+METHODS = {name: inspect.getdoc(sys.modules[measure.__module__]) or "" for name, measure in FIGURES.items()}
+"""How each is taken: what its module says of itself."""
 
 
 def main() -> None:
@@ -46,7 +53,14 @@ def main() -> None:
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"{', '.join(FIGURES)}; all of them by default")
     parser.add_argument("--quick", action="store_true", help="small numbers, to see that it works")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="add the run to docs/figures.json; write docs/figures.md and the README's table",
+    )
     options = parser.parse_args()
+    if options.record and (options.figures or options.quick):
+        parser.error("--record is for a run of all figures: give no names, and not --quick")
     if unknown := [name for name in options.figures if name not in FIGURES]:
         parser.error(f"there is no figure {unknown[0]!r}; there are: {', '.join(FIGURES)}")
     figures = []
@@ -57,6 +71,8 @@ def main() -> None:
         progress.close()
         if not options.json:
             print(figures[-1].as_table(), end="\n\n", flush=True)
+    if options.record:
+        page.record(figures, METHODS)
     if options.json:
         answer = {"python": platform.python_version(), "figures": [figure.as_json() for figure in figures]}
         print(json.dumps(answer, indent=2))

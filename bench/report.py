@@ -23,7 +23,7 @@ class Goal:
 
     def show(self, values: dict[str, float]) -> str:
         sign, verdict = "≥" if self.at_least else "≤", "reached" if self.reached(values) else "MISSED"
-        return f"{_label(self.of)} {sign} {self.limit:,g} {verdict}"
+        return f"{label(self.of)} {sign} {self.limit:,g} {verdict}"
 
     def as_json(self, values: dict[str, float]) -> dict[str, Any]:
         bound = "at_least" if self.at_least else "at_most"
@@ -58,9 +58,9 @@ class Figure:
 
     def as_table(self) -> str:
         columns = list(dict.fromkeys(key for row in self.rows for key in row.values))
-        cells = [["", *map(_label, columns), "goal"]]
+        cells = [["", *map(label, columns), "goal"]]
         for row in self.rows:
-            numbers = [_number(row.values[key]) if key in row.values else "" for key in columns]
+            numbers = [number(row.values[key]) if key in row.values else "" for key in columns]
             cells.append([row.name, *numbers, ", ".join(goal.show(row.values) for goal in row.goals)])
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
@@ -71,11 +71,11 @@ class Figure:
         return "\n".join([f"{self.name}: {self.title}{stolen}", *lines])
 
 
-def _label(key: str) -> str:
+def label(key: str) -> str:
     return key.replace("_us", " µs").replace("_", " ")
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     if value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 100 else f"{value:.3g}"

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
-from bench import stolen
+from bench import page, stolen
+from bench.__main__ import METHODS
+from bench.chaos.figure import ZERO
 from bench.chaos.servers import Database
 from bench.gauges import Cpu, written
-from bench.report import Figure, Row
+from bench.report import Figure, Goal, Row
 
 ROOT = Path(__file__).parent.parent
 HANG = 300
@@ -36,6 +38,7 @@ ROWS = {
     "across": 6,
     "store": 18,
     "neighbour": 4,
+    "chaos": 2,
 }
 # Little fits into pages that are there.
 MAY_BE_ZERO = {
@@ -45,6 +48,8 @@ MAY_BE_ZERO = {
     "all_tables_kb_per_1000",
     "lost_runs",
     "requests_per_s",
+    "cancels",
+    *ZERO,
 }
 
 
@@ -98,6 +103,29 @@ def test_an_unknown_figure_is_refused_by_name() -> None:
     assert done.returncode == 2
     assert "there is no figure 'speed'" in done.stderr
     assert all(figure in done.stderr for figure in ROWS)
+
+
+def test_the_page_and_the_readme_say_what_was_recorded() -> None:
+    runs = page.read_runs()
+    assert all(ROWS.keys() == run["figures"].keys() for run in runs[-1:])
+    assert page.PAGE.read_text("utf-8") == page.page_of(runs, METHODS), "make bench writes both"
+    readme = page.README.read_text("utf-8")
+    assert readme == page.with_table(readme, runs)
+
+
+def test_the_page_shows_each_run_and_what_missed_its_goal() -> None:
+    goal = Goal("p50_us", 5)
+    runs = [page.new_run([Figure("a", "title", [Row("row", {"p50_us": value}, [goal])])]) for value in (4, 6, 5)]
+    shown = page.page_of(runs, {"a": "How."})
+    assert (
+        "## a\n\nTitle.\n\nHow.\n\n|  | p50 µs | goal |\n|---|---|---|\n| row | 4, **6**, 5 | p50 µs ≤ 5 |\n" in shown
+    )
+
+
+def test_only_a_whole_run_is_recorded() -> None:
+    done = bench("latency", "--record")
+    assert done.returncode == 2
+    assert "--record is for a run of all figures" in done.stderr
 
 
 STAT = "cpu  {user} 10 50 {idle} 20 5 5 {steal} 0 0\ncpu0 1 2\n"

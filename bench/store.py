@@ -4,7 +4,7 @@
 Each server is `andon serve` in a process of its own. CPU is the processor time of that process, so what Postgres itself
 needs is not in it. Each token has five bytes.
 
-- Tokens: at full speed one run is read by one client; at 100 a second there are twenty runs at once. `table` is what the
+- Tokens: at full speed one run is read by one client; at 100 a second there are 20 runs at once. `table` is what the
   table of events and its index have grown by, `all tables` what all of them have (the text is also in the run's
   messages, its record and its last event), `log` what was written to the write-ahead log; all in kB per 1,000 tokens.
 - Watchers read silent runs at a second server, while one other run speaks at the first. `cpu percent` is the second

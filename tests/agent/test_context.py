@@ -661,16 +661,21 @@ def test_what_it_asks_beside_one_that_fails_is_cut_with_it() -> None:
 
 def test_no_model_is_asked_for_it_when_it_has_returned() -> None:
     async def main() -> None:
-        silence, late = Silence(), ScriptedModel()
+        silence, late, over = Silence(), ScriptedModel(), Flag()
         tasks: list[asyncio.Task[str]] = []
+
+        async def ask_late(window: ContextWindow) -> str:
+            await over.arrived()
+            return await window.ask("b", model=late)
 
         async def hasty(messages: list[Message], window: ContextWindow) -> list[Message]:
             tasks.append(asyncio.create_task(window.ask("a", model=ScriptedModel(silence))))
             await silence.reached.arrived()
-            tasks.append(asyncio.create_task(window.ask("b", model=late)))
+            tasks.append(asyncio.create_task(ask_late(window)))
             return messages
 
         result = await make(context=hasty).invoke_async("go")
+        over.set()
         assert (result.status, result.content) == (RunStatus.completed, "OK.")
         assert tasks[0].cancelled()
         assert silence.cuts == 1

@@ -27,16 +27,17 @@ END = RunStatus.cancelled
 
 
 class Looked(SQLStore):
-    """Says when so many have looked for the run."""
+    """Says when so many have looked for the run, each at least once: a keeper that begins has them look again."""
 
     def __init__(self, url: str, many: int) -> None:
         super().__init__(url)
-        self.many, self.all = many, Flag()
+        self._many, self.all = many, Flag()
+        self.who = set[asyncio.Task[Any] | None]()
 
     async def find(self, run_id: str) -> RunRecord | None:
         found = await super().find(run_id)
-        self.many -= 1
-        if self.many == 0:
+        self.who.add(asyncio.current_task())
+        if len(self.who) == self._many:
             self.all.set()
         return found
 
@@ -51,8 +52,10 @@ async def watching(folder: Path) -> AsyncIterator[tuple[Keeper, SQLStore, Lease]
     async with opened(url) as store:
         lease = await store.enter(record("r1"), "another", LONG, "queue")
         await store.write([Progress(lease, said("x"), events("r1", (1, 2, 3)))])
-        yield keeper, store, lease
-    await runtime.close()
+        try:
+            yield keeper, store, lease
+        finally:
+            await runtime.close()
 
 
 async def end(store: SQLStore, lease: Lease) -> None:
@@ -104,7 +107,7 @@ def test_one_reader_is_read_by_one_task_at_a_time(tmp_path: Path) -> None:
             first = asyncio.create_task(reader.batch(100))
             looked = keeper.store
             assert isinstance(looked, Looked)
-            await until(lambda: looked.many < 2)
+            await until(lambda: bool(looked.who))
             with pytest.raises(ReaderBusyError):
                 await reader.batch(100)
             first.cancel()

@@ -227,7 +227,8 @@ def test_a_second_signal_is_immediate(here: Path) -> None:
         serving(here, "program:agent", "--drain", "3600") as served,
         served.client.stream("POST", RUNS, data={"message": "Hi"}) as response,
     ):
-        next(frames(response.iter_lines()))
+        reading = frames(response.iter_lines())  # kept: without it, httpx closes the connection, and the run ends
+        next(reading)
         served.process.send_signal(signal.SIGTERM)
         with httpx.Client(base_url=served.url, verify=False) as other:
             while other.get("/ready").status_code != 503:

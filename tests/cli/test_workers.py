@@ -187,7 +187,8 @@ def test_a_worker_that_is_killed_while_it_drains_is_a_failure(tmp_path: Path) ->
     with serving(tmp_path, "--workers", "2", "--drain", "3600") as group:
         pids = group.pids()
         with group.client.stream("POST", "/agents/helper/runs", data={"message": "Hi"}) as response:
-            next(frames(response.iter_lines()))
+            reading = frames(response.iter_lines())  # kept: without it, httpx closes the connection, and the run ends
+            next(reading)
             group.process.send_signal(signal.SIGTERM)
             group.until(r"worker \d: shutting down: .*")
 
@@ -275,7 +276,8 @@ def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
     with serving(tmp_path, "--workers", "2", "--drain", "3600") as group:
         pids = group.pids()
         with group.client.stream("POST", "/agents/helper/runs", data={"message": "Hi"}) as response:
-            next(frames(response.iter_lines()))
+            reading = frames(response.iter_lines())  # kept: without it, httpx closes the connection, and the run ends
+            next(reading)
             group.process.send_signal(signal.SIGTERM)
             group.until(r"worker \d: shutting down: .*")
             assert group.end() == -signal.SIGTERM

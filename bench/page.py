@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.chaos.figure import ZERO
 from bench.report import Figure, label, number
 
 ROOT = Path(__file__).parent.parent
@@ -139,9 +140,8 @@ def _readme_table(runs: Sequence[Json]) -> str:
     across = {
         kind: values("across", "p99_ms", *(f"{kind}, {each}" for each in kinds)) for kind in ("postgres", "sqlite")
     }
-    zero = ("cancels_lost", "without_one_end", "sessions_rejected", "other_faults")
     trials = [row["values"] for run in runs for row in run["figures"]["chaos"]["rows"]]
-    faults = sum(trial[name] for trial in trials for name in zero)
+    faults = sum(trial[name] for trial in trials for name in ZERO)
     rows = [
         ["figure", "measured", "command"],
         [

@@ -183,14 +183,21 @@ def test_a_signal_to_every_process_drains_all_workers(tmp_path: Path) -> None:
         assert group.process.wait(HANG) == 0
 
 
+@contextlib.contextmanager
+def draining(group: Group) -> Iterator[None]:
+    """While it waits for the run of a client that reads on."""
+    with group.client.stream("POST", "/agents/helper/runs", data={"message": "Hi"}) as response:
+        reading = frames(response.iter_lines())  # kept: without it, httpx closes the connection, and the run ends
+        next(reading)
+        group.process.send_signal(signal.SIGTERM)
+        group.until(r"worker \d: shutting down: .*")
+        yield
+
+
 def test_a_worker_that_is_killed_while_it_drains_is_a_failure(tmp_path: Path) -> None:
     with serving(tmp_path, "--workers", "2", "--drain", "3600") as group:
         pids = group.pids()
-        with group.client.stream("POST", "/agents/helper/runs", data={"message": "Hi"}) as response:
-            reading = frames(response.iter_lines())  # kept: without it, httpx closes the connection, and the run ends
-            next(reading)
-            group.process.send_signal(signal.SIGTERM)
-            group.until(r"worker \d: shutting down: .*")
+        with draining(group):
 
             def gone() -> bool:
                 for pid in filter(is_alive, pids):
@@ -275,11 +282,7 @@ def test_a_first_worker_that_can_not_be_started_is_told_of(
 def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
     with serving(tmp_path, "--workers", "2", "--drain", "3600") as group:
         pids = group.pids()
-        with group.client.stream("POST", "/agents/helper/runs", data={"message": "Hi"}) as response:
-            reading = frames(response.iter_lines())  # kept: without it, httpx closes the connection, and the run ends
-            next(reading)
-            group.process.send_signal(signal.SIGTERM)
-            group.until(r"worker \d: shutting down: .*")
+        with draining(group):
             assert group.end() == -signal.SIGTERM
         eventually(lambda: not any(map(is_alive, pids)))
 

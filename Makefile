@@ -6,7 +6,7 @@ VERSION :=
 PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip -qq --disable-pip-version-check
 # What is long, or about other things than Python's own doings, is tested on the first Python alone.
-REST := $(addprefix --ignore tests/,agent/test_accepted.py agent/test_cancel_races.py cli clients explored kept \
+REST := $(addprefix --ignore tests/,agent/test_accepted.py agent/test_cancel_races.py cli clients explorer shared_store \
 	models/test_openai_broken.py models/test_openai_cancel.py models/test_openai_clients.py server store \
 	telemetry/test_explored.py test_bench.py test_docs.py test_examples.py)
 # More than there are cores: many tests wait for a process or for a clock.
@@ -19,7 +19,7 @@ OTHERS = $$(scripts/pythons | cut -d ' ' -f 1 | grep -vxF "$$($(PYTHON) -c 'impo
 # programs that choose their loops themselves.
 CORE := $(addprefix tests/,agent core sync tools) --deselect tests/sync/test_interrupt.py::test_at_every_line \
 	$(addprefix --ignore tests/,agent/test_accepted.py agent/test_cancel_races.py sync/test_exiting.py)
-EAGER := $(addprefix tests/,models/test_scripted.py explored/test_people.py)
+EAGER := $(addprefix tests/,models/test_scripted.py explorer/test_people.py)
 UVLOOP := tests/models
 # The folders are in it too, so that a deleted file is noticed.
 SOURCES := pyproject.toml README.md LICENSE $(shell find src ! -name __pycache__ ! -name '*.pyc')

@@ -145,11 +145,11 @@ def test_a_run_without_a_shared_store_imports_nothing_of_what_that_needs() -> No
         "assert Agent('Plain', ScriptedModel('Hello.')).run('Hi').content == 'Hello.'"
     )
     late = {
-        "andon.core.keeper",
-        "andon.core.tenure",
-        "andon.core.shared",
-        "andon.core.following",
-        "andon.agent.orphans",
+        "andon.core.shared.worker",
+        "andon.core.shared.leased_run",
+        "andon.core.shared.store",
+        "andon.core.shared.remote",
+        "andon.agent.orphan_end",
     }
     assert loaded & late == set()
 

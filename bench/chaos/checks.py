@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from andon import RunStatus, ToolOutcome
-from andon.agent.orphans import read_all
+from andon.agent.orphan_end import read_all
 from andon.core.selection import Selection
 from andon.core.store import RunRecord, SessionKey
 from andon.store.sql import SQLStore

@@ -16,7 +16,7 @@ from andon.core.events import Event
 from andon.core.journal import Reader
 from andon.core.portal import portal
 from andon.core.receipt import OutputT, RunResult
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.states import CancelCause
 from andon.errors import ConfigurationError, InsideEventLoopError, ReaderBusyError
 

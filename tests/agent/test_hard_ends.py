@@ -30,7 +30,7 @@ from andon import (
     ToolReceipt,
     tool,
 )
-from andon.agent.calls import CallRecord
+from andon.agent.call_record import CallRecord
 from andon.models.base import ModelRequest
 from andon.models.scripted import Call, Fail, ScriptedModel, Stall
 from andon.testing import validate

@@ -111,7 +111,7 @@ def test_whoever_sees_the_question_may_answer_it_at_once(sees: str) -> None:
     for line in itertools.count(1):
         agent = make(PAY, tools=Till().tools)
         answering: list[Worker] = []
-        with interrupted(line, "line", lambda: _look(agent, sees, answering), within="core/pause.py") as happened:  # noqa: B023
+        with interrupted(line, "line", lambda: _look(agent, sees, answering), within="core/run/pause.py") as happened:  # noqa: B023
             asyncio.run(_ask(agent))
         for worker in answering:
             worker.done()

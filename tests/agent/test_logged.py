@@ -58,7 +58,7 @@ def test_what_a_tool_raises_is_logged_once_with_its_traceback(name: str, caplog:
     agent = make(Call(name, id="c"), "Oh.", tools=[broken, broken_in_a_thread, leaves], hooks=[Hook()])
     assert agent.run("go", run_id="r").status is RunStatus.completed
     [record] = of_ours(caplog, logging.DEBUG)
-    assert (record.name, record.levelno) == ("andon.agent.calling", logging.WARNING)
+    assert (record.name, record.levelno) == ("andon.agent.tool_runner", logging.WARNING)
     assert record.getMessage().startswith(f"tool {name} (c) failed: ")
     assert f"in {name}\n" in traceback_of(record)
     assert record.__dict__["facts"]["run_id"] == "r"
@@ -101,7 +101,7 @@ def test_a_model_that_raises_is_logged_once_with_its_traceback(caplog: pytest.Lo
     agent = make([Fail(OopsError("no more"))])
     result = agent.run("go", run_id="r")
     [record] = of_ours(caplog)
-    assert (record.name, record.levelno) == ("andon.core.life", logging.ERROR)
+    assert (record.name, record.levelno) == ("andon.core.run.life", logging.ERROR)
     assert record.getMessage() == "run r failed: OopsError: no more"
     assert record.exc_info
     assert record.exc_info[1] is result.error
@@ -124,8 +124,8 @@ def test_a_refused_call_is_logged_without_what_was_asked_for(caplog: pytest.LogC
     assert of_ours(caplog) == []
     told = [(each.name, each.getMessage()) for each in of_ours(caplog, logging.INFO)]
     assert told == [
-        ("andon.agent.calling", "tool broken (a) was refused: BadArgumentsError"),
-        ("andon.agent.calling", "tool hunter2 (b) was refused: UnknownToolError"),
+        ("andon.agent.tool_runner", "tool broken (a) was refused: BadArgumentsError"),
+        ("andon.agent.tool_runner", "tool hunter2 (b) was refused: UnknownToolError"),
     ]
 
 
@@ -148,7 +148,7 @@ def test_what_a_tool_raises_when_it_is_cut_is_told_and_is_no_warning(caplog: pyt
     play(main)
     assert of_ours(caplog) == []
     [record] = of_ours(caplog, logging.INFO)
-    assert record.name == "andon.agent.calling"
+    assert record.name == "andon.agent.tool_runner"
     assert record.getMessage() == "tool untidy (c) raised OopsError: while tidying up after it was cut"
     assert "in untidy\n" in traceback_of(record)
 

@@ -13,7 +13,7 @@ import pytest
 from andon import Agent, CancelOutcome, Event, RunEvent, RunStatus
 from andon.core.journal import Reader
 from andon.core.portal import portal
-from andon.core.seat import Seat
+from andon.core.single_reader import Seat
 from andon.errors import AndonError, ReaderBusyError
 from andon.messages import Text
 from andon.models.scripted import Burst, Pause

@@ -22,8 +22,8 @@ from andon import (
     ToolReceipt,
     tool,
 )
-from andon.agent.carry import outcome_of
-from andon.agent.orphans import outcomes_in
+from andon.agent.continuation import outcome_of
+from andon.agent.orphan_end import outcomes_in
 from andon.core.events import ToolView
 from andon.messages import ToolResult
 from andon.models.scripted import Call

@@ -195,11 +195,11 @@ def interrupt(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("where", "stays"),
     [
-        ("andon.core.pause.Token.take", True),
-        ("andon.core.run.Run._go_on", True),
+        ("andon.core.run.pause.Token.take", True),
+        ("andon.core.run.run.Run._go_on", True),
         ("andon.agent.loop.Loop.answer", False),
         ("andon.core.session.Session.stir", False),
-        ("andon.core.run.Run._go", False),
+        ("andon.core.run.run.Run._go", False),
     ],
 )
 def test_an_answer_that_is_interrupted_leaves_a_run_that_waits_on_or_has_ended(
@@ -247,10 +247,10 @@ def test_answers_that_raise_when_they_are_looked_at_change_nothing() -> None:
     ("where", "begun"),
     [
         ("andon.core.session.Session.enter", False),
-        ("andon.core.run.Run._join_family", False),
+        ("andon.core.run.run.Run._join_family", False),
         ("andon.core.cord.Cord.add", True),
         ("andon.agent.loop.Loop.begin", True),
-        ("andon.core.run.Run._go", True),
+        ("andon.core.run.run.Run._go", True),
     ],
 )
 def test_a_beginning_that_is_interrupted_leaves_nothing_or_an_ended_run(

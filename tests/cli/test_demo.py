@@ -92,7 +92,8 @@ def test_a_question_is_answered_at_the_terminal(url: str, tmp_path: Path) -> Non
 def test_ctrl_c_cancels_a_run_that_was_continued(tmp_path: Path) -> None:
     """And the second one leaves: the server is stopped, so that nobody can answer the first one."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    late = "(WARNING andon.core.leasing: stopped as lost, because .*\n)?"  # it may be stopped for longer than its lease
+    # It may be stopped for longer than its lease.
+    late = "(WARNING andon.core.shared.leases: stopped as lost, because .*\n)?"
     with serving(tmp_path, "program:stall", "--drain", "0", complains=late) as served:
         start(served.url, "stall", "first")
         assert alone(tmp_path, "cancel", "first", "--wait", "--url", served.url).returncode == 0

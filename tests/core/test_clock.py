@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from andon.core import clock
-from andon.core.clock import ClockWatch, steady
+from andon.core.shared import clock
+from andon.core.shared.clock import ClockWatch, steady
 from tests.support import play
 
 

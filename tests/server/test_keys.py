@@ -13,13 +13,13 @@ import httpx
 import pytest
 
 from andon import Agent, Runtime, tool
-from andon.core.shared import Taken
+from andon.core.shared.store import Taken
 from andon.core.store import RequestKey
 from andon.models.scripted import Call, ScriptedModel
 from andon.server import keys
 from andon.store.sql import SQLStore
-from tests.kept.test_given_back import Late
 from tests.server.live import Live, frames, serving
+from tests.shared_store.test_given_back import Late
 from tests.support import Flag, Silence, Worker, eventually
 
 RUNS = "/agents/helper/runs"

@@ -141,7 +141,7 @@ def test_without_being_asked_it_tells_of_trouble_and_who_used_the_kill_switch(tm
         lines = logged.end()
     tool, *traceback = lines[: (cancels := [" cancels " in line for line in lines].index(True))]
     about = "[run_id=r1 session_id=s1 agent_id=clumsy]"
-    assert tool == f"WARNING andon.agent.calling: tool fall (call_1) failed: ValueError: over a root {about}"
+    assert tool == f"WARNING andon.agent.tool_runner: tool fall (call_1) failed: ValueError: over a root {about}"
     assert traceback[0] == "    Traceback (most recent call last):"
     assert traceback[-1] == "    ValueError: over a root"
     assert all(line.startswith("    ") for line in traceback)

@@ -13,7 +13,7 @@ import msgspec
 
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
-from andon.core.shared import Lease, Progress
+from andon.core.shared.store import Lease, Progress
 from andon.core.states import RunStatus
 from andon.store.sql import SQLStore
 from tests.store.making import asking, events, record, said

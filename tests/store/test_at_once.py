@@ -14,7 +14,7 @@ import pytest
 from andon import Receipt, RunStatus, SessionKey, Usage
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
-from andon.core.shared import Lease, Progress
+from andon.core.shared.store import Lease, Progress
 from andon.core.states import CancelCause, CancelOutcome, Phase
 from andon.errors import LeaseLostError, StoreError
 from andon.store.sql import SQLStore, database, holding, push, transaction

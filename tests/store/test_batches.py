@@ -16,7 +16,7 @@ from andon import Event, RunEvent, RunStatus, SessionKey
 from andon.core.events import ContextView, ToolView
 from andon.core.journal import Journal
 from andon.core.receipt import CancelRequest, Interrupt, Receipt
-from andon.core.shared import Lease, Progress
+from andon.core.shared.store import Lease, Progress
 from andon.core.states import CancelCause, CancelMode, Phase, ToolOutcome
 from andon.messages import ToolCall, Usage
 from andon.store.sql import SQLStore, batches

@@ -10,7 +10,7 @@ import pytest
 
 from andon import RunStatus, SessionKey
 from andon.core.selection import Selection
-from andon.core.shared import Lease, Progress
+from andon.core.shared.store import Lease, Progress
 from andon.store.sql import SQLStore, clocks, holding
 from tests.store.making import KEY, LONG, asking, events, opened, record, said
 from tests.store.test_schema import execute

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, event
 
 from andon import RunStatus, SessionBusyError, SessionKey
 from andon.core.selection import Selection
-from andon.core.shared import Granted
+from andon.core.shared.store import Granted
 from andon.errors import LeaseLostError
 from andon.messages import user
 from andon.store import MemoryStore

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, Row, event
 
 from andon import KeyUsedError, RunStatus, SessionBusyError
-from andon.core.shared import KeyUse, Lease, Taken
+from andon.core.shared.store import KeyUse, Lease, Taken
 from andon.core.store import RequestKey, SessionKey
 from andon.store.sql import SQLStore, holding, sessions
 from andon.store.sql.transaction import Tx

@@ -12,7 +12,7 @@ import pytest
 from andon import CancelOutcome, Interrupt, Receipt, RunStatus, SessionKey
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
-from andon.core.shared import Lease, Progress, Taken
+from andon.core.shared.store import Lease, Progress, Taken
 from andon.core.states import CancelCause, CancelMode, Phase
 from andon.errors import LeaseLostError
 from andon.messages import Usage

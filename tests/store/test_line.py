@@ -15,7 +15,7 @@ from andon import (
     SessionPausedError,
 )
 from andon.core.selection import Block, Selection
-from andon.core.shared import Lease, Progress, SharedStore
+from andon.core.shared.store import Lease, Progress, SharedStore
 from andon.core.states import CancelCause
 from andon.core.store import RunRecord
 from andon.errors import BlockedError, LeaseLostError

@@ -17,7 +17,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from andon import CancelOutcome, RunRecord, RunStatus
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
-from andon.core.shared import Lease, Progress
+from andon.core.shared.store import Lease, Progress
 from andon.core.states import CancelMode
 from andon.errors import LeaseLostError, SessionBusyError
 from andon.store.sql import SQLStore

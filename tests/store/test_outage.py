@@ -11,7 +11,7 @@ from sqlalchemy import func, select, text
 
 from andon import RunStatus
 from andon.core.selection import Selection
-from andon.core.shared import Progress
+from andon.core.shared.store import Progress
 from andon.core.states import CancelOutcome
 from andon.errors import StoreError
 from andon.store.sql import engine, sessions, states, transaction

@@ -14,7 +14,7 @@ import pytest
 
 from andon import CancelOutcome, RunStatus
 from andon.core.selection import Selection
-from andon.core.shared import Lease, Progress
+from andon.core.shared.store import Lease, Progress
 from andon.store.sql import SQLStore, push
 from tests.store.elsewhere import Elsewhere
 from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said

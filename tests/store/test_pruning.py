@@ -7,7 +7,7 @@ import pytest
 
 from andon import RunStatus, SessionKey
 from andon.core.selection import Selection
-from andon.core.shared import Progress
+from andon.core.shared.store import Progress
 from andon.store.sql import SQLStore, service
 from tests.store.making import KEY, LONG, asking, events, opened, record, said
 from tests.support import play

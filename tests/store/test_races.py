@@ -16,7 +16,7 @@ from sqlalchemy import select
 from andon import CancelOutcome, RunStatus, SessionBusyError
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Block, Selection
-from andon.core.shared import Lease, Progress
+from andon.core.shared.store import Lease, Progress
 from andon.errors import BlockedError
 from andon.store.sql import SQLStore, holding
 from andon.store.sql.codec import dump

@@ -12,7 +12,7 @@ import pytest
 
 from andon import Interrupt, RunIdTakenError, RunStatus, SessionPausedError
 from andon.core.selection import Block
-from andon.core.shared import Granted, Lease
+from andon.core.shared.store import Granted, Lease
 from andon.errors import BlockedError
 from andon.store.sql import SQLStore, holding, sessions
 from andon.store.sql.codec import dump

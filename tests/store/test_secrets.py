@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from andon.core.shared import SecretStore
+from andon.core.shared.store import SecretStore
 from andon.store.sql import SQLStore
 from tests.store.making import opened
 from tests.support import play

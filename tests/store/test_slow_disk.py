@@ -14,7 +14,7 @@ import pytest
 
 from andon import RunStatus
 from andon.core.selection import Selection
-from andon.core.shared import Lease, Progress
+from andon.core.shared.store import Lease, Progress
 from andon.core.states import CancelOutcome
 from andon.store.sql import SQLStore, database, push
 from tests.store.making import KEY, LONG, asking, events, opened, record, said

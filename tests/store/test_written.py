@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from andon.core.shared import Lease, Progress
+from andon.core.shared.store import Lease, Progress
 from andon.store.sql import at_once, holding, written
 from andon.store.sql.written import News, in_parts
 from tests.store.making import KEY, LONG, events, opened, record, said

@@ -163,7 +163,7 @@ def test_sys_exit_in_a_signal_handler_is_not_held_up(tmp_path: Path, tool: str) 
     """As a SIGTERM handler does it, while the main thread waits in `agent.run`."""
     code = f"""
         import os, signal
-        from andon.core.run import Run
+        from andon.core.run.run import Run
         waited = []
         attend = Run.attend_blocking
         def noted(self, timeout=None):

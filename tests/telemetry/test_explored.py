@@ -15,8 +15,8 @@ from andon import Run, RunStatus, ToolContext, tool
 from andon.errors import AndonError, ModelError
 from andon.models.scripted import Call, Fail, Say, ScriptedModel, Spend
 from andon.testing import explore, reading
-from tests.explored import test_deadlines, test_families, test_people
-from tests.explored.parts import (
+from tests.explorer import test_deadlines, test_families, test_people
+from tests.explorer.parts import (
     NEXT,
     THREE,
     AsyncHooks,

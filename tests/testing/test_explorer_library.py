@@ -15,10 +15,10 @@ from andon.agent.turn import Turn as ModelTurn
 from andon.core.cord import Cord
 from andon.core.journal import Journal
 from andon.core.receipt import CancelRequest, Receipt
+from andon.core.run.stream import EventStream
 from andon.core.session import OnBusy, Place, Session
 from andon.core.signal import CancelSignal
-from andon.core.step import Step
-from andon.core.stream import EventStream
+from andon.core.steps import Step
 from andon.errors import SessionBusyError
 from andon.messages import Text
 from andon.models.base import ModelRequest, Sink

@@ -31,7 +31,7 @@ import pytest
 from pydantic import BaseModel, RootModel
 
 import andon.tools.thread
-from andon.core.scope import CallScope
+from andon.core.run.tool_call import CallScope
 from andon.errors import BadResultError, ThreadsExhaustedError, ToolCancelled, ToolDefinitionError, ToolError
 from andon.tools.base import Tool, ToolContext
 from andon.tools.function import FunctionTool, as_tool, to_text, tool

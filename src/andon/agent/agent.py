@@ -12,9 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
-from andon.agent.calling import Plan
-from andon.agent.carry import Earlier
 from andon.agent.context import ContextPolicy
+from andon.agent.continuation import Earlier
 from andon.agent.history import bring
 from andon.agent.homes import Homes
 from andon.agent.hooks import Hooks
@@ -26,17 +25,18 @@ from andon.agent.resuming import Resuming
 from andon.agent.retry import Retry
 from andon.agent.sessions import Sessions
 from andon.agent.subagent import AgentTool, sub_agents
+from andon.agent.tool_runner import Plan
 from andon.core.budget import Budget
 from andon.core.cord import Cord
 from andon.core.jsonable import as_json
-from andon.core.limits import Limits
 from andon.core.receipt import CancelRequest, OutputT, RunResult
-from andon.core.run import Run
+from andon.core.run.limits import Limits
+from andon.core.run.run import Run
+from andon.core.run.stream import EventStream
 from andon.core.runtime import Runtime
 from andon.core.session import Session
 from andon.core.states import CancelMode, CancelOutcome
 from andon.core.store import RunRecord, SessionKey
-from andon.core.stream import EventStream
 from andon.errors import (
     ConfigurationError,
     EmptyPromptError,
@@ -143,7 +143,7 @@ class Agent(Resuming[OutputT]):
         if isinstance(runtime.store, MemoryStore):
             runtime.store.forgetting.spare(runtime.holds)
         if runtime.is_shared:
-            from andon.agent.orphans import end_orphan  # like all that only shared stores need
+            from andon.agent.orphan_end import end_orphan  # like all that only shared stores need
 
             runtime.keep(end_orphan)
         self.runtime = runtime

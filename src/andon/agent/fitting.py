@@ -18,7 +18,7 @@ import msgspec
 from andon.agent.context import ContextPolicy, check_sendable
 from andon.agent.turn import Turn
 from andon.core.events import ContextView, RunEvent
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.states import CancelMode, Phase
 from andon.core.store import SessionStore, Shortened
 from andon.errors import ContextError, StoreError, describe
@@ -26,7 +26,7 @@ from andon.messages import Message, Usage, estimate_tokens, pieces_of, user
 from andon.models.base import Model, ModelRequest
 
 if TYPE_CHECKING:
-    from andon.agent.calling import Plan
+    from andon.agent.tool_runner import Plan
 
 LEAST_TOKENS = 100
 """Of a call with fewer, what the provider counts says nothing about the next one."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from andon.agent.calls import CUT
+from andon.agent.call_record import CUT
 from andon.agent.settle import NO_ANSWER, answer
 from andon.core.store import SessionStore, Store
 from andon.errors import ConfigurationError, HistoryError, say

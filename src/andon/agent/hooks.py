@@ -20,9 +20,9 @@ from typing import Any
 from msgspec import Struct
 
 from andon.core.receipt import RunResult
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.states import CancelMode, ToolOutcome
-from andon.core.step import Cut, CutAloneError, as_exception
+from andon.core.steps import Cut, CutAloneError, as_exception
 from andon.errors import HookDefinitionError, confide
 from andon.messages import Message, ToolCall, ToolResult, Usage
 from andon.models.base import ModelRequest

@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeAlias
 from msgspec import Struct
 
 from andon.agent.hooks import call
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.states import CancelMode, Phase
-from andon.core.step import CutAloneError
+from andon.core.steps import CutAloneError
 from andon.errors import ConfigurationError, InstructionsError
 from andon.messages import sendable
 from andon.tools.base import Deps

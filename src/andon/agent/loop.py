@@ -19,23 +19,23 @@ from typing import Any, cast
 import msgspec
 
 from andon.agent import settle
-from andon.agent.calling import Calling, Plan
-from andon.agent.calls import CallRecord
-from andon.agent.carry import KEPT, Anew, Earlier, reopen, restore_calls
+from andon.agent.call_record import CallRecord
+from andon.agent.continuation import KEPT, Anew, Earlier, reopen, restore_calls
 from andon.agent.fitting import Aside, Fitting
 from andon.agent.hooks import AfterModel, BeforeModel, MessageAdded, RunEnded
 from andon.agent.instructions import instruct
 from andon.agent.output import Expected, Form, repair_prompt
+from andon.agent.tool_runner import Calling, Plan
 from andon.agent.turn import Turn
 from andon.core.budget import Budget
 from andon.core.events import RunEvent
 from andon.core.receipt import ToolReceipt
-from andon.core.run import Run
+from andon.core.run.run import Run
+from andon.core.run.work import Settlement
 from andon.core.signal import Completed, Failed, Fate
 from andon.core.states import CancelMode, CancelOutcome, Phase, StopReason
-from andon.core.step import Cut
+from andon.core.steps import Cut
 from andon.core.store import Bookmark, RunRecord, SessionStore
-from andon.core.work import Settlement
 from andon.errors import ContextLengthError, describe
 from andon.messages import Block, Message, ToolCall, Usage, assistant, user
 from andon.models.base import ModelRequest, ToolSpec

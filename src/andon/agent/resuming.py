@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, Unpack, overload
 
-from andon.agent.carry import KEPT, Anew, Earlier, take_up
 from andon.agent.context import ContextPolicy
+from andon.agent.continuation import KEPT, Anew, Earlier, take_up
 from andon.agent.homes import Homes
 from andon.agent.json_schema import JsonSchema
 from andon.agent.options import ContinueOptions, RunOptions, check_id
@@ -20,10 +20,10 @@ from andon.agent.sessions import changing
 from andon.agent.subagent import AgentTool
 from andon.core.budget import Budget
 from andon.core.events import RunEvent
-from andon.core.family import child_id
-from andon.core.pause import check_answers
 from andon.core.receipt import Interrupt, OutputT, RunResult
-from andon.core.run import Run
+from andon.core.run.children import child_id
+from andon.core.run.pause import check_answers
+from andon.core.run.run import Run
 from andon.core.runtime import Runtime
 from andon.core.session import Session
 from andon.core.states import RunStatus
@@ -167,7 +167,7 @@ class Resuming(Generic[OutputT]):
                 await run.resume(answers, anew, request_key)
                 return run
         if self.runtime.keeper is not None:
-            from andon.core.taking import given_back
+            from andon.core.shared.claim import given_back
 
             await given_back(self.runtime.keeper, run_id, self.runtime.bounds.settle_seconds)
         record = await self._find_record(run_id)
@@ -209,8 +209,8 @@ class Resuming(Generic[OutputT]):
         output_type: Any,
     ) -> Run:
         """Go on with a run that was paused in another process, or in an earlier one."""
-        from andon.agent.orphans import read_all  # like all that only shared stores need
-        from andon.core.taking import take_paused_for
+        from andon.agent.orphan_end import read_all  # like all that only shared stores need
+        from andon.core.shared.claim import take_paused_for
 
         check_answers(record.run_id, record.interrupts, record.interrupts, answers)
         await self._check_setup(record.run_id, record.interrupts)

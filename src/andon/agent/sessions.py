@@ -13,7 +13,7 @@ from typing import Any
 
 from andon.agent.history import read_history
 from andon.agent.options import check_id
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.runtime import Runtime
 from andon.core.session import Session, still_busy
 from andon.core.store import SessionKey, SessionRecord, SessionStore

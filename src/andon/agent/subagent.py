@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from andon.core.events import RunEvent
-from andon.core.family import child_id, current
 from andon.core.receipt import RunResult
-from andon.core.run import Run
+from andon.core.run.children import child_id, current
+from andon.core.run.run import Run
+from andon.core.run.stream import EventStream
 from andon.core.runtime import Runtime
 from andon.core.states import RunStatus, StopReason
 from andon.core.store import RunRecord
-from andon.core.stream import EventStream
 from andon.errors import (
     AndonError,
     AnswersError,
@@ -113,7 +113,7 @@ class AgentTool:
             if keeper is None:
                 found = here or await store.find(run_id)
             elif here is None or (failure is not None and here.is_paused):  # another process may have it by now
-                from andon.core.following import follow  # like all that only shared stores need
+                from andon.core.shared.remote import follow  # like all that only shared stores need
 
                 found = await follow(keeper, run_id, to_pause=True)
             if found is None or _agent_id(found) != agent.id:

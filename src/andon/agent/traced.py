@@ -12,13 +12,13 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from andon.agent.calling import Plan
-from andon.agent.calls import CallRecord
-from andon.agent.carry import Anew, Earlier
+from andon.agent.call_record import CallRecord
+from andon.agent.continuation import Anew, Earlier
 from andon.agent.loop import Loop
 from andon.agent.output import Form
+from andon.agent.tool_runner import Plan
 from andon.agent.turn import Turn
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.signal import Failed
 from andon.core.states import CancelCause, RunStatus, StopReason, ToolOutcome
 from andon.errors import AndonError

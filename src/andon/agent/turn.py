@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from andon.core.events import RunEvent
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.states import Phase
 from andon.errors import BadArgumentsError, ModelError, ToolError, UnknownToolError
 from andon.messages import UNKNOWN_USAGE, Block, Reasoning, Text, ToolCall, Usage, estimate_tokens, pieces_of, sendable

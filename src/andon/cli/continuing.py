@@ -23,7 +23,7 @@ from andon.cli.telling import CTRL_C, Teller
 from andon.cli.watch import finish, latest
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.selection import Selection
 from andon.core.states import CancelCause, RunStatus
 

@@ -25,7 +25,7 @@ from andon.cli.report import Report
 from andon.cli.show import note
 from andon.cli.telling import CTRL_C, Teller
 from andon.core.portal import portal
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.states import CancelCause, RunStatus
 from andon.errors import AnswersError, NotContinuableError
 

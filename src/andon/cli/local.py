@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Literal, TypeVar
 
-from andon.agent.orphans import end_orphan
+from andon.agent.orphan_end import end_orphan
 from andon.cli.mistake import Mistake
 from andon.cli.place import without_secrets
 from andon.cli.report import Cancelled, Line, Report
@@ -20,7 +20,7 @@ from andon.core.events import Event, RunEvent
 from andon.core.receipt import CancelRequest
 from andon.core.runtime import Runtime
 from andon.core.selection import Block, Selection
-from andon.core.shared import SharedStore
+from andon.core.shared.store import SharedStore
 from andon.core.states import CancelOutcome, RunStatus
 from andon.errors import StoreError
 from andon.store import open_store

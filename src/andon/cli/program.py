@@ -17,7 +17,7 @@ from typing import Any
 
 from andon.agent.agent import Agent
 from andon.cli.mistake import Mistake
-from andon.core.lines import is_loader, is_ours
+from andon.core.source_lines import is_loader, is_ours
 from andon.errors import describe
 
 

@@ -20,7 +20,7 @@ from andon.cli.program import find_agents
 from andon.cli.report import Report
 from andon.cli.show import is_terminal
 from andon.cli.telling import Teller
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.runtime import Runtime
 from andon.core.states import CancelCause, RunStatus
 

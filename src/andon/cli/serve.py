@@ -21,7 +21,7 @@ from andon.cli.mistake import Mistake, mistake_of
 from andon.cli.options import count, database_of, days, duration
 from andon.cli.program import find_agents
 from andon.core.runtime import Runtime
-from andon.core.shared import SharedStore
+from andon.core.shared.store import SharedStore
 from andon.errors import ConfigurationError, MissingExtraError, StoreError
 from andon.store import MemoryStore, open_store
 

@@ -20,7 +20,7 @@ from andon.messages import pieces_of
 
 if TYPE_CHECKING:
     from andon.core.events import Event
-    from andon.core.life import Life
+    from andon.core.run.life import Life
     from andon.core.states import CancelCause, RunStatus
 
 EVENT_BYTES = 250

@@ -19,7 +19,7 @@ from andon.messages import CHARACTERS_PER_TOKEN
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from andon.core.family import Kin
+    from andon.core.run.children import Kin
 
 
 class Budget(Struct, frozen=True, gc=False):

@@ -20,8 +20,8 @@ from andon.core.signal import Batch, wake_all
 from andon.core.states import CancelOutcome
 
 if TYPE_CHECKING:
-    from andon.core.life import Life
     from andon.core.receipt import CancelRequest
+    from andon.core.run.life import Life
 
 
 class Arm(Struct, gc=False):

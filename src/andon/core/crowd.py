@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from andon.core.bounds import Bounds
-    from andon.core.scope import CallScope
+    from andon.core.run.tool_call import CallScope
 
 
 def crowd(abandoned: Iterable[CallScope], user_id: str | None, bounds: Bounds) -> tuple[int, str]:

@@ -21,14 +21,14 @@ import weakref
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from andon.core.family import current
-from andon.core.lines import Line, is_ours, outwards, users_line
+from andon.core.run.children import current
+from andon.core.source_lines import Line, is_ours, outwards, users_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from andon.core.scope import CallScope
+    from andon.core.run.tool_call import CallScope
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +206,7 @@ class Watch:
 def _of_the_tool(frame: FrameType | None) -> Iterator[FrameType]:
     """The frames of a tool's own work: up to the step that it is."""
     for each in outwards(frame):
-        if is_ours(each.f_code.co_filename) and each.f_globals.get("__name__") == "andon.core.step":
+        if is_ours(each.f_code.co_filename) and each.f_globals.get("__name__") == "andon.core.steps":
             return
         yield each
 

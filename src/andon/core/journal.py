@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from andon.core.events import Event, RunEvent
-from andon.core.seat import Seat
+from andon.core.single_reader import Seat
 from andon.core.waiters import Waiters
 
 LOOK_TEXT = 65_536

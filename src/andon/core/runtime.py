@@ -17,7 +17,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from andon.core.archive import Archive, Latencies
 from andon.core.bounds import Bounds
-from andon.core.cancelling import cancel_fitting
+from andon.core.cancel_runs import cancel_fitting
 from andon.core.fork import start_over_after_fork
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest, is_seconds
@@ -27,11 +27,11 @@ from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
 from andon.errors import ConfigurationError, RunIdTakenError
 
 if TYPE_CHECKING:
-    from andon.core.keeper import EndOrphan, Keeper
-    from andon.core.life import Life
-    from andon.core.run import Run
-    from andon.core.scope import CallScope
-    from andon.core.shared import SharedStore
+    from andon.core.run.life import Life
+    from andon.core.run.run import Run
+    from andon.core.run.tool_call import CallScope
+    from andon.core.shared.store import SharedStore
+    from andon.core.shared.worker import EndOrphan, Keeper
     from andon.core.store import SessionKey, Store
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class Runtime:
     def keep(self, end_orphan: EndOrphan) -> None:
         """Look after the runs in a store that several processes share; done by the first agent."""
         if self.keeper is None:
-            from andon.core.keeper import Keeper  # most programs have no such store, and want to start quickly
+            from andon.core.shared.worker import Keeper  # most programs have no such store, and want to start quickly
 
             store = cast("SharedStore", self.store)
             with self._lock:  # the import takes its time, in which another thread may make an agent as well

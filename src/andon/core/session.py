@@ -20,8 +20,8 @@ from andon.core.waiters import Waiters
 from andon.errors import SessionBusyError, SessionPausedError
 
 if TYPE_CHECKING:
-    from andon.core.estate import Estate
-    from andon.core.life import Life
+    from andon.core.run.ending import Estate
+    from andon.core.run.life import Life
     from andon.core.store import SessionKey
     from andon.messages import Message
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from starlette.requests import HTTPConnection
 
 from andon.core.events import Event, RunEvent
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.states import CancelCause, RunStatus
 from andon.core.store import RunRecord, SessionRecord
 from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, Usage

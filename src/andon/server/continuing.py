@@ -23,7 +23,7 @@ from andon.agent.json_schema import JsonSchema
 from andon.agent.options import ContinueOptions
 from andon.core.events import RunEvent
 from andon.core.receipt import Deny, Interrupt
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.states import CancelOutcome, RunStatus
 from andon.core.store import RequestKey, RunRecord
 from andon.server.body import check_run_id, described, json_of, read_body, read_key

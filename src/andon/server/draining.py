@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.server.host import Host
 
 TELL_SECONDS = 5.0

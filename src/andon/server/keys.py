@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from typing import NamedTuple
 
-from andon.core.shared import KeyUse
+from andon.core.shared.store import KeyUse
 from andon.core.store import RequestKey
 
 KEYS_OF_A_USER = 1_000

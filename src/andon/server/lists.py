@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from andon.agent.agent import Agent
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.selection import Selection
 from andon.core.states import RunStatus
 from andon.core.store import RunRecord

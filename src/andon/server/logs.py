@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from andon.core.cutting import cut_line, cut_traceback
 from andon.core.escaping import escaped, escaped_json
-from andon.core.family import current
+from andon.core.run.children import current
 from andon.server.visit import RUN
 from andon.server.wire import to_json
 

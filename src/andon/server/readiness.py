@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from andon.core.shared import SharedStore
+from andon.core.shared.store import SharedStore
 from andon.errors import AndonError, SchemaError, StoreError
 
 ANSWER_SECONDS = 0.8

@@ -15,10 +15,10 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Protocol
 
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.runtime import Runtime
 from andon.core.selection import Selection
-from andon.core.shared import SharedStore
+from andon.core.shared.store import SharedStore
 from andon.core.states import RunStatus
 from andon.server.allowance import Allowances
 from andon.server.problems import Problem

@@ -15,11 +15,11 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from andon.agent.agent import Agent, RunOptions
-from andon.core.cancelling import Sweep, ask_here, done_here
-from andon.core.following import EventSource
+from andon.core.cancel_runs import Sweep, ask_here, done_here
 from andon.core.receipt import CancelRequest, Receipt
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.selection import BlockKind
+from andon.core.shared.remote import EventSource
 from andon.core.states import CancelCause, CancelOutcome, RunStatus
 from andon.core.store import RunRecord
 from andon.errors import StoreError

@@ -21,10 +21,10 @@ from starlette.responses import Response
 
 from andon import __version__
 from andon.agent.agent import Agent, RunOptions
-from andon.core.cancelling import ask_here
+from andon.core.cancel_runs import ask_here
 from andon.core.events import RunEvent
 from andon.core.receipt import CancelRequest
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.session import OnBusy
 from andon.core.states import CancelCause
 from andon.core.store import SessionKey, SessionRecord

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from andon.core.events import Event
-from andon.core.following import EventSource
+from andon.core.shared.remote import EventSource
 from andon.core.states import CancelCause
 
 BATCH = 500

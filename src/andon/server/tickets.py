@@ -25,7 +25,7 @@ from starlette.responses import Response
 
 from andon.agent.agent import Agent
 from andon.core.runtime import Runtime
-from andon.core.shared import SecretStore
+from andon.core.shared.store import SecretStore
 from andon.errors import StoreError
 from andon.server.access import Principal
 from andon.server.body import described, read_body

@@ -18,10 +18,10 @@ from starlette.requests import HTTPConnection
 from andon.agent.agent import Agent, RunOptions
 from andon.agent.json_schema import JsonSchema
 from andon.agent.options import ContinueOptions
-from andon.core.cancelling import Sweep
+from andon.core.cancel_runs import Sweep
 from andon.core.escaping import escaped
 from andon.core.receipt import CancelRequest
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.runtime import Runtime
 from andon.core.selection import Block, BlockKind, CancelEntry, Selection
 from andon.core.states import CancelOutcome

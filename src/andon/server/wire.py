@@ -17,7 +17,7 @@ from msgspec import Struct
 from andon.agent.agent import Agent
 from andon.core.events import ContextView, Event, RunEvent, ToolView
 from andon.core.receipt import Interrupt, Receipt, RunResult
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.states import RunStatus, StopReason, ToolOutcome
 from andon.core.store import RunRecord
 from andon.errors import confide, say

@@ -18,9 +18,9 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanContext, SpanKind
 
 from andon.core.receipt import Receipt, ToolReceipt
-from andon.core.run import Run
+from andon.core.run.run import Run
+from andon.core.run.work import Settlement
 from andon.core.states import CancelCause, RunStatus, ToolOutcome
-from andon.core.work import Settlement
 from andon.messages import Block, Message, ToolCall, Usage
 from andon.models.base import ModelRequest
 from andon.telemetry import content

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from andon.core.receipt import CancelRequest
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus
 from andon.testing.breaking import Break, Trace, trace_call
 from andon.testing.injections import CLOCK_SLACK, REASON, Cancel, Injection, Moment

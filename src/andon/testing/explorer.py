@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.errors import InsideEventLoopError, describe
 from andon.testing.broken import BrokenCancel, Way
 from andon.testing.injections import Cancel, CancelHost, CancelRun, CloseStream, Injection, LeaveStream, TearDown

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from andon.core.receipt import CancelRequest
-from andon.core.run import Run
+from andon.core.run.run import Run
+from andon.core.run.stream import EventStream
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
-from andon.core.stream import EventStream
 from andon.testing.virtual import tasks_of
 from andon.testing.whereabouts import users_place
 

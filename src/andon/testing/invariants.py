@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from andon.agent.calls import ASKING, NOT_APPROVED, OUT_OF_TIME
+from andon.agent.call_record import ASKING, NOT_APPROVED, OUT_OF_TIME
 from andon.agent.settle import MARKERS
 from andon.core.events import TERMINAL_EVENT, Event, RunEvent
 from andon.core.receipt import Receipt, RunResult
-from andon.core.run import Run
+from andon.core.run.run import Run
 from andon.core.states import CancelMode, RunStatus, StopReason, ToolOutcome
 from andon.core.store import RunRecord
 from andon.errors import describe

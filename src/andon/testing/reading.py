@@ -13,8 +13,8 @@ from contextvars import ContextVar
 from typing import Literal
 
 from andon.core.events import Event
-from andon.core.run import Run
-from andon.core.stream import EventStream
+from andon.core.run.run import Run
+from andon.core.run.stream import EventStream
 
 Way = Literal["break", "aclose"]
 

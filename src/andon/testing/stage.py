@@ -21,12 +21,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from andon.agent.calling import Plan
 from andon.agent.loop import Loop
-from andon.core.limits import Limits
-from andon.core.lines import Line, users_line_of
-from andon.core.run import Run, spectator
+from andon.agent.tool_runner import Plan
+from andon.core.run.limits import Limits
+from andon.core.run.run import Run, spectator
 from andon.core.session import Place
+from andon.core.source_lines import Line, users_line_of
 from andon.core.states import CancelOutcome, RunStatus
 from andon.errors import AndonError, SessionPausedError, describe
 from andon.messages import user

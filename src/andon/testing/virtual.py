@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, TypeVarTuple
 
-from andon.core.lines import Line, inwards, users_line
+from andon.core.source_lines import Line, inwards, users_line
 from andon.errors import AndonError
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import asyncio
 import sys
 from typing import Any
 
-from andon.core.lines import Line, inwards, outwards, users_line
+from andon.core.source_lines import Line, inwards, outwards, users_line
 from andon.testing.virtual import VirtualLoop, tasks_of
 
 

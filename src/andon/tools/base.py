@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from andon.core.events import Event
 from andon.core.receipt import Interrupt
-from andon.core.scope import CallScope
+from andon.core.run.tool_call import CallScope
 from andon.errors import ToolCancelled, ToolInterrupted
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
-from andon.core.scope import CallScope
+from andon.core.run.tool_call import CallScope
 from andon.errors import ThreadsExhaustedError, ToolCancelled, ToolError
 
 log = logging.getLogger(__name__)

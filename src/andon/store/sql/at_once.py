@@ -15,7 +15,7 @@ from typing import Any
 
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Outcomes, Selection
-from andon.core.shared import Granted, Lease, Renewal
+from andon.core.shared.store import Granted, Lease, Renewal
 from andon.core.states import CancelOutcome, RunStatus
 from andon.core.store import RunRecord
 from andon.store.sql import asking

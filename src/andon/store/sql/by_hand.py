@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from andon.core.shared import Granted
+from andon.core.shared.store import Granted
 from andon.core.states import RunStatus
 from andon.core.store import RunRecord
 from andon.store.sql import clocks

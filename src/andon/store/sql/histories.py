@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Row, and_, delete, select, update
 
 from andon.core.session import still_busy
-from andon.core.shared import Lease
+from andon.core.shared.store import Lease
 from andon.core.store import SessionKey
 from andon.store.sql import sessions, states
 from andon.store.sql.holding import lost

@@ -13,7 +13,7 @@ from sqlalchemy import Row, Select, and_, bindparam, func, or_, select, update
 
 from andon.core.receipt import CancelRequest, describe_open
 from andon.core.session import OnBusy, refusal
-from andon.core.shared import Granted, Lease, Renewal, Taken
+from andon.core.shared.store import Granted, Lease, Renewal, Taken
 from andon.core.states import CancelCause, RunStatus
 from andon.core.store import RequestKey, RunRecord, SessionKey
 from andon.errors import LeaseLostError, RunIdTakenError, SessionBusyError

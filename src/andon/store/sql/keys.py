@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from sqlalchemy import ColumnElement, and_, delete, select
 
-from andon.core.shared import KeyUse
+from andon.core.shared.store import KeyUse
 from andon.core.store import RequestKey, SessionKey
 from andon.errors import KeyUsedError
 from andon.store.sql.tables import Id, keys

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Engine, select
 
-from andon.core.shared import Asked, Changed, Look
+from andon.core.shared.store import Asked, Changed, Look
 from andon.errors import AndonError, describe
 from andon.store.sql.codec import CHANGED, LOOK, LOOK_AT, dump_names, read_names, read_notice, read_request
 from andon.store.sql.tables import Id

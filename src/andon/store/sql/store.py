@@ -21,7 +21,19 @@ from andon.core.events import Event
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Block, CancelEntry, Outcomes, Selection
 from andon.core.session import OnBusy
-from andon.core.shared import Asked, Changed, Glance, Granted, KeyUse, Lease, Listening, Look, Progress, Renewal, Taken
+from andon.core.shared.store import (
+    Asked,
+    Changed,
+    Glance,
+    Granted,
+    KeyUse,
+    Lease,
+    Listening,
+    Look,
+    Progress,
+    Renewal,
+    Taken,
+)
 from andon.core.store import RequestKey, RunRecord, SessionKey, SessionRecord, brought
 from andon.errors import StartError, StoreError
 from andon.messages import Message

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a run whose worker is gone: from what the store has of it, without the run itself.
+
+Its last turn is lost with its worker, and so is what became of the calls that have no result: whether they had started
+is not known, so each is said to have been cut, its outcome unknown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from andon.agent.call_record import ASKING, CUT, NOT_APPROVED
+from andon.agent.continuation import outcome_of
+from andon.agent.settle import settle
+from andon.core.events import TERMINAL_EVENT, Event, RunEvent, ToolView
+from andon.core.receipt import CancelRequest, Receipt, ToolReceipt
+from andon.core.run.children import orphaned_by
+from andon.core.shared.remote import EVENTS_AT_ONCE
+from andon.core.shared.store import SharedStore, Taken
+from andon.core.states import CancelMode, Phase, RunStatus, StopReason, ToolOutcome
+from andon.core.store import RunRecord
+from andon.messages import UNKNOWN_USAGE, Message, ToolCall, ToolResult
+
+_ENDS = frozenset({RunEvent.tool_call_completed, RunEvent.tool_call_error, RunEvent.tool_call_cancelled})
+_PHASES = {RunStatus.pending: Phase.pending, RunStatus.paused: Phase.paused}
+
+
+async def end_orphan(store: SharedStore, taken: Taken, request: CancelRequest) -> None:
+    """End it as cancelled, and what waits for it. Should someone else have been quicker, theirs is its end."""
+    told: dict[str, ToolOutcome] = {}
+    if any(result.status == "error" for message in taken.messages for result in message.tool_results):
+        # Only the events tell whether a call failed, was refused, or was cancelled alone.
+        told = outcomes_in(taken.record.run_id, await read_all(store, taken.record.run_id))
+    record, messages, events = settle_orphan(taken, request, told)
+    for which, why in orphaned_by(record):  # first: once it has ended, nobody would come back to it
+        await store.request_cancel(which, why)
+    await store.finish(taken.lease, record, messages, events)
+
+
+def settle_orphan(
+    taken: Taken, request: CancelRequest, told: Mapping[str, ToolOutcome] | None = None
+) -> tuple[RunRecord, list[Message], list[Event]]:
+    """How it ends: its record, its messages, and its last events. `told` is what is known of calls that ended."""
+    record, messages = taken.record, list(taken.messages)
+    outcomes = {result.call_id: outcome_of(result) for message in messages for result in message.tool_results}
+    outcomes |= told or {}
+    known: dict[str, ToolResult] = {}
+    if messages and messages[-1].role == "tool":
+        known = {result.call_id: result for result in messages.pop().tool_results}
+    calls = messages[-1].tool_calls if messages and messages[-1].role == "assistant" else []
+    # Of a run that someone has gone on with, these are the questions of its last pause, which were answered.
+    interrupts = record.interrupts if record.status is RunStatus.paused else []
+    asking = {interrupt.call_id for interrupt in interrupts}
+    asks_first = {interrupt.call_id for interrupt in interrupts if interrupt.approval} - _started(record)
+    cut = {call.id: _outcome(call.id in asks_first) for call in calls if call.id not in known}
+    results = [known.get(call.id) or _result(call, call.id in asking, call.id in asks_first) for call in calls]
+    content = record.content or "".join(message.text for message in messages if message.role == "assistant")
+    messages = settle(messages, (), results, request) if messages else []
+    if record.continues is None:  # else earlier calls may be those of the run that it went on with
+        calls = [call for message in messages for call in message.tool_calls]
+    receipts = [ToolReceipt(call.id, call.name, cut.get(call.id) or outcomes[call.id]) for call in calls]
+    # What it had spent is written where it rests. A run that was at work may have spent any number since.
+    usage = record.usage if record.usage and record.status is not RunStatus.running else UNKNOWN_USAGE
+    phase = _PHASES.get(record.status) or (Phase.tools if cut else Phase.waiting)
+    receipt = Receipt.of(request, CancelMode.now, phase, receipts, usage, [])
+    ended = msgspec.structs.replace(
+        record,
+        status=RunStatus.cancelled,
+        stop_reason=StopReason.cancelled,
+        content=content,
+        usage=usage,
+        receipt=receipt,
+        interrupts=[],
+        bookmark=None,
+        cut_calls=[each for each in receipts if each.call_id in cut],
+    )
+    return ended, messages, _events(taken, ended, [call for call in calls if call.id in cut], results)
+
+
+def outcomes_in(run_id: str, events: Sequence[Event]) -> dict[str, ToolOutcome]:
+    """What became of a run's calls, as far as its events tell. A sub-agent's events may be among them."""
+    outcomes: dict[str, ToolOutcome] = {}
+    for event in events:
+        if event.event not in _ENDS or event.run_id != run_id or event.tool is None or event.tool.outcome is None:
+            continue
+        outcome = event.tool.outcome
+        if outcome is ToolOutcome.completed and event.event is RunEvent.tool_call_error:
+            outcome = ToolOutcome.failed  # an older version wrote it, which had no other word
+        outcomes[event.tool.call_id] = outcome
+    return outcomes
+
+
+def _started(record: RunRecord) -> set[str]:
+    """Calls that had begun before they asked: an approval that they wait for is one that a run below them asks for."""
+    return set() if record.bookmark is None else {call.call_id for call in record.bookmark.calls if call.started}
+
+
+def _outcome(asks_first: bool) -> ToolOutcome:
+    return ToolOutcome.not_started if asks_first else ToolOutcome.cut
+
+
+def _result(call: ToolCall, asking: bool, asks_first: bool) -> ToolResult:
+    truth = NOT_APPROVED if asks_first else ASKING if asking else CUT
+    return ToolResult(call.id, call.name, truth, "error")
+
+
+def _events(taken: Taken, ended: RunRecord, cut: list[ToolCall], results: list[ToolResult]) -> list[Event]:
+    said = {result.call_id: result.content for result in results}
+    outcomes = {each.call_id: each.outcome for each in ended.cut_calls}
+    key, at, events = ended.session, time.time(), list[Event]()
+
+    def add(kind: RunEvent, content: str = "", **facts: Any) -> None:
+        seq = taken.last_seq + len(events) + 1
+        events.append(Event(kind, ended.run_id, key.session_id, key.agent_id, seq, at, content, **facts))
+
+    if not taken.last_seq:  # its worker came to write nothing at all
+        add(RunEvent.run_started, parent_run_id=ended.parent_run_id)
+    for call in cut:
+        view = ToolView(call.id, call.name, call.arguments, said[call.id], outcomes[call.id])
+        add(RunEvent.tool_call_cancelled, tool=view)
+    receipt = ended.receipt
+    assert receipt is not None
+    facts = {"status": ended.status, "usage": ended.usage, "receipt": receipt, "reason": receipt.reason}
+    add(TERMINAL_EVENT[ended.status], ended.content, **facts)
+    return events
+
+
+async def read_all(store: SharedStore, run_id: str) -> list[Event]:
+    """Every event of a run that is written."""
+    events: list[Event] = []
+    while batch := await store.read_events(run_id, len(events), EVENTS_AT_ONCE):
+        events += batch
+    return events

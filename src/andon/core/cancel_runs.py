@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cancelling every run that fits, in this process and in a shared store.
+
+Nothing is acknowledged that is not sure. A run that this process works on is asked at once: whatever becomes of the
+store, it ends as cancelled. One that waits for a person is nobody's, and may be answered at another process: it is
+asked only when the store has taken the cancel, and until then nothing here has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from andon.core.receipt import CancelRequest
+from andon.core.selection import Outcomes, Selection
+from andon.core.signal import Batch, wake_all
+from andon.core.states import CancelOutcome
+from andon.errors import StoreError
+
+if TYPE_CHECKING:
+    from andon.core.run.run import Run
+    from andon.core.runtime import Runtime
+    from andon.core.shared.worker import Keeper
+
+
+async def cancel_fitting(runtime: Runtime, which: Selection, request: CancelRequest) -> Outcomes:
+    """Ask them, and say for each what that achieved. See `Runtime.cancel`."""
+    sweep = Sweep(runtime, which)
+    ask_here([sweep], request)
+    return await sweep.ask_store(request)
+
+
+def ask_here(sweeps: Iterable[Sweep], request: CancelRequest) -> None:
+    """Ask the runs that this process works on, of all these, and wait for nothing. Each run is asked once: do it again
+    for those that have begun since.
+    """
+    batch: Batch = {}
+    try:
+        for sweep in sweeps:
+            sweep.ask_here(request, batch)
+    finally:  # whoever was asked is woken, even if a Ctrl-C comes in between
+        wake_all(batch, request)
+
+
+class Sweep:
+    """A cancel of the runs of one runtime that fit: first here, and then in its store."""
+
+    def __init__(self, runtime: Runtime, which: Selection) -> None:
+        self._runtime, self._which = runtime, which
+        self.found: dict[str, Run] = {}
+        """The runs of this process that it is about, also those that only the store can stop."""
+        self._at_work: dict[str, Run] = {}
+        self._here = Outcomes()
+        """Of those that this process works on, what was achieved."""
+
+    @property
+    def asked(self) -> int:
+        """How many runs of this process stop, whatever becomes of the store."""
+        return sum(map(bool, self._here.values()))
+
+    def ask_here(self, request: CancelRequest, batch: Batch) -> None:
+        """See `ask_here`."""
+        fitting, shared = _find(self._runtime, self._which), self._runtime.keeper is not None
+        at_work = {run.run_id: run for run in fitting if not (shared and run.rests) and run.run_id not in self._at_work}
+        self.found |= {run.run_id: run for run in fitting}
+        self._at_work |= at_work
+        outcomes = {run_id: run.ask(request, batch) for run_id, run in at_work.items()}
+        for run_id, outcome in outcomes.items():
+            if not (shared and at_work[run_id].rests):  # else it began to pause at this very moment
+                self._here[run_id] = outcome
+
+    async def ask_store(self, request: CancelRequest) -> Outcomes:
+        """Ask the others as well, and say for each run what that achieved."""
+        run_id, keeper = self._which.run_id, self._runtime.keeper
+        outcomes = self._here if keeper is None else await self._ask_everywhere(keeper, request)
+        if run_id is not None and run_id not in outcomes and self._runtime.has_ended(run_id):
+            outcomes[run_id] = CancelOutcome.already_finished
+        return outcomes
+
+    async def _ask_everywhere(self, keeper: Keeper, request: CancelRequest) -> Outcomes:
+        resting = [run for run_id, run in self.found.items() if run_id not in self._at_work]
+        try:
+            # Whoever holds the run has stopped it by now: the answer does not wait for long.
+            async with asyncio.timeout(self._runtime.bounds.settle_seconds if self.asked else None):
+                stored = await keeper.store.request_cancel(self._which, request)
+        except (StoreError, TimeoutError) as error:
+            return self._unstored(error)
+        for run in self._at_work.values():
+            if stored.get(run.run_id) and run.tenure is not None:
+                run.tenure.told = True
+        # Of those that rest, the store alone decides: one that it knows to have ended is only not told so here yet.
+        _ask([run for run in resting if stored.get(run.run_id)], request)
+        outcomes = Outcomes({key: value for key, value in stored.items() if value is not CancelOutcome.unknown})
+        for run_id, outcome in self._here.items():
+            outcomes[run_id] = _joint(outcomes.get(run_id), outcome)
+        if stored.nobodys:
+            with contextlib.suppress(StoreError):  # it has taken the cancel; the rest is done by any keeper
+                await keeper.end_orphans()
+        return outcomes
+
+    def _unstored(self, error: StoreError | TimeoutError) -> Outcomes:
+        """The store can't be asked. One run that was stopped here is told of; else nobody knows what runs elsewhere."""
+        if self._which.run_id is not None and self.asked:
+            self._here.stored = False
+            return self._here
+        said = str(error) if isinstance(error, StoreError) else "the store takes too long to answer"
+        done = done_here(self.asked)
+        failure = StoreError(f"{said} ({done})" if done else said)
+        failure.done = done
+        raise failure from None
+
+
+def done_here(asked: int) -> str:
+    """What to say if the store can't be asked, and so many runs of this process stop all the same."""
+    return f"runs of this process were asked to stop: {asked}; ask again for those of others" if asked else ""
+
+
+def _find(runtime: Runtime, which: Selection) -> list[Run]:
+    known = runtime.runs if which.run_id is None else filter(None, [runtime.run(which.run_id)])
+    return [
+        run
+        for run in known
+        if which.session_id in (None, run.session_id)
+        and which.user_id in (None, run.user_id)
+        and which.agent_id in (None, run.agent_id)
+    ]
+
+
+def _ask(runs: Iterable[Run], request: CancelRequest) -> None:
+    batch: Batch = {}
+    try:
+        for run in runs:
+            run.ask(request, batch)
+    finally:
+        wake_all(batch, request)
+
+
+def _joint(stored: CancelOutcome | None, here: CancelOutcome) -> CancelOutcome:
+    """What a cancel has achieved that was asked for both here and in the store.
+
+    A run that was stopped here may not be entered there yet, or its end may be stored before this request comes. If its
+    end was decided here, the store may still not have it: then the cancel is quicker.
+    """
+    return here if here or stored is None else stored

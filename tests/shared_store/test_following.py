@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers who know more of a run than was written before its holder died: they are told its end all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from andon import Agent, Event, RunEvent, RunRecord, RunStatus, Runtime
+from andon.core.shared.remote import StoredReader
+from andon.core.shared.store import Granted, Lease, Progress
+from andon.core.shared.worker import Keeper
+from andon.errors import ReaderBusyError
+from andon.models.scripted import ScriptedModel
+from andon.server.distant import Distant
+from andon.store.sql import SQLStore
+from tests.store.making import LONG, events, opened, record, said
+from tests.support import Flag, play, until
+
+END = RunStatus.cancelled
+
+
+class Looked(SQLStore):
+    """Says when so many have looked for the run, each at least once: a keeper that begins has them look again."""
+
+    def __init__(self, url: str, many: int) -> None:
+        super().__init__(url)
+        self._many, self.all = many, Flag()
+        self.who = set[asyncio.Task[Any] | None]()
+
+    async def find(self, run_id: str) -> RunRecord | None:
+        found = await super().find(run_id)
+        self.who.add(asyncio.current_task())
+        if len(self.who) == self._many:
+            self.all.set()
+        return found
+
+
+@contextlib.asynccontextmanager
+async def watching(folder: Path) -> AsyncIterator[tuple[Keeper, SQLStore, Lease]]:
+    """A keeper, and a run of another process of which three events are written."""
+    url = f"sqlite:///{folder}/andon.db"
+    runtime = Runtime(Looked(url, 2))
+    keeper = Agent("Watcher", ScriptedModel.story(), runtime=runtime).runtime.keeper
+    assert keeper is not None
+    async with opened(url) as store:
+        lease = await store.enter(record("r1"), "another", LONG, "queue")
+        await store.write([Progress(lease, said("x"), events("r1", (1, 2, 3)))])
+        try:
+            yield keeper, store, lease
+        finally:
+            await runtime.close()
+
+
+async def end(store: SQLStore, lease: Lease) -> None:
+    last = msgspec.structs.replace(events("r1", [4])[0], event=RunEvent.run_cancelled, status=END)
+    assert await store.finish(lease, record("r1", END), said("x"), [last]) is None
+
+
+async def read(reader: StoredReader) -> list[Event]:
+    found = []
+    while batch := await reader.batch(100):
+        found += batch
+    return found
+
+
+def test_who_follows_a_run_beyond_what_is_written_is_told_its_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with watching(tmp_path) as (keeper, store, lease):
+            # One knows more events than there will be; one just as many, the last of them another one.
+            readers = [asyncio.create_task(read(StoredReader(keeper, "r1", after))) for after in (9, 4)]
+            assert isinstance(keeper.store, Looked)
+            await keeper.store.all.arrived()
+            await end(store, lease)
+            for found in await asyncio.gather(*readers):
+                assert [(event.seq, event.status) for event in found] == [(4, END)]
+
+    play(main)
+
+
+def test_who_comes_back_after_the_end_is_told_it_unless_it_was_read(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with watching(tmp_path) as (keeper, store, lease):
+            await end(store, lease)
+            found = await store.find("r1")
+            assert found is not None
+            distant = Distant(keeper, found)
+            for after in (3, 9):
+                reader = await distant.reader(after)
+                assert reader is not None
+                assert [event.seq for event in await read(reader)] == [4]
+            assert await distant.reader(4) is None
+
+    play(main)
+
+
+def test_one_reader_is_read_by_one_task_at_a_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with watching(tmp_path) as (keeper, store, lease):
+            reader = StoredReader(keeper, "r1", 3)
+            first = asyncio.create_task(reader.batch(100))
+            looked = keeper.store
+            assert isinstance(looked, Looked)
+            await until(lambda: bool(looked.who))
+            with pytest.raises(ReaderBusyError):
+                await reader.batch(100)
+            first.cancel()
+            await asyncio.wait([first])
+            second = asyncio.create_task(reader.batch(100))  # a cancelled read leaves the reader free
+            await looked.all.arrived()
+            await end(store, lease)
+            assert [event.seq for event in await second] == [4]
+
+    play(main)
+
+
+class Slow(SQLStore):
+    """Takes a run in when it is told to."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.asked, self.goes_on = Flag(), Flag()
+
+    async def enter(self, *arguments: Any, **options: Any) -> Granted:
+        self.asked.set()
+        await self.goes_on.arrived()
+        return await super().enter(*arguments, **options)
+
+
+def test_one_stream_is_read_by_one_task_while_its_run_is_taken_in(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = Slow(f"sqlite:///{tmp_path}/andon.db")
+        runtime = Runtime(store)
+        stream = Agent("Slow", ScriptedModel("Hello."), runtime=runtime).stream_async("go")
+        reader = asyncio.create_task(anext(stream))
+        await store.asked.arrived()
+        with pytest.raises(ReaderBusyError):
+            await anext(stream)
+        store.goes_on.set()
+        seen = [await reader, *[event async for event in stream]]
+        assert seen == stream.run.journal.events
+        await runtime.close()
+
+    play(main)
+
+
+def test_of_a_paused_run_there_is_nothing_to_read_beyond_its_pause(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with watching(tmp_path) as (keeper, store, lease):
+            last = msgspec.structs.replace(events("r1", [4])[0], event=RunEvent.run_paused, interrupts=[])
+            assert await store.finish(lease, record("r1", RunStatus.paused), said("x"), [last]) is None
+            found = await store.find("r1")
+            assert found is not None
+            assert await Distant(keeper, found).reader(4) is None
+            reader = await Distant(keeper, found).reader(3)
+            assert reader is not None
+            assert [event.seq for event in await read(reader)] == [4]
+
+    play(main)

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from andon import RunStatus, ToolOutcome
 from andon.agent.orphan_end import read_all
+from andon.core.records import RunRecord, SessionKey
 from andon.core.selection import Selection
-from andon.core.store import RunRecord, SessionKey
 from andon.store.sql import SQLStore
 from andon.testing import next_prompt_accepted, validate
 from andon.testing.providers import FakeChat

@@ -10,10 +10,11 @@ from andon.agent.sessions import Sessions, StoredSession
 from andon.core.budget import Budget
 from andon.core.events import ContextView, Event, RunEvent, ToolView
 from andon.core.receipt import Deny, Interrupt, Receipt, RunResult, ToolReceipt
+from andon.core.records import RunRecord, SessionKey, SessionRecord
 from andon.core.run.run import Run
 from andon.core.runtime import Runtime
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, StopReason, ToolOutcome
-from andon.core.store import RunRecord, SessionKey, SessionRecord, SessionStore, Store
+from andon.core.store import SessionStore, Store
 from andon.errors import (
     AndonError,
     AnswersError,

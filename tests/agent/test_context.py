@@ -30,7 +30,7 @@ from andon import (
 )
 from andon.agent import context
 from andon.agent.context import STANDS_FOR
-from andon.core.store import RunRecord, SessionKey, Shortened
+from andon.core.records import RunRecord, SessionKey, Shortened
 from andon.errors import ModelError
 from andon.messages import Text, assistant, estimate_tokens, user
 from andon.models.scripted import Call, Fail, Item, Pause, ScriptedModel, Spend, Turn

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from andon import Agent, ContextError, ContextWindow, Message, Summarise, Trim
 from andon.agent.context import STANDS_FOR, check_sendable, leave_out, places
-from andon.core.store import Shortened
+from andon.core.records import Shortened
 from andon.errors import ConfigurationError
 from andon.messages import Block, Reasoning, Text, ToolCall, ToolResult, assistant, estimate_tokens, pieces_of, user
 from andon.models.base import Model, ModelRequest

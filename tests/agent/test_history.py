@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from andon import Agent, ConfigurationError, HistoryError, Message, RunStatus, Runtime, SessionKey, StopReason
 from andon.agent.history import read_history
-from andon.core.store import RunRecord
+from andon.core.records import RunRecord
 from andon.messages import Block, Reasoning, Text, ToolCall, ToolResult, assistant, user
 from andon.models.scripted import Call, ScriptedModel
 from andon.store import open_store

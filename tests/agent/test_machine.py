@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from andon import Agent, CancelOutcome, Event, Run, RunEvent, RunResult, RunStatus, Runtime, ToolContext, tool
-from andon.core.store import SessionKey
+from andon.core.records import SessionKey
 from andon.errors import ModelError, SessionBusyError
 from andon.messages import Message
 from andon.models.base import ModelRequest, Sink

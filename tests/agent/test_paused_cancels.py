@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from andon import Agent, CancelOutcome, Message, Run, RunEvent, RunResult, RunStatus, Runtime, ToolContext, tool
-from andon.core.store import RunRecord
+from andon.core.records import RunRecord
 from andon.errors import AnswersError, NotContinuableError
 from andon.models.scripted import Call
 from andon.store.memory import MemoryStore

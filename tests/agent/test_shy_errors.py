@@ -11,7 +11,7 @@ import pytest
 from pydantic import AfterValidator
 
 from andon import Agent, CancelOutcome, Message, RunEvent, RunStatus, Runtime, tool
-from andon.core.store import RunRecord
+from andon.core.records import RunRecord
 from andon.errors import AnswersError, ModelError, describe, say, show
 from andon.models.base import ModelRequest, Sink
 from andon.models.scripted import Call, Fail

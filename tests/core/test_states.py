@@ -10,8 +10,8 @@ import pytest
 
 from andon import Agent, CancelOutcome, Event, Message, Run, RunEvent, RunStatus, tool
 from andon.agent.hooks import Happening
+from andon.core.records import SessionKey
 from andon.core.states import check_step
-from andon.core.store import SessionKey
 from andon.errors import AndonError, HandleError, IllegalTransitionError, ModelError
 from andon.models.scripted import Call, Fail, Turn
 from andon.store.memory import MemoryStore

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from andon import Message, Run, ToolContext, tool
 from andon.agent.hooks import AfterTool, BeforeModel, BeforeTool, MessageAdded, RunEnded
-from andon.core.store import RunRecord, SessionKey
+from andon.core.records import RunRecord, SessionKey
 from andon.models.base import ModelRequest
 from andon.models.scripted import Call, Item, ScriptedModel, Spend, Turn
 from andon.store.memory import MemoryStore

@@ -12,7 +12,7 @@ import pytest
 from msgspec import Struct
 
 from andon import Agent, MemoryStore
-from andon.core.store import SessionKey
+from andon.core.records import SessionKey
 from andon.models.scripted import ScriptedModel
 from andon.server import body, lists, wire
 from andon.server.problems import Problem

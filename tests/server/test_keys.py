@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from andon import Agent, Runtime, tool
+from andon.core.records import RequestKey
 from andon.core.shared.store import Taken
-from andon.core.store import RequestKey
 from andon.models.scripted import Call, ScriptedModel
 from andon.server import keys
 from andon.store.sql import SQLStore

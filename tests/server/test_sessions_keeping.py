@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from andon import Agent, MemoryStore, RunStatus, Runtime, tool
-from andon.core.store import SessionKey, SessionRecord
+from andon.core.records import SessionKey, SessionRecord
 from andon.models.scripted import Call, ScriptedModel, Stall
 from andon.server import sessions
 from tests.server.by_session import ABORTED, Client, served, texts

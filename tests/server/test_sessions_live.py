@@ -19,8 +19,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from andon import Agent, Runtime, tool
+from andon.core.records import SessionKey, SessionRecord
 from andon.core.states import CancelCause
-from andon.core.store import SessionKey, SessionRecord
 from andon.errors import AndonError, BlockedError, SchemaError, StateTooLargeError, StoreError
 from andon.models.scripted import Call, ScriptedModel
 from andon.server import create_app

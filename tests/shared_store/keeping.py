@@ -10,8 +10,8 @@ from typing import Any
 
 from andon import Agent, CancelCause, Event, Run, RunEvent, RunStatus, Runtime
 from andon.core.events import TERMINAL_EVENT
+from andon.core.records import RunRecord
 from andon.core.shared.store import SharedStore
-from andon.core.store import RunRecord
 from andon.errors import StoreError
 from andon.models.scripted import ScriptedModel, Turn
 from andon.store.sql import SQLStore

@@ -13,8 +13,8 @@ import pytest
 
 from andon import Agent, CancelCause, CancelOutcome, Event, RunStatus, Runtime, tool
 from andon.core.receipt import CancelRequest
+from andon.core.records import RunRecord
 from andon.core.shared.store import Lease
-from andon.core.store import RunRecord
 from andon.messages import Message
 from andon.models.scripted import Call, ScriptedModel
 from andon.server import create_app

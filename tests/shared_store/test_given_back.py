@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from andon import CancelCause, RunStatus, Runtime, tool
+from andon.core.records import RequestKey
 from andon.core.shared.claim import take_paused
 from andon.core.shared.store import Taken
-from andon.core.store import RequestKey
 from andon.errors import NotContinuableError, StoreError, TooDeepError
 from andon.models.scripted import Call
 from andon.store.sql import SQLStore

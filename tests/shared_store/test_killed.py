@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from andon import Agent, CancelCause, CancelOutcome, RunStatus, Runtime, SessionKey, ToolOutcome
-from andon.core.store import RunRecord
+from andon.core.records import RunRecord
 from andon.errors import LeaseLostError
 from andon.messages import Message
 from andon.models.scripted import ScriptedModel

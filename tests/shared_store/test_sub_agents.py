@@ -12,9 +12,9 @@ import pytest
 from andon import Agent, CancelCause, CancelOutcome, Event, RunEvent, RunStatus, Runtime, ToolOutcome, tool
 from andon.agent.hooks import BeforeTool
 from andon.core.receipt import CancelRequest
+from andon.core.records import RequestKey, RunRecord
 from andon.core.selection import Selection
 from andon.core.shared.store import Lease, Taken
-from andon.core.store import RequestKey, RunRecord
 from andon.errors import SetupError, StoreError, SubAgentLostError
 from andon.messages import Message, ToolResult
 from andon.models.scripted import Call, ScriptedModel, Turn

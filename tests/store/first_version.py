@@ -7,7 +7,7 @@ import time
 
 import msgspec
 
-from andon.core.store import RunRecord
+from andon.core.records import RunRecord
 
 _TABLES = """
 CREATE TABLE andon_meta (version INTEGER NOT NULL);

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from andon import Agent, RunStatus, Runtime
-from andon.core.store import RunRecord, SessionKey
+from andon.core.records import RunRecord, SessionKey
 from andon.errors import ConfigurationError
 from andon.models.scripted import Call, ScriptedModel
 from andon.store import MemoryStore, forgetting, memory, open_store

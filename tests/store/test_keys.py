@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import Engine, Row, event
 
 from andon import KeyUsedError, RunStatus, SessionBusyError
+from andon.core.records import RequestKey, SessionKey
 from andon.core.shared.store import KeyUse, Lease, Taken
-from andon.core.store import RequestKey, SessionKey
 from andon.store.sql import SQLStore, holding, sessions
 from andon.store.sql.transaction import Tx
 from andon.store.sql.written import Ending

@@ -14,10 +14,10 @@ from andon import (
     SessionKey,
     SessionPausedError,
 )
+from andon.core.records import RunRecord
 from andon.core.selection import Block, Selection
 from andon.core.shared.store import Lease, Progress, SharedStore
 from andon.core.states import CancelCause
-from andon.core.store import RunRecord
 from andon.errors import BlockedError, LeaseLostError
 from tests.store.making import KEY, LONG, PAST, asking, opened, record, said
 from tests.support import play

@@ -17,8 +17,8 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, inspect
 
 from andon import Event, RunEvent, RunStatus
+from andon.core.records import SessionKey
 from andon.core.selection import Selection
-from andon.core.store import SessionKey
 from andon.store.sql import SQLStore, migrations
 from tests.store.making import BACK_TO_2, KEY, LONG, events, opened, said
 from tests.store.test_schema import execute

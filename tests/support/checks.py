@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from andon import Agent, CancelOutcome, Event, Run, RunEvent, RunResult, RunStatus
 from andon.agent.agent import RunOptions
-from andon.core.store import RunRecord
+from andon.core.records import RunRecord
 from andon.messages import Text, ToolResult, user
 from andon.models.base import ModelRequest
 from andon.models.scripted import ScriptedModel, Turn

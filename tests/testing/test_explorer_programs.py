@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from andon import Agent, Message, RunStatus, Runtime, tool
-from andon.core.store import RunRecord, SessionKey
+from andon.core.records import RunRecord, SessionKey
 from andon.errors import ModelError
 from andon.models.base import ModelRequest
 from andon.models.scripted import Call, Fail, ScriptedModel

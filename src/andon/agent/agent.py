@@ -30,13 +30,13 @@ from andon.core.budget import Budget
 from andon.core.cord import Cord
 from andon.core.jsonable import as_json
 from andon.core.receipt import CancelRequest, OutputT, RunResult
+from andon.core.records import RunRecord, SessionKey
 from andon.core.run.limits import Limits
 from andon.core.run.run import Run
 from andon.core.run.stream import EventStream
 from andon.core.runtime import Runtime
 from andon.core.session import Session
 from andon.core.states import CancelMode, CancelOutcome
-from andon.core.store import RunRecord, SessionKey
 from andon.errors import (
     ConfigurationError,
     EmptyPromptError,

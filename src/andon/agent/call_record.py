@@ -15,11 +15,11 @@ from msgspec import Struct
 
 from andon.core.events import ToolView
 from andon.core.receipt import Deny, Interrupt, ToolReceipt
+from andon.core.records import OpenCall
 from andon.core.run.run import Run
 from andon.core.run.tool_call import CallScope
 from andon.core.states import CancelOutcome, ToolOutcome
 from andon.core.steps import Step
-from andon.core.store import OpenCall
 from andon.errors import ToolError
 from andon.messages import ToolCall, ToolResult, sendable
 

@@ -15,7 +15,7 @@ import bisect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from andon.core.store import Shortened
+from andon.core.records import Shortened
 from andon.errors import ConfigurationError, ContextError, ModelError, describe
 from andon.messages import Message, Text, ToolCall, ToolResult, estimate_tokens, pieces_of
 from andon.models.base import Model, check_model, check_setup

@@ -17,9 +17,9 @@ from andon.agent.call_record import CallRecord
 from andon.agent.output import Form
 from andon.agent.settle import FAILED, MARKERS
 from andon.core.receipt import ToolReceipt
+from andon.core.records import OpenCall, RunRecord
 from andon.core.run.run import Run
 from andon.core.states import ToolOutcome
-from andon.core.store import OpenCall, RunRecord
 from andon.errors import NotContinuableError
 from andon.messages import Message, Text, ToolResult, assistant, user
 from andon.tools.base import Tool, traits_of

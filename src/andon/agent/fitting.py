@@ -18,9 +18,10 @@ import msgspec
 from andon.agent.context import ContextPolicy, check_sendable
 from andon.agent.turn import Turn
 from andon.core.events import ContextView, RunEvent
+from andon.core.records import Shortened
 from andon.core.run.run import Run
 from andon.core.states import CancelMode, Phase
-from andon.core.store import SessionStore, Shortened
+from andon.core.store import SessionStore
 from andon.errors import ContextError, StoreError, describe
 from andon.messages import Message, Usage, estimate_tokens, pieces_of, user
 from andon.models.base import Model, ModelRequest

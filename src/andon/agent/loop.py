@@ -30,12 +30,13 @@ from andon.agent.turn import Turn
 from andon.core.budget import Budget
 from andon.core.events import RunEvent
 from andon.core.receipt import ToolReceipt
+from andon.core.records import Bookmark, RunRecord
 from andon.core.run.run import Run
 from andon.core.run.work import Settlement
 from andon.core.signal import Completed, Failed, Fate
 from andon.core.states import CancelMode, CancelOutcome, Phase, StopReason
 from andon.core.steps import Cut
-from andon.core.store import Bookmark, RunRecord, SessionStore
+from andon.core.store import SessionStore
 from andon.errors import ContextLengthError, describe
 from andon.messages import Block, Message, ToolCall, Usage, assistant, user
 from andon.models.base import ModelRequest, ToolSpec

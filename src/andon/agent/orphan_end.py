@@ -18,11 +18,11 @@ from andon.agent.continuation import outcome_of
 from andon.agent.settle import settle
 from andon.core.events import TERMINAL_EVENT, Event, RunEvent, ToolView
 from andon.core.receipt import CancelRequest, Receipt, ToolReceipt
+from andon.core.records import RunRecord
 from andon.core.run.children import orphaned_by
 from andon.core.shared.remote import EVENTS_AT_ONCE
 from andon.core.shared.store import SharedStore, Taken
 from andon.core.states import CancelMode, Phase, RunStatus, StopReason, ToolOutcome
-from andon.core.store import RunRecord
 from andon.messages import UNKNOWN_USAGE, Message, ToolCall, ToolResult
 
 _ENDS = frozenset({RunEvent.tool_call_completed, RunEvent.tool_call_error, RunEvent.tool_call_cancelled})

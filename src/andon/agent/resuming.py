@@ -21,13 +21,13 @@ from andon.agent.subagent import AgentTool
 from andon.core.budget import Budget
 from andon.core.events import RunEvent
 from andon.core.receipt import Interrupt, OutputT, RunResult
+from andon.core.records import Bookmark, RequestKey, RunRecord
 from andon.core.run.children import child_id
 from andon.core.run.pause import check_answers
 from andon.core.run.run import Run
 from andon.core.runtime import Runtime
 from andon.core.session import Session
 from andon.core.states import RunStatus
-from andon.core.store import Bookmark, RequestKey, RunRecord
 from andon.errors import AnswersError, ConfigurationError, NotContinuableError, RunIdTakenError, UnknownRunError
 from andon.messages import Message
 from andon.models.base import Model, check_setup

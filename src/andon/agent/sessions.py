@@ -13,10 +13,11 @@ from typing import Any
 
 from andon.agent.history import read_history
 from andon.agent.options import check_id
+from andon.core.records import SessionKey, SessionRecord
 from andon.core.run.run import Run
 from andon.core.runtime import Runtime
 from andon.core.session import Session, still_busy
-from andon.core.store import SessionKey, SessionRecord, SessionStore
+from andon.core.store import SessionStore
 from andon.errors import ConfigurationError, SessionBusyError, SessionExistsError, UnknownSessionError
 from andon.messages import Message
 from andon.plain import Plain

@@ -19,12 +19,12 @@ import msgspec
 
 from andon.core.events import RunEvent
 from andon.core.receipt import RunResult
+from andon.core.records import RunRecord
 from andon.core.run.children import child_id, current
 from andon.core.run.run import Run
 from andon.core.run.stream import EventStream
 from andon.core.runtime import Runtime
 from andon.core.states import RunStatus, StopReason
-from andon.core.store import RunRecord
 from andon.errors import (
     AndonError,
     AnswersError,

@@ -16,8 +16,8 @@ from msgspec import Struct
 from andon.core.escaping import escaped_json
 from andon.core.events import Event, RunEvent
 from andon.core.receipt import Interrupt, Receipt, RunResult
+from andon.core.records import RunRecord
 from andon.core.states import CancelOutcome, Phase, RunStatus, StopReason
-from andon.core.store import RunRecord
 from andon.errors import describe
 from andon.messages import Usage
 

@@ -27,12 +27,13 @@ from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
 from andon.errors import ConfigurationError, RunIdTakenError
 
 if TYPE_CHECKING:
+    from andon.core.records import SessionKey
     from andon.core.run.life import Life
     from andon.core.run.run import Run
     from andon.core.run.tool_call import CallScope
     from andon.core.shared.store import SharedStore
     from andon.core.shared.worker import EndOrphan, Keeper
-    from andon.core.store import SessionKey, Store
+    from andon.core.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Literal
 from msgspec import Struct
 
 from andon.core.receipt import CancelRequest
+from andon.core.records import SessionKey
 from andon.core.states import CancelOutcome, RunStatus
-from andon.core.store import SessionKey
 from andon.errors import BlockedError
 
 

@@ -20,9 +20,9 @@ from andon.core.waiters import Waiters
 from andon.errors import SessionBusyError, SessionPausedError
 
 if TYPE_CHECKING:
+    from andon.core.records import SessionKey
     from andon.core.run.ending import Estate
     from andon.core.run.life import Life
-    from andon.core.store import SessionKey
     from andon.messages import Message
 
 LOST_CHECK_SECONDS = 1.0

@@ -15,9 +15,9 @@ from msgspec import Struct
 from starlette.requests import HTTPConnection
 
 from andon.core.events import Event, RunEvent
+from andon.core.records import RunRecord, SessionRecord
 from andon.core.run.run import Run
 from andon.core.states import CancelCause, RunStatus
-from andon.core.store import RunRecord, SessionRecord
 from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, Usage
 from andon.server.body import fill, read_json
 from andon.server.foreign import ADK_LIVE, ADK_RUN, ADK_SAID

@@ -25,7 +25,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, HTTPConnection
 
-from andon.core.store import RequestKey
+from andon.core.records import RequestKey
 from andon.server.access import principal_of
 from andon.server.problems import Problem
 

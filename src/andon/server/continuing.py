@@ -23,9 +23,9 @@ from andon.agent.json_schema import JsonSchema
 from andon.agent.options import ContinueOptions
 from andon.core.events import RunEvent
 from andon.core.receipt import Deny, Interrupt
+from andon.core.records import RequestKey, RunRecord
 from andon.core.run.run import Run
 from andon.core.states import CancelOutcome, RunStatus
-from andon.core.store import RequestKey, RunRecord
 from andon.server.body import check_run_id, described, json_of, read_body, read_key
 from andon.server.foreign import AGENTOS_CONTINUE
 from andon.server.host import user_of

@@ -10,12 +10,12 @@ import msgspec
 
 from andon.agent.agent import Agent
 from andon.core.receipt import CancelRequest, Receipt
+from andon.core.records import RunRecord, SessionKey
 from andon.core.run.run import Run
 from andon.core.selection import Selection
 from andon.core.shared.remote import StoredReader, follow, last_event
 from andon.core.shared.worker import Keeper
 from andon.core.states import CancelOutcome, RunStatus
-from andon.core.store import RunRecord, SessionKey
 
 
 class Distant:

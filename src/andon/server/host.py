@@ -18,12 +18,13 @@ from weakref import WeakValueDictionary
 
 from andon.agent.agent import Agent, RunOptions
 from andon.agent.json_schema import JsonSchema
+from andon.core.records import RequestKey, RunRecord, SessionKey
 from andon.core.run.run import Run
 from andon.core.runtime import Runtime
 from andon.core.shared.claim import given_back
 from andon.core.shared.store import SharedStore
 from andon.core.states import CancelCause
-from andon.core.store import RequestKey, RunRecord, SessionKey, SessionStore
+from andon.core.store import SessionStore
 from andon.errors import AndonError, ConfigurationError, KeyUsedError, RunIdTakenError, SetupError
 from andon.models.base import check_setup
 from andon.server.allowance import Allowances

@@ -11,8 +11,8 @@ import time
 from collections import OrderedDict
 from typing import NamedTuple
 
+from andon.core.records import RequestKey
 from andon.core.shared.store import KeyUse
-from andon.core.store import RequestKey
 
 KEYS_OF_A_USER = 1_000
 SECONDS_KEPT = 24 * 3600.0

@@ -15,10 +15,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from andon.agent.agent import Agent
+from andon.core.records import RunRecord
 from andon.core.run.run import Run
 from andon.core.selection import Selection
 from andon.core.states import RunStatus
-from andon.core.store import RunRecord
 from andon.errors import SchemaError, StoreError
 from andon.server.body import read_query
 from andon.server.pages import Page, Place, answer_page

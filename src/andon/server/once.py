@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from andon.agent.agent import Agent
+from andon.core.records import RequestKey, RunRecord
 from andon.core.run.run import Run
-from andon.core.store import RequestKey, RunRecord
 from andon.errors import KeyUsedError
 from andon.server.problems import Problem, problem_of
 from andon.server.visit import Visit

@@ -17,11 +17,11 @@ from starlette.responses import Response
 from andon.agent.agent import Agent, RunOptions
 from andon.core.cancel_runs import Sweep, ask_here, done_here
 from andon.core.receipt import CancelRequest, Receipt
+from andon.core.records import RunRecord
 from andon.core.run.run import Run
 from andon.core.selection import BlockKind
 from andon.core.shared.remote import EventSource
 from andon.core.states import CancelCause, CancelOutcome, RunStatus
-from andon.core.store import RunRecord
 from andon.errors import StoreError
 from andon.server.body import (
     check_run_id,

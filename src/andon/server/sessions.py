@@ -24,10 +24,10 @@ from andon.agent.agent import Agent, RunOptions
 from andon.core.cancel_runs import ask_here
 from andon.core.events import RunEvent
 from andon.core.receipt import CancelRequest
+from andon.core.records import SessionKey, SessionRecord
 from andon.core.run.run import Run
 from andon.core.session import OnBusy
 from andon.core.states import CancelCause
-from andon.core.store import SessionKey, SessionRecord
 from andon.errors import AndonError
 from andon.server.access import subprotocol
 from andon.server.adk import (

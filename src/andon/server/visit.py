@@ -21,11 +21,11 @@ from andon.agent.options import ContinueOptions
 from andon.core.cancel_runs import Sweep
 from andon.core.escaping import escaped
 from andon.core.receipt import CancelRequest
+from andon.core.records import RequestKey, RunRecord, SessionKey
 from andon.core.run.run import Run
 from andon.core.runtime import Runtime
 from andon.core.selection import Block, BlockKind, CancelEntry, Selection
 from andon.core.states import CancelOutcome
-from andon.core.store import RequestKey, RunRecord, SessionKey
 from andon.server.access import Principal, principal_of
 from andon.server.distant import Distant
 from andon.server.host import Host, session_of, user_of

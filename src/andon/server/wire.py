@@ -17,9 +17,9 @@ from msgspec import Struct
 from andon.agent.agent import Agent
 from andon.core.events import ContextView, Event, RunEvent, ToolView
 from andon.core.receipt import Interrupt, Receipt, RunResult
+from andon.core.records import RunRecord
 from andon.core.run.run import Run
 from andon.core.states import RunStatus, StopReason, ToolOutcome
-from andon.core.store import RunRecord
 from andon.errors import confide, say
 from andon.messages import Message, Reasoning, Text, ToolCall, ToolResult, Usage
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from weakref import WeakMethod
 
-from andon.core.store import SessionKey
+from andon.core.records import SessionKey
 from andon.errors import ConfigurationError
 
 DAY = 86400.0

@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from andon.core.fork import start_over_after_fork
+from andon.core.records import RunRecord, SessionKey, SessionRecord, brought
 from andon.core.states import RunStatus
-from andon.core.store import DONE, RunRecord, SessionKey, SessionRecord, brought
+from andon.core.store import DONE
 from andon.errors import NotContinuableError, UnknownRunError, show
 from andon.messages import Message
 from andon.store.forgetting import Forgetting

@@ -16,9 +16,9 @@ from andon.agent.call_record import ASKING, NOT_APPROVED, OUT_OF_TIME
 from andon.agent.settle import MARKERS
 from andon.core.events import TERMINAL_EVENT, Event, RunEvent
 from andon.core.receipt import Receipt, RunResult
+from andon.core.records import RunRecord
 from andon.core.run.run import Run
 from andon.core.states import CancelMode, RunStatus, StopReason, ToolOutcome
-from andon.core.store import RunRecord
 from andon.errors import describe
 from andon.messages import Message, Text, ToolResult
 from andon.testing.validators import next_prompt_accepted, validate

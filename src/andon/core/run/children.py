@@ -24,11 +24,11 @@ from andon.errors import SessionBusyError, TooDeepError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from andon.core.records import RunRecord
     from andon.core.run.limits import Limits
     from andon.core.run.tool_call import CallScope
     from andon.core.runtime import Runtime
     from andon.core.session import Session
-    from andon.core.store import RunRecord
 
 current: contextvars.ContextVar[CallScope | None] = contextvars.ContextVar("current", default=None)
 """The tool call that this code is part of. Threads of tools have it too."""

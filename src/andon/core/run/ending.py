@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from andon.core.receipt import CancelRequest, Receipt
+from andon.core.records import RequestKey, RunRecord
 from andon.core.run.work import Settlement
 from andon.core.signal import CancelSignal, Failed, Fate, stop_reason_of
 from andon.core.states import Phase, RunStatus, StopReason
 from andon.core.steps import Stepper
-from andon.core.store import DONE, RequestKey, RunRecord
+from andon.core.store import DONE
 from andon.errors import confide
 from andon.messages import UNKNOWN_USAGE, Message
 

@@ -27,9 +27,9 @@ from andon.messages import UNKNOWN_USAGE, Usage
 
 if TYPE_CHECKING:
     from andon.core.journal import Journal
+    from andon.core.records import RunRecord
     from andon.core.session import OnBusy
     from andon.core.shared.leased_run import Tenure
-    from andon.core.store import RunRecord
     from andon.messages import Message
 
 T = TypeVar("T")

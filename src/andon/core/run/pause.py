@@ -26,9 +26,9 @@ from andon.core.states import CancelCause, CancelOutcome, Phase, RunStatus, chec
 from andon.errors import AnswersError, NotContinuableError, StoreError, confide, show
 
 if TYPE_CHECKING:
+    from andon.core.records import RequestKey, RunRecord
     from andon.core.shared.claim import Held
     from andon.core.shared.worker import Keeper
-    from andon.core.store import RequestKey, RunRecord
 
 _becoming = threading.RLock()
 """Held for the moment in which a run becomes paused: whoever sees that from another thread, and answers, finds all."""

@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from andon.core.events import ToolView
 from andon.core.receipt import Interrupt, ToolReceipt
+from andon.core.records import Bookmark, Shortened
 from andon.core.signal import Fate
 from andon.core.states import CancelOutcome, StopReason
-from andon.core.store import Bookmark, Shortened
 from andon.messages import Message, Usage
 
 

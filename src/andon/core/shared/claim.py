@@ -20,9 +20,9 @@ from andon.core.states import RunStatus
 from andon.errors import StoreError
 
 if TYPE_CHECKING:
+    from andon.core.records import RequestKey
     from andon.core.shared.store import Lease, Taken
     from andon.core.shared.worker import Keeper
-    from andon.core.store import RequestKey
 
 
 class Held(NamedTuple):

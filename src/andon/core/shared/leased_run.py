@@ -26,10 +26,10 @@ from andon.core.states import CancelCause, RunStatus
 from andon.errors import AndonError, SessionBusyError, StoreError
 
 if TYPE_CHECKING:
+    from andon.core.records import RequestKey, RunRecord
     from andon.core.run.run import Run
     from andon.core.session import OnBusy
     from andon.core.shared.worker import Keeper
-    from andon.core.store import RequestKey, RunRecord
     from andon.messages import Message
 
 EVENTS_AT_ONCE = 5_000

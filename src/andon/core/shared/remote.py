@@ -15,8 +15,8 @@ from andon.core.single_reader import Seat
 from andon.core.states import RunStatus
 
 if TYPE_CHECKING:
+    from andon.core.records import RunRecord
     from andon.core.shared.worker import Keeper
-    from andon.core.store import RunRecord
 
 EVENTS_AT_ONCE = 2_000
 """How many events of a run are asked for with one question."""

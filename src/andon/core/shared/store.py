@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
+from andon.core.records import RequestKey, RunRecord
 from andon.core.selection import Block, BlockKind, CancelEntry, Outcomes, Selection
 from andon.core.states import RunStatus
-from andon.core.store import RequestKey, RunRecord, SessionStore
+from andon.core.store import SessionStore
 from andon.messages import Message
 
 if TYPE_CHECKING:

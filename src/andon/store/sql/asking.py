@@ -16,10 +16,10 @@ from sqlalchemy import Row, Select, and_, bindparam, exists, func, insert, or_, 
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest, Receipt
+from andon.core.records import RunRecord, SessionKey
 from andon.core.selection import CancelEntry, Outcomes, Selection
 from andon.core.shared.store import Glance
 from andon.core.states import CancelMode, CancelOutcome, RunStatus
-from andon.core.store import RunRecord, SessionKey
 from andon.store.sql import clocks, sessions
 from andon.store.sql.batches import read_row
 from andon.store.sql.codec import LOOK_AT, dump, dump_names, dump_notice, read_request

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from andon.core.receipt import CancelRequest
+from andon.core.records import RunRecord
 from andon.core.selection import Outcomes, Selection
 from andon.core.shared.store import Granted, Lease, Renewal
 from andon.core.states import CancelOutcome, RunStatus
-from andon.core.store import RunRecord
 from andon.store.sql import asking
 from andon.store.sql.clocks import SERVER_CLOCK, SERVER_NOBODYS
 from andon.store.sql.codec import CHANGED, LOOK_AT, dump, dump_names, notice_around, read_request

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 
+from andon.core.records import RunRecord
 from andon.core.shared.store import Granted
 from andon.core.states import RunStatus
-from andon.core.store import RunRecord
 from andon.store.sql import clocks
 from andon.store.sql.codec import CHANGED, dump_names
 from andon.store.sql.tables import HELD, Id

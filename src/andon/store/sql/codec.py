@@ -11,8 +11,8 @@ import msgspec
 from andon.core.jsonable import clean as clean
 from andon.core.jsonable import dump as dump
 from andon.core.receipt import CancelRequest
+from andon.core.records import RunRecord
 from andon.core.selection import Block
-from andon.core.store import RunRecord
 from andon.errors import show
 from andon.messages import Message
 from andon.store.sql.tables import Id

@@ -12,9 +12,9 @@ from typing import Any
 
 from sqlalchemy import Row, and_, delete, select, update
 
+from andon.core.records import SessionKey
 from andon.core.session import still_busy
 from andon.core.shared.store import Lease
-from andon.core.store import SessionKey
 from andon.store.sql import sessions, states
 from andon.store.sql.holding import lost
 from andon.store.sql.sessions import Part, is_key, key_of, lock_both, status_of

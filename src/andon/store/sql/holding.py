@@ -12,10 +12,10 @@ import msgspec
 from sqlalchemy import Row, Select, and_, bindparam, func, or_, select, update
 
 from andon.core.receipt import CancelRequest, describe_open
+from andon.core.records import RequestKey, RunRecord, SessionKey
 from andon.core.session import OnBusy, refusal
 from andon.core.shared.store import Granted, Lease, Renewal, Taken
 from andon.core.states import CancelCause, RunStatus
-from andon.core.store import RequestKey, RunRecord, SessionKey
 from andon.errors import LeaseLostError, RunIdTakenError, SessionBusyError
 from andon.store.sql import asking, clocks, keys, sessions
 from andon.store.sql.codec import CHANGED, LOOK_AT, dump_names, read_block, read_messages, read_request

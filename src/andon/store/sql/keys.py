@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from sqlalchemy import ColumnElement, and_, delete, select
 
+from andon.core.records import RequestKey, SessionKey
 from andon.core.shared.store import KeyUse
-from andon.core.store import RequestKey, SessionKey
 from andon.errors import KeyUsedError
 from andon.store.sql.tables import Id, keys
 from andon.store.sql.transaction import Tx

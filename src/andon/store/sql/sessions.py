@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 from sqlalchemy import Row, and_, bindparam, collate, delete, func, or_, select, update
 
+from andon.core.records import RunRecord, SessionKey, SessionRecord
 from andon.core.session import still_busy
 from andon.core.states import RunStatus
-from andon.core.store import RunRecord, SessionKey, SessionRecord
 from andon.errors import NotContinuableError, RunIdTakenError, UnknownRunError
 from andon.messages import Message
 from andon.store.sql.codec import CHANGED, dump_names, read_messages, read_record

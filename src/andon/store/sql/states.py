@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Row, Select, select, update
 
-from andon.core.store import SessionKey
+from andon.core.records import SessionKey
 from andon.store.sql import sessions
 from andon.store.sql.tables import sessions as heads
 from andon.store.sql.tables import states

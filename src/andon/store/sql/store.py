@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
+from andon.core.records import RequestKey, RunRecord, SessionKey, SessionRecord, brought
 from andon.core.selection import Block, CancelEntry, Outcomes, Selection
 from andon.core.session import OnBusy
 from andon.core.shared.store import (
@@ -34,7 +35,6 @@ from andon.core.shared.store import (
     Renewal,
     Taken,
 )
-from andon.core.store import RequestKey, RunRecord, SessionKey, SessionRecord, brought
 from andon.errors import StartError, StoreError
 from andon.messages import Message
 from andon.store.sql import asking, at_once, by_hand, database, histories, holding, keys, service, sessions, states

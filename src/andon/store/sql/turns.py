@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from weakref import WeakValueDictionary
 
-from andon.core.store import SessionKey
+from andon.core.records import SessionKey
 
 
 class Turns:

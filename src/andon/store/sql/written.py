@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from andon.core.events import Event
+from andon.core.records import RunRecord
 from andon.core.shared.store import Lease, Progress
 from andon.core.states import RunStatus
-from andon.core.store import RunRecord
 from andon.messages import Message
 from andon.store.sql import asking
 from andon.store.sql.batches import write_rows

@@ -130,7 +130,7 @@ class SlowHook:
     def __init__(self, cue: Cue) -> None:
         self._cue = cue
 
-    async def before_model(self, _happening: BeforeModel) -> None:
+    async def before_model(self, _event: BeforeModel) -> None:
         self._cue.give()
         await asyncio.get_running_loop().create_future()
 

@@ -3,7 +3,7 @@
 
 from andon.agent.agent import Agent
 from andon.agent.context import ContextPolicy, ContextWindow, Summarise, Trim
-from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, Happening, MessageAdded, RunEnded
+from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, HookEvent, MessageAdded, RunEnded
 from andon.agent.instructions import RunContext
 from andon.agent.retry import Retry
 from andon.agent.sessions import Sessions, StoredSession
@@ -100,9 +100,9 @@ __all__ = [
     "EmptyPromptError",
     "Event",
     "HandleError",
-    "Happening",
     "HistoryError",
     "HookDefinitionError",
+    "HookEvent",
     "IllegalTransitionError",
     "InsideEventLoopError",
     "InstructionsError",

@@ -39,10 +39,10 @@ def test_out_of_a_tool_it_is_an_error_result(kind: type[BaseException]) -> None:
 @pytest.mark.parametrize("sync", [True, False])
 def test_out_of_a_hook_it_is_a_warning(kind: type[BaseException], point: str, sync: bool) -> None:
     async def main() -> None:
-        def bad(self: object, happening: object) -> None:
+        def bad(self: object, event: object) -> None:
             raise kind
 
-        async def async_bad(self: object, happening: object) -> None:
+        async def async_bad(self: object, event: object) -> None:
             raise kind
 
         async def fine() -> str:

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from andon import Agent, CancelOutcome, Receipt, Run, RunEvent, RunStatus, Runtime, ToolContext, tool
-from andon.agent.hooks import Happening
+from andon.agent.hooks import HookEvent
 from andon.models.scripted import Call, Item, ScriptedModel
 from tests.support import (
     Flag,
@@ -161,12 +161,12 @@ def test_from_a_hook_of_the_run(point: str, is_async: bool) -> None:
         started: list[str] = []
 
         class Hook:
-            def stop_it(self, happening: Happening) -> None:
+            def stop_it(self, event: HookEvent) -> None:
                 if not seen:
-                    seen.append(agent.cancel_run(happening.run_id, "enough"))
+                    seen.append(agent.cancel_run(event.run_id, "enough"))
 
-            async def stop_it_async(self, happening: Happening) -> None:
-                self.stop_it(happening)
+            async def stop_it_async(self, event: HookEvent) -> None:
+                self.stop_it(event)
 
         setattr(Hook, point, Hook.stop_it_async if is_async else Hook.stop_it)
 

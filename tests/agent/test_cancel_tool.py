@@ -244,11 +244,11 @@ def test_hooks_are_told_of_its_end() -> None:
         bench, told = Bench(), list[tuple[str, str]]()
 
         class Hook:
-            def before_tool(self, happening: Any) -> None:
-                told.append(("before", happening.call.id))
+            def before_tool(self, event: Any) -> None:
+                told.append(("before", event.call.id))
 
-            def after_tool(self, happening: Any) -> None:
-                told.append((happening.result.status, happening.call.id))
+            def after_tool(self, event: Any) -> None:
+                told.append((event.result.status, event.call.id))
 
         agent = make([Call("work", id="w"), Call("look", id="l")], tools=bench.tools, hooks=[Hook()])
         async with agent.start("go") as run:
@@ -269,8 +269,8 @@ def test_a_call_whose_turn_has_not_come_never_starts(name: str) -> None:
         bench, told = Bench(), list[str]()
 
         class Hook:
-            def before_tool(self, happening: Any) -> None:
-                told.append(happening.call.id)
+            def before_tool(self, event: Any) -> None:
+                told.append(event.call.id)
 
         calls = [Call("work", id="a"), Call(name, id="b"), Call("look", id="c")]
         agent = make(calls, tools=bench.tools, parallel_tools=False, hooks=[Hook()])

@@ -168,8 +168,8 @@ def test_hooks_are_told_of_what_is_really_sent() -> None:
     told: list[int] = []
 
     class Watch:
-        def before_model(self, happening: Any) -> None:
-            told.append(len(happening.request.messages))
+        def before_model(self, event: Any) -> None:
+            told.append(len(event.request.messages))
 
     agent = make(context=Trim(messages=3), hooks=[Watch()])
     talk(agent, 3)

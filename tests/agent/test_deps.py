@@ -18,7 +18,7 @@ from andon import (
     BeforeTool,
     CancelCause,
     ConfigurationError,
-    Happening,
+    HookEvent,
     InstructionsError,
     RunContext,
     RunStatus,
@@ -52,8 +52,8 @@ class Watching:
     def __init__(self) -> None:
         self.seen: list[tuple[str, Any, dict[str, Any]]] = []
 
-    def _note(self, happening: Happening) -> None:
-        self.seen.append((type(happening).__name__, happening.deps, happening.metadata))
+    def _note(self, event: HookEvent) -> None:
+        self.seen.append((type(event).__name__, event.deps, event.metadata))
 
     before_model = after_model = before_tool = after_tool = message_added = run_ended = _note
 
@@ -296,10 +296,10 @@ def test_what_can_be_no_instructions_is_refused(given: Any) -> None:
 def test_a_hook_can_refuse_a_call_by_what_the_caller_gave() -> None:
     async def main() -> None:
         class Guard:
-            async def before_tool(self, happening: BeforeTool) -> None:
+            async def before_tool(self, event: BeforeTool) -> None:
                 await asyncio.sleep(0)
-                if happening.deps is None:
-                    happening.cancel("nobody's shop")
+                if event.deps is None:
+                    event.cancel("nobody's shop")
 
         agent = Agent("Clerk", ScriptedModel(Call("describe"), then="Done."), tools=[describe], hooks=[Guard()])
         result = await agent.invoke_async("go")

@@ -205,7 +205,7 @@ def test_a_loop_that_is_closed_in_the_last_hook() -> None:
     """The run has ended, but is not through: whoever waits for all of it must not wait for ever."""
 
     class Slow:
-        async def run_ended(self, happening: object) -> None:
+        async def run_ended(self, event: object) -> None:
             await forever()
 
     agent = Agent("A", ScriptedModel("Hello."), hooks=[Slow()])

@@ -111,8 +111,8 @@ def test_hooks_are_told_of_what_the_run_adds_and_not_of_the_history() -> None:
         told: list[str] = []
 
         class Hook:
-            def message_added(self, happening: Any) -> None:
-                told.append(happening.message.text)
+            def message_added(self, event: Any) -> None:
+                told.append(event.message.text)
 
         agent = Agent("Helper", ScriptedModel(then="Yes."), hooks=[Hook()])
         await agent.invoke_async("Really?", messages=SAID)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from andon import Message, RunEvent, RunResult, RunStatus, Runtime, tool
-from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, Happening, MessageAdded, RunEnded
+from andon.agent.hooks import AfterModel, AfterTool, BeforeModel, BeforeTool, HookEvent, MessageAdded, RunEnded
 from andon.errors import HookDefinitionError
 from andon.messages import Text, ToolResult, assistant, user
 from andon.models.scripted import Call
@@ -28,7 +28,7 @@ async def echo(text: str) -> str:
     return f"<{text}>"
 
 
-def hook(point: str, method: Callable[[Happening], object]) -> object:
+def hook(point: str, method: Callable[[HookEvent], object]) -> object:
     """A hook with one method."""
 
     class Hook:
@@ -39,7 +39,7 @@ def hook(point: str, method: Callable[[Happening], object]) -> object:
     return made
 
 
-def all_of(record: list[tuple[str, Happening]], is_async: bool) -> object:
+def all_of(record: list[tuple[str, HookEvent]], is_async: bool) -> object:
     """A hook with every method, that writes down what it is told."""
 
     class Hook:
@@ -47,12 +47,12 @@ def all_of(record: list[tuple[str, Happening]], is_async: bool) -> object:
 
     for point in POINTS:
 
-        def sync_method(self: object, happening: Happening, point: str = point) -> None:
-            record.append((point, happening))
+        def sync_method(self: object, event: HookEvent, point: str = point) -> None:
+            record.append((point, event))
 
-        async def async_method(self: object, happening: Happening, point: str = point) -> None:
+        async def async_method(self: object, event: HookEvent, point: str = point) -> None:
             await asyncio.sleep(0)
-            record.append((point, happening))
+            record.append((point, event))
 
         setattr(Hook, point, async_method if is_async else sync_method)
     return Hook()
@@ -64,7 +64,7 @@ def all_of(record: list[tuple[str, Happening]], is_async: bool) -> object:
 @pytest.mark.parametrize("is_async", [False, True])
 def test_they_are_told_everything_in_order(is_async: bool) -> None:
     async def main() -> None:
-        record: list[tuple[str, Happening]] = []
+        record: list[tuple[str, HookEvent]] = []
         agent = make(Call("echo", {"text": "x"}, id="c"), "Done.", tools=[echo], hooks=[all_of(record, is_async)])
         result = await agent.invoke_async("go", user_id="ann", session_id="s", run_id="r")
         points = [point for point, _ in record if point != "message_added"]
@@ -92,7 +92,7 @@ def test_they_are_told_everything_in_order(is_async: bool) -> None:
 
 def test_of_a_cancelled_run_they_are_told_what_was_kept() -> None:
     async def main() -> None:
-        record: list[tuple[str, Happening]] = []
+        record: list[tuple[str, HookEvent]] = []
         silence = Silence()
         agent = make(["Half a ", silence], hooks=[all_of(record, True)])
         ended = await cut(agent, silence.reached)
@@ -111,7 +111,7 @@ def test_run_ended_comes_after_the_terminal_event() -> None:
     async def main() -> None:
         seen: list[RunEvent] = []
 
-        async def look(happening: Happening) -> None:
+        async def look(event: HookEvent) -> None:
             seen.extend(event.event for event in await read_all(run))  # ends at once, and with the end
 
         agent = make("Hello.", hooks=[hook("run_ended", look)])
@@ -126,13 +126,11 @@ def test_several_hooks_are_told_one_after_the_other() -> None:
     async def main() -> None:
         order: list[str] = []
 
-        async def first(happening: Happening) -> None:
+        async def first(event: HookEvent) -> None:
             await asyncio.sleep(0)
             order.append("first")
 
-        agent = make(
-            hooks=[hook("before_model", first), hook("before_model", lambda happening: order.append("second"))]
-        )
+        agent = make(hooks=[hook("before_model", first), hook("before_model", lambda event: order.append("second"))])
         await agent.invoke_async("go")
         assert order == ["first", "second"]
 
@@ -146,12 +144,12 @@ def test_several_hooks_are_told_one_after_the_other() -> None:
 @pytest.mark.parametrize("parallel", [False, True])
 def test_before_tool_may_refuse_one_call(is_async: bool, parallel: bool) -> None:
     async def main() -> None:
-        def refuse(happening: BeforeTool) -> None:
-            if happening.call.arguments["text"] == "secret":
-                happening.cancel("that is none of your business")
+        def refuse(event: BeforeTool) -> None:
+            if event.call.arguments["text"] == "secret":
+                event.cancel("that is none of your business")
 
-        async def refuse_async(happening: BeforeTool) -> None:
-            refuse(happening)
+        async def refuse_async(event: BeforeTool) -> None:
+            refuse(event)
 
         method: Callable[..., object] = refuse_async if is_async else refuse
         agent = make(
@@ -202,13 +200,13 @@ def test_a_hook_that_raises(
     point: str, is_async: bool, error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        def oops(happening: Happening) -> None:
+        def oops(event: HookEvent) -> None:
             raise error("oops")
 
-        async def oops_async(happening: Happening) -> None:
+        async def oops_async(event: HookEvent) -> None:
             raise error("oops")
 
-        hooks = [hook(point, oops_async if is_async else oops), hook(point, lambda happening: after.append(point))]
+        hooks = [hook(point, oops_async if is_async else oops), hook(point, lambda event: after.append(point))]
         agent = make(Call("echo", {"text": "x"}, id="c"), "Done.", tools=[echo], hooks=hooks)
         result = await agent.invoke_async("go")
         check_survived(result, agent.messages, point)
@@ -227,7 +225,7 @@ def test_a_hook_that_hangs(point: str, deaf: bool) -> None:
     async def main() -> None:
         released = Flag()
 
-        async def hang(happening: Happening) -> None:
+        async def hang(event: HookEvent) -> None:
             if done:
                 return
             done.append(point)
@@ -260,7 +258,7 @@ def test_a_broken_guard_lets_nothing_through() -> None:
             started.append("fire")
             return "fired"
 
-        def broken(happening: Happening) -> None:
+        def broken(event: HookEvent) -> None:
             raise LookupError("no rules found")
 
         agent = make(Call("fire", id="c"), tools=[fire], hooks=[hook("before_tool", broken)])
@@ -277,7 +275,7 @@ def test_a_hung_hook_does_not_keep_a_cancel() -> None:
     async def main() -> None:
         reached, released = Flag(), Flag()
 
-        async def hang(happening: Happening) -> None:
+        async def hang(event: HookEvent) -> None:
             reached.set()
             while not released.is_set():
                 with contextlib.suppress(asyncio.CancelledError):
@@ -300,7 +298,7 @@ def test_a_hook_that_fails_while_it_is_cut() -> None:
     async def main() -> None:
         reached = Flag()
 
-        async def clumsy(happening: Happening) -> None:
+        async def clumsy(event: HookEvent) -> None:
             reached.set()
             try:
                 await forever()

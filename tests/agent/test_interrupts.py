@@ -264,8 +264,8 @@ def test_a_refusal_goes_to_the_model_as_an_error_result(refusal: object, call: C
         till, told = Till(), list[str]()
 
         class Hook:
-            def after_tool(self, happening: Any) -> None:
-                told.append(happening.result.status)
+            def after_tool(self, event: Any) -> None:
+                told.append(event.result.status)
 
         agent = make(call, "As you wish.", tools=till.tools, hooks=[Hook()])
         run, result = await paused(agent)

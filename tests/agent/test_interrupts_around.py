@@ -386,20 +386,20 @@ def test_hooks_are_told_of_each_thing_once() -> None:
         till, told = Till(), list[tuple[str, Any]]()
 
         class Hook:
-            def before_model(self, happening: Any) -> None:
-                told.append(("before_model", len(happening.request.messages)))
+            def before_model(self, event: Any) -> None:
+                told.append(("before_model", len(event.request.messages)))
 
-            async def before_tool(self, happening: Any) -> None:
-                told.append(("before_tool", happening.call.id))
+            async def before_tool(self, event: Any) -> None:
+                told.append(("before_tool", event.call.id))
 
-            def after_tool(self, happening: Any) -> None:
-                told.append(("after_tool", happening.call.id))
+            def after_tool(self, event: Any) -> None:
+                told.append(("after_tool", event.call.id))
 
-            async def message_added(self, happening: Any) -> None:
-                told.append(("message_added", happening.message.role))
+            async def message_added(self, event: Any) -> None:
+                told.append(("message_added", event.message.role))
 
-            def run_ended(self, happening: Any) -> None:
-                told.append(("run_ended", happening.result.status))
+            def run_ended(self, event: Any) -> None:
+                told.append(("run_ended", event.result.status))
 
         agent = make([DELETE, PAY, LOOK], "Done.", tools=till.tools, hooks=[Hook()])
         run, result = await paused(agent)
@@ -432,8 +432,8 @@ def test_a_guard_may_still_refuse_what_a_person_approved() -> None:
         till = Till()
 
         class Guard:
-            def before_tool(self, happening: Any) -> None:
-                happening.cancel("the disk is busy")
+            def before_tool(self, event: Any) -> None:
+                event.cancel("the disk is busy")
 
         agent = make(DELETE, tools=till.tools, hooks=[Guard()])
         run, result = await paused(agent)

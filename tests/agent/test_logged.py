@@ -52,8 +52,8 @@ def test_what_a_tool_raises_is_logged_once_with_its_traceback(name: str, caplog:
     heard: list[AfterTool] = []
 
     class Hook:
-        async def after_tool(self, happening: AfterTool) -> None:
-            heard.append(happening)
+        async def after_tool(self, event: AfterTool) -> None:
+            heard.append(event)
 
     agent = make(Call(name, id="c"), "Oh.", tools=[broken, broken_in_a_thread, leaves], hooks=[Hook()])
     assert agent.run("go", run_id="r").status is RunStatus.completed
@@ -72,7 +72,7 @@ def test_what_says_very_much_is_cut_in_the_line(caplog: pytest.LogCaptureFixture
         raise OopsError("x" * 1_000_000)
 
     class Hook:
-        async def after_tool(self, happening: AfterTool) -> None:
+        async def after_tool(self, event: AfterTool) -> None:
             raise OopsError("x" * 1_000_000)
 
     make(Call("talkative"), Fail(OopsError("x" * 1_000_000)), tools=[talkative], hooks=[Hook()]).run("go")
@@ -86,7 +86,7 @@ def test_what_says_very_much_is_cut_in_the_line(caplog: pytest.LogCaptureFixture
 
 def test_a_hook_that_raises_is_logged_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     class Hook:
-        def before_tool(self, happening: BeforeTool) -> None:
+        def before_tool(self, event: BeforeTool) -> None:
             raise OopsError("the guard broke")
 
     agent = make(Call("broken", id="c"), "Oh.", tools=[broken], hooks=[Hook()])
@@ -181,9 +181,9 @@ def test_an_error_does_not_outlive_its_call(caplog: pytest.LogCaptureFixture) ->
     seen: list[weakref.ref[BaseException]] = []
 
     class Hook:
-        def after_tool(self, happening: AfterTool) -> None:
-            assert happening.error is not None
-            seen.append(weakref.ref(happening.error))
+        def after_tool(self, event: AfterTool) -> None:
+            assert event.error is not None
+            seen.append(weakref.ref(event.error))
 
     async def main() -> None:
         silence = Silence()

@@ -305,7 +305,7 @@ class SlowPortal:
         self._go_on, blocked = Flag(), Flag()
 
         class Blocker:
-            def before_model(_, happening: object) -> None:  # noqa: N805 - `self` is the portal
+            def before_model(_, event: object) -> None:  # noqa: N805 - `self` is the portal
                 blocked.set()
                 self._go_on.wait()
 
@@ -394,8 +394,8 @@ def test_the_tools_of_a_run_that_is_handed_over_are_stopped_where_they_live() ->
         return "never"
 
     class Interrupted:
-        def before_tool(self, happening: Any) -> None:
-            if happening.call.name == "refused":
+        def before_tool(self, event: Any) -> None:
+            if event.call.name == "refused":
                 raise KeyboardInterrupt
 
     slow = SlowPortal()

@@ -444,7 +444,7 @@ def test_in_a_hook_a_softer_mode_lets_it_finish(mode: str, point: str, requests:
     async def main() -> None:
         reached, go_on, finished = Flag(), Flag(), Flag()
 
-        async def hook(_happening: object) -> None:
+        async def hook(_event: object) -> None:
             reached.set()
             await go_on.arrived()
             finished.set()

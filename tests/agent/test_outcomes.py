@@ -76,12 +76,12 @@ class Guard:
     def __init__(self) -> None:
         self.told: list[AfterTool] = []
 
-    def before_tool(self, happening: BeforeTool) -> None:
-        if happening.call.name == "forbidden":
-            happening.cancel("not here")
+    def before_tool(self, event: BeforeTool) -> None:
+        if event.call.name == "forbidden":
+            event.cancel("not here")
 
-    def after_tool(self, happening: AfterTool) -> None:
-        self.told.append(happening)
+    def after_tool(self, event: AfterTool) -> None:
+        self.told.append(event)
 
 
 TOOLS = [fine, broken, leaves, unusable, slow, forbidden, asks, asks_inside]

@@ -279,8 +279,8 @@ def test_hooks_hear_of_the_message_that_tells_it() -> None:
     heard: list[Message] = []
 
     class Listener:
-        def message_added(self, happening: Any) -> None:
-            heard.append(happening.message)
+        def message_added(self, event: Any) -> None:
+            heard.append(event.message)
 
     agent = make("No.", ANSWER, hooks=[Listener()])
     agent.run("go", output_type=Trip)

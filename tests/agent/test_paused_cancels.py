@@ -144,11 +144,11 @@ def test_the_run_ended_hook_is_told_and_messages_are_announced_once() -> None:
         told: list[Any] = []
 
         class Hook:
-            def message_added(self, happening: Any) -> None:
-                told.append(happening.message.role)
+            def message_added(self, event: Any) -> None:
+                told.append(event.message.role)
 
-            async def run_ended(self, happening: Any) -> None:
-                told.append(happening.result.status)
+            async def run_ended(self, event: Any) -> None:
+                told.append(event.result.status)
 
         agent = make(PAY, tools=TOOLS, hooks=[Hook()])
         run, _ = await paused(agent)

@@ -304,10 +304,10 @@ def test_leaving_the_block_waits_for_the_run_ended_hook() -> None:
         told: list[str] = []
 
         class Slow:
-            async def run_ended(self, happening: RunEnded) -> None:
+            async def run_ended(self, event: RunEnded) -> None:
                 for _ in range(10):
                     await asyncio.sleep(0)
-                told.append(happening.result.status.name)
+                told.append(event.result.status.name)
 
         agent = make("Hello.", hooks=[Slow()])
         async with agent.start("go") as run:

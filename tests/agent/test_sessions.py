@@ -335,7 +335,7 @@ def test_a_run_copies_its_callers_contextvars_at_the_start() -> None:
         reached, go_on = Flag(), Flag()
 
         class Hook:
-            async def before_model(self, happening: object) -> None:
+            async def before_model(self, event: object) -> None:
                 seen.append(f"hook {who.get()}")
 
         @tool

@@ -130,10 +130,10 @@ def test_a_hook_costs_a_warning(kind: type[Exception], is_async: bool) -> None:
     class Hook:
         pass
 
-    def fail(happening: object) -> None:
+    def fail(event: object) -> None:
         raise kind
 
-    async def fail_async(happening: object) -> None:
+    async def fail_async(event: object) -> None:
         raise kind
 
     for point in POINTS:
@@ -153,7 +153,7 @@ def test_a_hook_costs_a_warning(kind: type[Exception], is_async: bool) -> None:
 @every_kind
 def test_a_guard_that_broke_refuses_the_call(kind: type[Exception]) -> None:
     class Guard:
-        def before_tool(self, happening: object) -> None:
+        def before_tool(self, event: object) -> None:
             raise kind
 
     async def main() -> None:

@@ -12,7 +12,7 @@ import asyncio
 import pytest
 
 from andon import CancelOutcome, RunEvent, RunStatus, Usage, tool
-from andon.agent.hooks import AfterModel, Happening
+from andon.agent.hooks import AfterModel, HookEvent
 from andon.errors import ModelError
 from andon.messages import Reasoning, Text, ToolCall, assistant, user
 from andon.models.scripted import Call, Fail, ScriptedModel, Think
@@ -312,7 +312,7 @@ class Stuck:
         self.cuts = 0
         setattr(self, point, self._stick)
 
-    async def _stick(self, happening: Happening) -> None:
+    async def _stick(self, event: HookEvent) -> None:
         if self.reached.is_set():
             return
         self.reached.set()
@@ -353,8 +353,8 @@ def test_in_a_run_ended_hook_the_run_is_over() -> None:
         told = Flag()
 
         class Late:
-            async def run_ended(self, happening: Happening) -> None:
-                outcomes.append(agent.cancel_run(happening.run_id))
+            async def run_ended(self, event: HookEvent) -> None:
+                outcomes.append(agent.cancel_run(event.run_id))
                 told.set()
 
         outcomes: list[CancelOutcome] = []
@@ -372,9 +372,9 @@ def test_in_a_run_ended_hook_the_run_is_over() -> None:
 def test_about_to_run_tools() -> None:
     async def main() -> None:
         class Guard:
-            def after_model(self, happening: AfterModel) -> None:
-                if happening.message.tool_calls:
-                    outcomes.append(agent.cancel_run(happening.run_id, "enough", "ann"))
+            def after_model(self, event: AfterModel) -> None:
+                if event.message.tool_calls:
+                    outcomes.append(agent.cancel_run(event.run_id, "enough", "ann"))
 
         outcomes: list[CancelOutcome] = []
         calls = [Call("echo", {"text": "x"}, id=name) for name in ("a", "b")]

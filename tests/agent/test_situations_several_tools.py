@@ -59,8 +59,8 @@ def test_between_sequential_tools() -> None:
         three = Three()
 
         class Stop:
-            def after_tool(self, happening: AfterTool) -> None:
-                assert agent.cancel_run(happening.run_id, "enough", "ann")
+            def after_tool(self, event: AfterTool) -> None:
+                assert agent.cancel_run(event.run_id, "enough", "ann")
 
         agent = three.agent(parallel_tools=False, hooks=[Stop()])
         async with agent.start("go") as run:
@@ -146,11 +146,11 @@ def test_about_to_run_tools_some_of_which_could_not_run(parallel: bool, mode: st
         asked: list[str] = []
 
         class Hook:
-            def after_model(self, happening: object) -> None:
+            def after_model(self, event: object) -> None:
                 agent.cancel(mode=mode)
 
-            def before_tool(self, happening: BeforeTool) -> None:
-                asked.append(happening.call.id)
+            def before_tool(self, event: BeforeTool) -> None:
+                asked.append(event.call.id)
 
         @tool
         async def look() -> str:

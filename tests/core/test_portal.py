@@ -163,7 +163,7 @@ def test_a_run_in_its_last_hooks_is_not_waited_for_when_the_loop_breaks() -> Non
     reached = Flag()
 
     class Hook:
-        async def run_ended(self, happening: object) -> None:
+        async def run_ended(self, event: object) -> None:
             reached.set()
             await asyncio.sleep(HANG)
 

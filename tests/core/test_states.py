@@ -9,7 +9,7 @@ from itertools import pairwise, product
 import pytest
 
 from andon import Agent, CancelOutcome, Event, Message, Run, RunEvent, RunStatus, tool
-from andon.agent.hooks import Happening
+from andon.agent.hooks import HookEvent
 from andon.core.records import SessionKey
 from andon.core.states import check_step
 from andon.errors import AndonError, HandleError, IllegalTransitionError, ModelError
@@ -195,7 +195,7 @@ def test_a_run_that_a_hook_sees_end_is_final() -> None:
         seen: list[RunStatus] = []
 
         class Watch:
-            def run_ended(self, happening: Happening) -> None:
+            def run_ended(self, event: HookEvent) -> None:
                 seen.append(run.status)
 
         agent = make("Hello.", hooks=[Watch()])

@@ -144,47 +144,47 @@ THREE: list[str | Item] = [
 
 
 class SyncHooks:
-    def before_model(self, happening: BeforeModel) -> None: ...
-    def after_model(self, happening: object) -> None: ...
-    def before_tool(self, happening: BeforeTool) -> None: ...
-    def after_tool(self, happening: AfterTool) -> None: ...
-    def message_added(self, happening: MessageAdded) -> None: ...
-    def run_ended(self, happening: RunEnded) -> None: ...
+    def before_model(self, event: BeforeModel) -> None: ...
+    def after_model(self, event: object) -> None: ...
+    def before_tool(self, event: BeforeTool) -> None: ...
+    def after_tool(self, event: AfterTool) -> None: ...
+    def message_added(self, event: MessageAdded) -> None: ...
+    def run_ended(self, event: RunEnded) -> None: ...
 
 
 class AsyncHooks:
-    async def before_model(self, happening: BeforeModel) -> None:
+    async def before_model(self, event: BeforeModel) -> None:
         await asyncio.sleep(0.1)
 
-    async def after_model(self, happening: object) -> None:
+    async def after_model(self, event: object) -> None:
         await asyncio.sleep(0.1)
 
-    async def before_tool(self, happening: BeforeTool) -> None:
+    async def before_tool(self, event: BeforeTool) -> None:
         await asyncio.sleep(0.1)
-        if happening.call.arguments.get("word") == "bb":
-            happening.cancel("not this one")
+        if event.call.arguments.get("word") == "bb":
+            event.cancel("not this one")
 
-    async def after_tool(self, happening: AfterTool) -> None:
-        await asyncio.sleep(0.1)
-
-    async def message_added(self, happening: MessageAdded) -> None:
+    async def after_tool(self, event: AfterTool) -> None:
         await asyncio.sleep(0.1)
 
-    async def run_ended(self, happening: RunEnded) -> None:
+    async def message_added(self, event: MessageAdded) -> None:
+        await asyncio.sleep(0.1)
+
+    async def run_ended(self, event: RunEnded) -> None:
         await asyncio.sleep(0.1)
 
 
 class BrokenHooks:
-    def before_model(self, happening: BeforeModel) -> None:
+    def before_model(self, event: BeforeModel) -> None:
         raise ValueError("broken")
 
-    async def after_tool(self, happening: AfterTool) -> None:
+    async def after_tool(self, event: AfterTool) -> None:
         raise ValueError("broken")
 
-    async def after_model(self, happening: object) -> None:
+    async def after_model(self, event: object) -> None:
         await asyncio.sleep(100)  # it is cut after 5 s
 
-    async def run_ended(self, happening: RunEnded) -> None:
+    async def run_ended(self, event: RunEnded) -> None:
         raise asyncio.CancelledError
 
 

@@ -192,10 +192,10 @@ def test_what_a_tool_or_a_model_traces_nests_under_its_span(watch: Watch) -> Non
             return threading.current_thread().name
 
     class Hook:
-        def before_tool(self, happening: BeforeTool) -> None:
-            watch.tracer.start_span(f"hook {happening.call.name}").end()
+        def before_tool(self, event: BeforeTool) -> None:
+            watch.tracer.start_span(f"hook {event.call.name}").end()
 
-        async def before_model(self, happening: object) -> None:
+        async def before_model(self, event: object) -> None:
             watch.tracer.start_span("hook").end()
 
     model = Traced([Call("in_a_task"), Call("blocking")], "Done.", id="m")
@@ -324,8 +324,8 @@ def test_a_tool_that_ran_out_of_its_own_time(watch: Watch) -> None:
 
 def test_calls_that_never_ran_are_told_on_their_turn(watch: Watch) -> None:
     class Guard:
-        def before_tool(self, happening: BeforeTool) -> None:
-            happening.cancel("no")
+        def before_tool(self, event: BeforeTool) -> None:
+            event.cancel("no")
 
     model = ScriptedModel(
         [Call("nothing_like_it"), Call("search", {"wrong": 1}), Call("search", {"query": "a"})], "Oh."

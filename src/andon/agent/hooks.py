@@ -30,7 +30,7 @@ from andon.models.base import ModelRequest
 log = logging.getLogger(__name__)
 
 
-class Happening(Struct, kw_only=True):
+class HookEvent(Struct, kw_only=True):
     """What every hook is told."""
 
     run_id: str
@@ -43,20 +43,20 @@ class Happening(Struct, kw_only=True):
     """What the caller gave the run's tools, hooks and instructions, and is kept nowhere."""
 
 
-class BeforeModel(Happening):
+class BeforeModel(HookEvent):
     """A model call is about to be sent."""
 
     request: ModelRequest
 
 
-class AfterModel(Happening):
+class AfterModel(HookEvent):
     """A model call has ended."""
 
     message: Message
     usage: Usage
 
 
-class BeforeTool(Happening):
+class BeforeTool(HookEvent):
     """A tool is about to run. `cancel("why")` refuses this one call; the model is told why."""
 
     call: ToolCall
@@ -66,7 +66,7 @@ class BeforeTool(Happening):
         self.refusal = message or "refused"
 
 
-class AfterTool(Happening):
+class AfterTool(HookEvent):
     """A tool call has ended, with its result or with an error.
 
     `error` is what the tool raised, or what kept the call from running. Don't keep it longer than you need it: it holds
@@ -79,19 +79,19 @@ class AfterTool(Happening):
     error: Exception | None = None
 
 
-class MessageAdded(Happening):
+class MessageAdded(HookEvent):
     """The conversation has one message more."""
 
     message: Message
 
 
-class RunEnded(Happening):
+class RunEnded(HookEvent):
     """The run is over: settled, stored, and told to its readers."""
 
     result: RunResult
 
 
-POINTS: dict[type[Happening], str] = {
+POINTS: dict[type[HookEvent], str] = {
     BeforeModel: "before_model",
     AfterModel: "after_model",
     BeforeTool: "before_tool",
@@ -105,7 +105,7 @@ class Hooks:
     """The hooks of one agent, sorted by what they want to hear."""
 
     def __init__(self, hooks: Sequence[object]) -> None:
-        self._methods: dict[type[Happening], list[tuple[str, Callable[[Any], Any]]]] = {}
+        self._methods: dict[type[HookEvent], list[tuple[str, Callable[[Any], Any]]]] = {}
         for hook in hooks:
             found = {kind: getattr(hook, point) for kind, point in POINTS.items() if hasattr(hook, point)}
             if not found or isinstance(hook, type):
@@ -116,15 +116,15 @@ class Hooks:
                     raise HookDefinitionError(f"{POINTS[kind]} of {hook!r} can't be called: make it a method")
                 self._methods.setdefault(kind, []).append((f"hook {type(hook).__name__}.{POINTS[kind]}", method))
 
-    def wants(self, kind: type[Happening]) -> bool:
+    def wants(self, kind: type[HookEvent]) -> bool:
         return kind in self._methods
 
-    async def tell(self, run: Run, happening: Happening, cut_by: CancelMode | None) -> None:
+    async def tell(self, run: Run, event: HookEvent, cut_by: CancelMode | None) -> None:
         """Tell all who want to know, one after the other."""
-        for name, method in self._methods[type(happening)]:
-            problem = await _call(run, name, method, happening, cut_by)
-            if problem is not None and isinstance(happening, BeforeTool) and happening.refusal is None:
-                happening.refusal = f"{problem}, so the call was refused"
+        for name, method in self._methods[type(event)]:
+            problem = await _call(run, name, method, event, cut_by)
+            if problem is not None and isinstance(event, BeforeTool) and event.refusal is None:
+                event.refusal = f"{problem}, so the call was refused"
 
 
 def _call_here(run: Run, name: str, function: Callable[[Any], Any], given: Any) -> Any:
@@ -155,11 +155,11 @@ async def call(run: Run, name: str, function: Callable[[Any], Any], given: Any, 
 
 
 async def _call(
-    run: Run, name: str, method: Callable[[Any], Any], happening: Happening, cut_by: CancelMode | None
+    run: Run, name: str, method: Callable[[Any], Any], event: HookEvent, cut_by: CancelMode | None
 ) -> str | None:
     """Call one hook, and report what went wrong with it."""
     try:
-        await call(run, name, method, happening, cut_by)
+        await call(run, name, method, event, cut_by)
     except CutAloneError:
         problem = f"{name} took longer than {run.bounds.hook_seconds:g} s"
         run.warn(problem, log)

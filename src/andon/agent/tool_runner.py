@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from andon.agent.call_record import OUT_OF_TIME, CallRecord
 from andon.agent.context import ContextPolicy
-from andon.agent.hooks import AfterTool, BeforeTool, Happening, Hooks
+from andon.agent.hooks import AfterTool, BeforeTool, HookEvent, Hooks
 from andon.agent.instructions import InstructionsFunction
 from andon.agent.retry import Retry
 from andon.agent.sizes import check_questions, check_size, cut_short
@@ -270,12 +270,12 @@ class Calling:
             self._run.meter.spend(calls=calls)
 
     async def _tell(
-        self, kind: type[Happening], cut_by: CancelMode | None = CancelMode.now, **facts: Any
-    ) -> Happening | None:
+        self, kind: type[HookEvent], cut_by: CancelMode | None = CancelMode.now, **facts: Any
+    ) -> HookEvent | None:
         if not self._plan.hooks.wants(kind):
             return None
         run, phase = self._run, self._run.phase
-        happening = kind(
+        event = kind(
             run_id=run.run_id,
             session_id=run.session_id,
             agent_id=run.agent_id,
@@ -286,9 +286,9 @@ class Calling:
         )
         if phase not in (Phase.tools, Phase.ending):
             run.phase = Phase.hook
-        await self._plan.hooks.tell(run, happening, cut_by)
+        await self._plan.hooks.tell(run, event, cut_by)
         run.phase = phase
-        return happening
+        return event
 
 
 def _copy(arguments: dict[str, Any]) -> Any:

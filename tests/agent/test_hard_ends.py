@@ -285,7 +285,7 @@ def test_what_the_record_says_of_a_thread_is_one_thing(monkeypatch: pytest.Monke
     def and_then(self: CallRecord) -> ToolReceipt:
         said = receipt(self)
         release.set()
-        eventually(lambda: not self.scope.thread_running)
+        eventually(lambda: not self.scope.has_resources)
         return said
 
     monkeypatch.setattr(CallRecord, "receipt", and_then)

@@ -31,10 +31,13 @@ import pytest
 from pydantic import BaseModel, RootModel
 
 import andon.tools.thread
-from andon.core.run.tool_call import CallScope
+from andon.core.held import HeldResource
+from andon.core.run.tool_call import ToolCallScope
 from andon.errors import BadResultError, ThreadsExhaustedError, ToolCancelled, ToolDefinitionError, ToolError
 from andon.tools.base import Tool, ToolContext
 from andon.tools.function import FunctionTool, as_tool, to_text, tool
+from andon.tools.internals import CallInternals
+from andon.tools.thread import ToolThread
 
 pytestmark = pytest.mark.timeout(30)
 HANG = 10
@@ -44,8 +47,8 @@ HANG = 10
 class Call:
     """A tool call without a run: the real scope and context, and a stand-in for what they tell the run."""
 
-    def __init__(self, *, abandoned_threads: int = 64) -> None:
-        self.abandoned: dict[object, str] = {}
+    def __init__(self, *, abandoned_threads: int = 64, kind: type[ToolCallScope] = ToolCallScope) -> None:
+        self.abandoned: dict[HeldResource, ToolCallScope] = {}
         self.named: list[str] = []
         self.gone = threading.Event()
         run = SimpleNamespace(
@@ -56,8 +59,8 @@ class Call:
             picked_up=lambda key: self.gone.set(),
             children=[],
         )
-        self.scope = CallScope(cast(Any, run), "call-1", "work")
-        self.ctx = ToolContext(self.scope, run_id="r", session_id="s", user_id=None, deadline=None)
+        self.scope = kind(cast(Any, run), "call-1", "work")
+        self.ctx = ToolContext(CallInternals(self.scope), run_id="r", session_id="s", user_id=None, deadline=None)
 
     async def cut(self, task: "asyncio.Task[str]") -> None:
         """As the runtime does it: tell the tool, then cancel its task."""
@@ -314,7 +317,7 @@ def test_an_async_function_is_awaited_on_the_loop_with_its_context() -> None:
         return f"{n} {threading.current_thread() is threading.main_thread()}"
 
     assert invoke(where, call, n=3) == "3 True"
-    assert not call.scope.thread_running
+    assert not call.scope.has_resources
 
 
 def test_a_sync_function_runs_in_a_daemon_thread_that_is_gone_after_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,14 +327,14 @@ def test_a_sync_function_runs_in_a_daemon_thread_that_is_gone_after_the_call(mon
     @tool
     def work(n: int, ctx: ToolContext) -> int:
         assert ctx is call.ctx
-        assert call.scope.thread_running
+        assert call.scope.has_resources
         threads.append(threading.current_thread())
         return n + 1
 
     async def main() -> None:
         assert await work.invoke({"n": 1}, call.ctx) == "2"
         assert not threads[0].is_alive()
-        assert not call.scope.thread_running
+        assert not call.scope.has_resources
         assert await work.invoke({"n": 2}, call.ctx) == "3"
 
     asyncio.run(main())
@@ -340,20 +343,20 @@ def test_a_sync_function_runs_in_a_daemon_thread_that_is_gone_after_the_call(mon
 
 
 def test_a_thread_that_is_slow_to_leave_does_not_hold_the_loop() -> None:
-    call, leave = Call(), threading.Event()
+    leave, gone = threading.Event(), threading.Event()
 
-    class SlowScope(CallScope):
-        def thread_ended(self) -> None:
+    class SlowScope(ToolCallScope):
+        def release(self, resource: HeldResource) -> None:
             assert leave.wait(HANG)
-            super().thread_ended()
-            call.gone.set()
+            super().release(resource)
+            gone.set()
 
-    call.ctx._scope = SlowScope(cast(Any, call.scope.run), "call-1", "work")
+    call = Call(kind=SlowScope)
     assert invoke(fine, call, query="done") == "done"
-    assert call.ctx._scope.thread_running
+    assert call.scope.has_resources
     leave.set()
-    assert call.gone.wait(HANG)
-    assert not call.ctx._scope.thread_running
+    assert gone.wait(HANG)
+    assert not call.scope.has_resources
 
 
 def test_the_thread_has_a_copy_of_the_callers_context_variables() -> None:
@@ -388,7 +391,7 @@ def test_what_a_sync_function_raises_reaches_the_caller(error: BaseException) ->
         assert caught.traceback[-1].name == "work"  # the traceback leads into the function
 
     asyncio.run(main())
-    assert not call.scope.thread_running
+    assert not call.scope.has_resources
 
 
 @pytest.mark.parametrize("error", [StopIteration("no"), KeyboardInterrupt()])
@@ -467,8 +470,8 @@ def test_a_cut_leaves_the_thread_behind_named_and_drops_what_it_brings(
         task = asyncio.create_task(work.invoke({}, call.ctx))
         await until(started)
         await call.cut(task)
-        assert call.named == list(call.abandoned.values()) == ["thread of work (call-1)"]
-        assert call.scope.thread_running
+        assert call.named == [held.name for held in call.abandoned] == ["thread of work (call-1)"]
+        assert call.scope.has_resources
         release.set()
         await until(call.gone)
         assert call.abandoned == {}
@@ -528,19 +531,19 @@ def test_a_thread_may_outlive_its_loop(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_a_result_that_comes_at_the_moment_of_the_cut_is_dropped_too(caplog: pytest.LogCaptureFixture) -> None:
-    call, answer, ended = Call(), threading.Event(), threading.Event()
+    answer, ended = threading.Event(), threading.Event()
 
     @tool
     def work() -> str:
         answer.wait(HANG)
         return "secret"
 
-    class TellingScope(CallScope):
-        def thread_ended(self) -> None:
-            super().thread_ended()
+    class TellingScope(ToolCallScope):
+        def release(self, resource: HeldResource) -> None:
+            super().release(resource)
             ended.set()
 
-    call.scope = call.ctx._scope = TellingScope(cast(Any, call.scope.run), "call-1", "work")
+    call = Call(kind=TellingScope)
 
     async def main() -> None:
         task = asyncio.create_task(work.invoke({}, call.ctx))
@@ -559,7 +562,7 @@ def test_a_result_that_comes_at_the_moment_of_the_cut_is_dropped_too(caplog: pyt
 
 def test_with_too_many_abandoned_threads_none_is_started() -> None:
     call, calls = Call(abandoned_threads=2), list[str]()
-    call.abandoned.update({Call().scope: "thread of a", Call().scope: "thread of b"})
+    call.abandoned.update({ToolThread(scope): scope for scope in (Call().scope, Call().scope)})
 
     @tool
     def work() -> None:
@@ -570,7 +573,7 @@ def test_with_too_many_abandoned_threads_none_is_started() -> None:
     ):
         invoke(work, call)
     assert calls == []
-    assert not call.scope.thread_running
+    assert not call.scope.has_resources
     call.abandoned.popitem()
     assert invoke(work, call) == "(no output)"
     assert calls == ["work"]
@@ -585,7 +588,7 @@ def test_a_thread_that_cannot_be_started_is_a_clear_error(monkeypatch: pytest.Mo
     monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(ToolError, match=r"no thread could be started for work \(can't start new thread\)"):
         invoke(tool(fine, name="work"), call, query="x")
-    assert not call.scope.thread_running
+    assert not call.scope.has_resources
 
 
 # -- what its result becomes -----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from andon.core.events import ToolView
 from andon.core.receipt import Deny, Interrupt, ToolReceipt
 from andon.core.records import OpenCall
 from andon.core.run.run import Run
-from andon.core.run.tool_call import CallScope
+from andon.core.run.tool_call import ToolCallScope
 from andon.core.states import CancelOutcome, ToolOutcome
 from andon.core.steps import Step
 from andon.errors import ToolError
@@ -71,7 +71,7 @@ class CallRecord:
         self._run, self.call = run, call
         self.problem = problem
         """What is wrong with the call as the model sent it."""
-        self.scope = CallScope(run, call.id, call.name)
+        self.scope = ToolCallScope(run, call.id, call.name)
         self.step: Step[None] | None = None
         """The work itself, once it has begun."""
         self.interrupts: list[Interrupt] = []
@@ -207,7 +207,7 @@ class CallRecord:
             return self._ended_as
         if not self._started:
             return ToolOutcome.not_started
-        left = self.scope.thread_running or (self.step is not None and self.step.abandoned)
+        left = self.scope.has_resources or (self.step is not None and self.step.abandoned)
         return ToolOutcome.abandoned if left else ToolOutcome.cut
 
     def result(self, outcome: ToolOutcome | None = None) -> ToolResult:

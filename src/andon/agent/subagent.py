@@ -34,7 +34,7 @@ from andon.errors import (
     ToolError,
     describe,
 )
-from andon.tools.base import ToolContext
+from andon.tools.base import ToolContext, internals_of
 
 if TYPE_CHECKING:
     from andon.agent.agent import Agent
@@ -69,10 +69,10 @@ class AgentTool:
         return {"prompt": prompt}
 
     async def invoke(self, bound: dict[str, Any], ctx: ToolContext) -> str:
-        agent = self._on_the_callers_runtime()
+        agent, internals = self._on_the_callers_runtime(), internals_of(ctx)
         # The id is made of the call's, so that a tool that is entered again finds the run that waits for the answer.
         run_id = child_id(ctx.run_id, ctx.call_id)
-        if not ctx.passed_on:
+        if not internals.child_answers:
             run = agent.start(
                 bound["prompt"],
                 run_id=run_id,
@@ -88,7 +88,7 @@ class AgentTool:
         await self._follow(run, ctx)
         result = await run.result()
         if result.status is RunStatus.paused:
-            ctx.pass_on(result.interrupts)
+            internals.ask_for_child(result.interrupts)
         return self._told(result)
 
     def _on_the_callers_runtime(self) -> Agent:
@@ -120,7 +120,7 @@ class AgentTool:
                 raise self._lost(run_id, "is not known any more")
             if found.status is not RunStatus.paused:
                 return found
-            answers = ctx.pass_on(found.interrupts)
+            answers = internals_of(ctx).ask_for_child(found.interrupts)
             resume = functools.partial(agent.resume_run, run_id, answers, deps=self._deps(ctx))
             try:
                 run = await (resume() if keeper is None else keeper.ask(resume))
@@ -129,7 +129,7 @@ class AgentTool:
             except AndonError as error:
                 raise self._lost(run_id, f"can't be continued: {describe(error)}") from None
             else:
-                ctx.delivered(answers)
+                internals_of(ctx).delivered(answers)
                 return run
         raise self._lost(run_id, f"can't be continued: {failure}")
 
@@ -146,7 +146,7 @@ class AgentTool:
         if self._events:
             shown = max((event.seq for event in run.journal.events if event.event is RunEvent.run_paused), default=0)
             async for event in EventStream.of_begun(run, shown):
-                ctx.relay(event)
+                internals_of(ctx).show_event(event)
         await run.attend()
 
     def _told(self, ended: RunResult | RunRecord) -> str:

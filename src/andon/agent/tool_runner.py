@@ -24,7 +24,6 @@ from andon.agent.retry import Retry
 from andon.agent.sizes import check_questions, check_size, cut_short
 from andon.core.cutting import cut_line
 from andon.core.events import RunEvent
-from andon.core.holdup import watch
 from andon.core.receipt import Interrupt
 from andon.core.run.children import current
 from andon.core.run.run import Run
@@ -45,6 +44,8 @@ from andon.errors import (
 from andon.messages import Message
 from andon.models.base import Model
 from andon.tools.base import NO_OUTPUT, Tool, ToolContext, traits_of
+from andon.tools.blocked_loop import watch
+from andon.tools.internals import CallInternals
 
 log = logging.getLogger(__name__)
 
@@ -252,13 +253,11 @@ class Calling:
     def _context(self, record: CallRecord) -> ToolContext:
         run = self._run
         return ToolContext(
-            record.scope,
+            CallInternals(record.scope, record.answers, record.passed_on),
             run_id=run.run_id,
             session_id=run.session_id,
             user_id=run.user_id,
             deadline=run.deadline,
-            answers=record.answers,
-            passed_on=record.passed_on,
             metadata=run.metadata,
             deps=self._plan.deps,
         )

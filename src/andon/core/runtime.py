@@ -27,10 +27,11 @@ from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
 from andon.errors import ConfigurationError, RunIdTakenError
 
 if TYPE_CHECKING:
+    from andon.core.held import HeldResource
     from andon.core.records import SessionKey
     from andon.core.run.life import Life
     from andon.core.run.run import Run
-    from andon.core.run.tool_call import CallScope
+    from andon.core.run.tool_call import ToolCallScope
     from andon.core.shared.store import SharedStore
     from andon.core.shared.worker import EndOrphan, Keeper
     from andon.core.store import Store
@@ -109,8 +110,8 @@ class Runtime:
         """Where sessions and runs are kept; the first agent puts a memory store here if there is none."""
         self.keeper: Keeper | None = None
         """Looks after the runs that are kept in a store that several processes share."""
-        self.abandoned: dict[CallScope, str] = {}
-        """Threads of cut tools that are still running, by name."""
+        self.abandoned: dict[HeldResource, ToolCallScope] = {}
+        """What tool calls that were cut still hold, each with its call."""
         self._runs: dict[str, Life] = {}
         self._leaving: dict[Life, None] = {}
         """Runs that are not found by their id any more, but have not settled: in their last hooks, for one."""

@@ -124,7 +124,7 @@ class Room:
         runs = [run for run in self._live() if not run.is_paused and run.parent_run_id is None]
         working = {run.run_id: run.user_id for run in runs} | dict(self._taken.values())
         for runtime in self._runtimes:
-            for scope in runtime.abandoned.copy():
+            for scope in runtime.abandoned.copy().values():
                 top = [scope.run, *scope.run.ancestors][-1]
                 working[top.run_id] = scope.run.user_id
         return sum(user_id is None or whose == user_id for whose in working.values()) >= limit

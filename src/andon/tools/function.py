@@ -20,7 +20,7 @@ import msgspec
 from andon.core.receipt import is_seconds
 from andon.errors import BadResultError, ToolDefinitionError, say
 from andon.messages import sendable
-from andon.tools.base import NO_OUTPUT, PLAIN, Tool, ToolContext, Traits
+from andon.tools.base import NO_OUTPUT, PLAIN, Tool, ToolContext, Traits, internals_of
 from andon.tools.schema import Parameters, find_origin, parse_docstring
 from andon.tools.thread import call_in_thread
 
@@ -79,7 +79,7 @@ class FunctionTool(Generic[P, R]):
         if self._is_async:
             return to_text(self.name, await self._function(**arguments))
         # The result becomes text in the thread as well: that may take a while, and only then is it known to be good.
-        return await call_in_thread(functools.partial(self._call, arguments), self.name, ctx._scope)
+        return await call_in_thread(functools.partial(self._call, arguments), self.name, internals_of(ctx).scope)
 
     def _call(self, arguments: dict[str, Any]) -> str:
         return to_text(self.name, self._function(**arguments))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one tool call may know of its run's cancel: a flag, callbacks, and a place to name a thread that lives on.
+"""One tool call, seen from its run: whether it was cut, whom to tell of that, and what it holds.
 
-Tools never hold the signal itself. Callbacks register and then look at the flag, and a cancel sets the flag and then
-calls them, so none is missed and none is called twice.
+Tools never hold the signal itself. `on_cancel` registers a callback and then looks at the flag; a cut sets the flag and
+then calls the callbacks. So no callback is missed, and none is called twice. Held resources follow the same rule.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from andon.core.crowd import crowd
 from andon.core.states import CancelCause
 
 if TYPE_CHECKING:
     from andon.core.events import Event
+    from andon.core.held import HeldResource
     from andon.core.receipt import Receipt
     from andon.core.run.children import Kin
     from andon.core.run.life import Life
@@ -24,57 +24,58 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class CallScope:
-    """The cancel of one tool call."""
+class ToolCallScope:
+    """What a cancel has to reach in one tool call: callbacks, held resources, and runs that the tool started."""
 
     __slots__ = (
         "_callbacks",
+        "_held",
         "call_id",
         "cancelled",
         "children",
         "entered",
-        "heeding",
         "name",
         "receipt",
         "run",
-        "thread_running",
+        "watches_cancel",
     )
 
     def __init__(self, run: Life, call_id: str, name: str) -> None:
         self.run, self.call_id, self.name = run, call_id, name
         self.cancelled = False
-        self.heeding = False
-        """The tool has looked for a cancel at least once, so it may be about to heed one."""
+        self.watches_cancel = False
+        """The tool has looked for a cancel, or has registered a callback, so it may stop by itself."""
         self.entered = False
-        """The tool's coroutine is being run."""
-        self.thread_running = False
+        """The tool's coroutine is running."""
         self.children: dict[Kin, None] = {}
         """The runs that the tool has started, and that have not ended."""
         self.receipt: Receipt | None = None
-        """Of the sub-agent's run that the call was, if that was cancelled."""
+        """The receipt of the sub-agent's run that this call made, if that run was cancelled."""
+        self._held: list[HeldResource] = []
         self._callbacks: dict[object, Callable[[], object]] = {}
 
     @property
     def is_open(self) -> bool:
-        """The tool is at work, in its coroutine or in a thread; after a cancel too, until it has really ended."""
-        return self.entered or self.thread_running
+        """The tool is at work, in its coroutine or in what it holds; after a cancel too, until it has really ended."""
+        return self.entered or bool(self._held)
 
     def fire(self) -> None:
-        """Tell the tool. Called on the run's loop."""
+        """Tell the tool, and all that it holds, that the call is cut. Called on the run's loop."""
         self.cancelled = True
-        if self.thread_running:
-            self._leave_behind()
+        if self._held:
+            for resource in self._held.copy():
+                self._leave_behind(resource)
         self.end_children()
         if self._callbacks:
             for key in list(self._callbacks):
                 self._call(key)
 
     def rest(self) -> None:
-        """The tool has ended, to be entered again: what it wants to have called then, it will say again."""
+        """The tool asks a person, and will be entered again. Then it registers its callbacks again."""
         self._callbacks.clear()
 
     def end_children(self) -> None:
-        """Cancel the runs that the call has started: it may be cut alone, and they with it. Safe from any thread."""
+        """Cancel the runs that the tool has started. Safe from any thread."""
         for child in self.children.copy():
             self.end_child(child)
 
@@ -82,17 +83,18 @@ class CallScope:
         child.cancel_for(CancelCause.parent, f"call {self.call_id} of run {self.run.run_id} was cancelled")
 
     def relay(self, event: Event) -> None:
+        """Show an event of another run in the stream of this one, unless the call was cut."""
         if not self.cancelled:
             self.run.journal.relay(event)
 
     def on_cancel(self, callback: Callable[[], object]) -> Callable[[], object]:
-        """Have `callback` called on a cancel, at once if that has happened. Returns what takes it back."""
+        """Call `callback` on a cut, or soon if the call was cut already. Returns a function that removes it."""
         key = object()
         self._callbacks[key] = callback
         if self.cancelled:
             try:
                 self.run.loop.call_soon_threadsafe(self._call, key)
-            except RuntimeError:  # the loop is closed: better here than never
+            except RuntimeError:  # the loop is closed, so it can only be called here
                 self._call(key)
         return functools.partial(self._callbacks.pop, key, None)
 
@@ -107,26 +109,39 @@ class CallScope:
         except BaseException:
             log.exception("an on_cancel callback of %s (%s) failed", self.name, self.call_id)
 
-    # -- the thread of a sync tool ----------------------------------------------------------------------------------
+    # -- held resources -----------------------------------------------------------------------------------------------
 
-    def crowded(self) -> tuple[int, str]:
-        """How many abandoned threads are running, if they are too many for another one, else 0; and what bounds it."""
-        abandoned = self.run.runtime.abandoned
-        return crowd(abandoned.copy(), self.run.user_id, self.run.bounds) if abandoned else (0, "")
+    @property
+    def has_resources(self) -> bool:
+        """Something that the tool holds is still running."""
+        return bool(self._held)
 
-    def thread_began(self) -> None:
-        self.thread_running = True
+    def hold(self, resource: HeldResource) -> None:
+        """The tool is about to start this. Called on the run's loop."""
+        self._held.append(resource)
 
-    def thread_ended(self) -> None:
-        """Called by the thread itself, as the last thing that it does."""
-        self.thread_running = False
+    def release(self, resource: HeldResource) -> None:
+        """It is gone, or never started. Safe from any thread."""
+        self._held.remove(resource)
         if self.cancelled:
-            self.run.runtime.abandoned.pop(self, None)
-            self.run.picked_up(self)
+            self._forget(resource)
 
-    def _leave_behind(self) -> None:
-        name = f"thread of {self.name} ({self.call_id})"
-        self.run.runtime.abandoned[self] = name
-        self.run.leave_behind(self, name)
-        if not self.thread_running:  # it ended just now, and may have looked before it was named
-            self.thread_ended()
+    def _leave_behind(self, resource: HeldResource) -> None:
+        """Name it as left behind until it is gone, and tell it about the cut."""
+        self.run.runtime.abandoned[resource] = self
+        self.run.leave_behind(resource, resource.name)
+        if resource not in self._held:  # it was released just now, maybe before it was named
+            self._forget(resource)
+            return
+        try:
+            resource.on_cut()
+        except Exception:
+            log.exception("%s could not be told that its call was cut", resource.name)
+
+    def _forget(self, resource: HeldResource) -> None:
+        self.run.runtime.abandoned.pop(resource, None)
+        self.run.picked_up(resource)
+
+
+CallScope = ToolCallScope
+"""The name that `core/run` uses today."""

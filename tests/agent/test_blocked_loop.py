@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An async tool that holds up its event loop is told of, by the line that does it; others never are."""
+"""An async tool that blocks its event loop is logged with the line that does it; other tools never are."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from collections.abc import Iterator
 import pytest
 
 from andon import Agent, tool
-from andon.core import holdup
-from andon.core.holdup import Watch, watch
 from andon.models.scripted import Call, ScriptedModel
+from andon.tools import blocked_loop
+from andon.tools.blocked_loop import BlockedLoopWatch, watch
 from tests.support import HANG, play
 
-BLOCKS = 3 * (holdup.HELD_SECONDS + 2 * holdup.LOOK_SECONDS)
+BLOCKS = 3 * (blocked_loop.BLOCKED_SECONDS + 2 * blocked_loop.CHECK_SECONDS)
 """Long enough for several looks, also on a machine that is busy."""
 
 
 @pytest.fixture(autouse=True)
 def anew(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """As in a process of its own: nothing was told of."""
+    """As in a process of its own: nothing was logged."""
     caplog.set_level(logging.WARNING, "andon")
-    watch._told.clear()
+    watch._logged.clear()
     yield
-    watch._told.clear()
+    watch._logged.clear()
 
 
 @tool
@@ -70,11 +70,11 @@ def test_the_line_that_blocks_is_named_once(caplog: pytest.LogCaptureFixture) ->
         assert result.content == "Done."
         (told,) = caplog.records
         text = told.getMessage()
-        assert text.startswith("tool nap of run r1 held up its event loop for ")
+        assert text.startswith("tool nap of run r1 blocked its event loop for ")
         assert f"{__file__}:{line_of('# the ' + 'line')}, in nap: time.sleep(BLOCKS)" in text
         assert told.facts["run_id"] == "r1"  # type: ignore[attr-defined]
         seconds = float(text.partition(" for ")[2].partition(" s")[0])
-        assert holdup.HELD_SECONDS <= seconds <= HANG
+        assert blocked_loop.BLOCKED_SECONDS <= seconds <= HANG
         await sleeper("nap").invoke_async("Hi")
         assert len(caplog.records) == 1, "once is enough"
 
@@ -83,7 +83,7 @@ def test_the_line_that_blocks_is_named_once(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_blocking_call_of_a_program_without_a_loop_is_named_too(caplog: pytest.LogCaptureFixture) -> None:
     sleeper("nap").run("Hi", run_id="r1")
-    assert [record.getMessage().partition(" held")[0] for record in caplog.records] == ["tool nap of run r1"]
+    assert [record.getMessage().partition(" blocked")[0] for record in caplog.records] == ["tool nap of run r1"]
 
 
 def test_a_library_that_blocks_is_named_by_the_user_s_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -115,7 +115,7 @@ def test_a_task_that_a_tool_made_counts_as_the_tool(caplog: pytest.LogCaptureFix
     assert "in part: time.sleep(BLOCKS)" in told
 
 
-def test_threads_and_awaits_hold_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_threads_and_awaits_block_nothing(caplog: pytest.LogCaptureFixture) -> None:
     play(lambda: _three(caplog))
 
 
@@ -125,7 +125,7 @@ async def _three(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_one_that_does_not_let_go_is_told_of_while_it_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holdup, "STILL_SECONDS", holdup.HELD_SECONDS)
+    monkeypatch.setattr(blocked_loop, "STILL_SECONDS", blocked_loop.BLOCKED_SECONDS)
     told, messages = threading.Event(), list[str]()
 
     class Heard(logging.Handler):
@@ -150,20 +150,20 @@ def test_one_that_does_not_let_go_is_told_of_while_it_blocks(monkeypatch: pytest
 
 
 def test_the_watch_sleeps_while_no_tool_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holdup, "EMPTY_LOOKS", 1)
-    monkeypatch.setattr(holdup, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(blocked_loop, "EMPTY_CHECKS", 1)
+    monkeypatch.setattr(blocked_loop, "CHECK_SECONDS", 0.001)
     asleep = threading.Event()
 
-    class Sleepy(Watch):
+    class Sleepy(BlockedLoopWatch):
         def _sleep(self) -> None:
             asleep.set()
             super()._sleep()
 
     mine = Sleepy()
-    mine._rouse()
+    mine._wake_up()
     assert asleep.wait(HANG)
     asleep.clear()
-    mine._rouse()
+    mine._wake_up()
     assert asleep.wait(HANG), "woken, and asleep again"
 
 

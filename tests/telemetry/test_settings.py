@@ -14,7 +14,6 @@ from opentelemetry.trace import NoOpTracerProvider
 
 from andon import Agent, Telemetry
 from andon.agent.loop import Loop
-from andon.agent.traced import TracedLoop
 from andon.errors import ConfigurationError
 from andon.models.scripted import ScriptedModel
 from andon.telemetry.settings import CONTENT_VARIABLE
@@ -37,8 +36,10 @@ def hello(**options):
 """
 
 
-def work_of(agent: Agent) -> type[object]:
-    return type(agent.start("Hello")._work)
+def is_observed(agent: Agent) -> bool:
+    loop = agent.start("Hello")._work
+    assert isinstance(loop, Loop)
+    return loop.observer is not None
 
 
 def test_without_a_provider_nothing_is_imported_for_it() -> None:
@@ -85,11 +86,11 @@ print(data.scope.name, *(metric.name for metric in data.metrics), sep="\\n")
         assert "andon.runs" in names
 
 
-def test_only_who_listens_gets_the_loop_that_tells() -> None:
+def test_a_loop_has_an_observer_only_if_telemetry_is_on() -> None:
     assert trace.get_tracer_provider().__class__.__module__ == "opentelemetry.trace", "a test has set a provider"
     model = ScriptedModel(then="Hello.")
-    assert work_of(Agent("A", model)) is Loop
-    assert work_of(Watch().agent("A", model)) is TracedLoop
+    assert not is_observed(Agent("A", model))
+    assert is_observed(Watch().agent("A", model))
 
 
 def test_it_can_be_switched_off() -> None:

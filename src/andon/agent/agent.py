@@ -7,30 +7,31 @@ It holds no state of a run. What it does hold is the cord: whoever has the agent
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, Unpack, overload
 
 from andon.agent.context import ContextPolicy
-from andon.agent.continuation import Earlier
+from andon.agent.continuation import EarlierRun
 from andon.agent.history import bring
-from andon.agent.homes import Homes
 from andon.agent.hooks import Hooks
 from andon.agent.instructions import InstructionsFunction, check_instructions
+from andon.agent.known_runtimes import KnownRuntimes
 from andon.agent.loop import Loop
-from andon.agent.options import RunOptions, check_id, check_limits
-from andon.agent.output import NO_TYPE, Form, form_of
-from andon.agent.resuming import Resuming
+from andon.agent.options import ContinueOptions, RunOptions, check_id, check_limits
+from andon.agent.output import NO_TYPE, OutputFormat, output_format
+from andon.agent.plan import Plan
+from andon.agent.resume import RunContinuer
 from andon.agent.retry import Retry
 from andon.agent.sessions import Sessions
-from andon.agent.subagent import AgentTool, sub_agents
-from andon.agent.tool_runner import Plan
+from andon.agent.subagent import AgentTool, check_can_continue, sub_agents
 from andon.core.budget import Budget
 from andon.core.cord import Cord
 from andon.core.jsonable import as_json
 from andon.core.receipt import CancelRequest, OutputT, RunResult
-from andon.core.records import RunRecord, SessionKey
+from andon.core.records import RequestKey, RunRecord, SessionKey
 from andon.core.run.limits import Limits
 from andon.core.run.run import Run
 from andon.core.run.stream import EventStream
@@ -58,7 +59,11 @@ if TYPE_CHECKING:
 __all__ = ["Agent", "RunOptions"]
 
 
-class Agent(Resuming[OutputT]):
+def _do_nothing() -> None:
+    pass
+
+
+class Agent(Generic[OutputT]):
     """A model, its instructions and its tools.
 
     >>> agent = Agent(name="Storyteller", model=ScriptedModel.story())
@@ -112,11 +117,11 @@ class Agent(Resuming[OutputT]):
         Hooks(self.hooks)  # refuses what is none, here and now
         self.brought_runtime = runtime is not None
         """It was made with a runtime, and so with a store, that somebody chose for it."""
-        self._homes = Homes()
+        self._known_runtimes = KnownRuntimes()
         self.move_to(Runtime() if runtime is None else runtime)
         self.parallel_tools = parallel_tools
         self.retry = retry or Retry()
-        self.output_type, self._output = output_type, form_of(output_type)
+        self.output_type, self._output = output_type, output_format(output_type)
         self.output_retries = _checked_retries(output_retries)
         if context is not None and (isinstance(context, type) or not callable(context)):
             raise ConfigurationError(f"context is {context!r}; use Trim(…), Summarise(…), or a function of your own")
@@ -148,7 +153,7 @@ class Agent(Resuming[OutputT]):
             runtime.keep(end_orphan)
         self.runtime = runtime
         self._session: Session | None = None
-        for each in sub_agents(self):
+        for each in sub_agents(self.tools):
             each.be_used_on(runtime)
 
     def on(self, runtime: Runtime) -> Self:
@@ -159,10 +164,15 @@ class Agent(Resuming[OutputT]):
         there.move_to(runtime)
         return there
 
+    @property
+    def sub_agents(self) -> list[Agent[Any]]:
+        """The agents that this one has as tools."""
+        return [each for each in sub_agents(self.tools) if isinstance(each, Agent)]
+
     def be_used_on(self, runtime: Runtime) -> None:
         """An agent on this runtime has this one, or one that has this one, as a tool: its runs may be there."""
-        if not self.brought_runtime and self._homes.add(runtime):
-            for each in sub_agents(self):
+        if not self.brought_runtime and self._known_runtimes.add(runtime):
+            for each in sub_agents(self.tools):
                 each.be_used_on(runtime)
 
     # -- running ------------------------------------------------------------------------------------------------------
@@ -229,7 +239,7 @@ class Agent(Resuming[OutputT]):
         self,
         messages: list[Message],
         options: RunOptions,
-        earlier: Earlier | None = None,
+        earlier: EarlierRun | None = None,
         restored: tuple[RunRecord, list[Message], list[Message]] | None = None,
         output_type: Any = None,
     ) -> Run:
@@ -240,7 +250,7 @@ class Agent(Resuming[OutputT]):
             check_id(name, options.get(name))
         plan = self._plan(options)
         session = self._find_session(options.get("session_id"), options.get("user_id"))
-        output = self._output if output_type is None else form_of(output_type)
+        output = self._output if output_type is None else output_format(output_type)
         max_turns, timeout, budget = check_limits(
             options.get("max_turns", self.max_turns),
             options.get("timeout", self.timeout),
@@ -274,16 +284,17 @@ class Agent(Resuming[OutputT]):
         run: Run,
         messages: list[Message],
         max_turns: int | None,
-        output: Form | None,
-        earlier: Earlier | None,
+        output: OutputFormat | None,
+        earlier: EarlierRun | None,
     ) -> Loop:
-        """The loop; or, if anybody listens, the loop that tells of itself."""
-        if (tracing := self.telemetry.tracing()) is None:
-            return Loop(plan, run, messages, max_turns, output, earlier)
-        from andon.agent.traced import RunTrace, TracedLoop
+        """The loop of a run; with an observer, if telemetry is on."""
+        observer = None
+        if (tracing := self.telemetry.tracing()) is not None:
+            from andon.agent.observer import LoopObserver
 
-        trace = RunTrace(tracing, run, self.name, self.description, plan.model, earlier.run_id if earlier else None)
-        return TracedLoop(plan, run, messages, max_turns, output, earlier, trace)
+            continues = earlier.run_id if earlier else None
+            observer = LoopObserver(tracing, run, self.name, self.description, plan.model, continues)
+        return Loop(plan, run, messages, max_turns, output, earlier, observer)
 
     def _plan(self, options: RunOptions) -> Plan:
         if self.model is None:
@@ -340,6 +351,93 @@ class Agent(Resuming[OutputT]):
         """
         return AgentTool(self, name, description, events)
 
+    # -- going on with a run ------------------------------------------------------------------------------------------
+
+    @overload
+    async def continue_run(
+        self,
+        run_id: str,
+        answers: Mapping[str, Any] | None = None,
+        *,
+        new_run_id: str | None = None,
+        **options: Unpack[ContinueOptions],
+    ) -> RunResult[OutputT]: ...
+
+    @overload
+    async def continue_run(
+        self,
+        run_id: str,
+        answers: Mapping[str, Any] | None = None,
+        *,
+        new_run_id: str | None = None,
+        output_type: TypeForm[T],
+        **options: Unpack[ContinueOptions],
+    ) -> RunResult[T]: ...
+
+    async def continue_run(
+        self,
+        run_id: str,
+        answers: Mapping[str, Any] | None = None,
+        *,
+        new_run_id: str | None = None,
+        output_type: Any = None,
+        **options: Unpack[ContinueOptions],
+    ) -> RunResult[Any]:
+        """Go on with a run, and wait for its end.
+
+        A paused run goes on under its own id with `answers`, one for each of its interrupts; `False`, or
+        `Deny("why")`, refuses a call. Wrong or missing answers raise `AnswersError`, and nothing changes. A run that
+        was cancelled, failed or was lost goes on from where it was cut, as a new run with these `options`. Its id is
+        `new_run_id`, if you want to choose it. The same call with the same `new_run_id` makes no second run: it raises
+        `RunIdTakenError`.
+
+        A paused run keeps its options. You may give new `deps` and a new `output_type`. No store keeps these two, so
+        give them again if the run was paused in another process; otherwise it gets the agent's own. A new run gets
+        those that are given here, or the agent's own.
+        """
+        run = await self.resume_run(run_id, answers, new_run_id=new_run_id, output_type=output_type, **options)
+        await run.attend()
+        return await run.result()
+
+    async def resume_run(
+        self,
+        run_id: str,
+        answers: Mapping[str, Any] | None = None,
+        *,
+        new_run_id: str | None = None,
+        output_type: Any = None,
+        request_key: RequestKey | None = None,
+        check: Callable[[], object] = _do_nothing,
+        **options: Unpack[ContinueOptions],
+    ) -> Run:
+        """The same, but return the handle of the run as soon as it goes on.
+
+        Two parameters are for servers. `request_key`: a shared store keeps it, and raises `KeyUsedError` if it was used
+        before. `check` is called just before the run goes on; if it raises, the run stays as it was.
+        """
+        check_id("new_run_id", new_run_id)
+        if unknown := options.keys() - ContinueOptions.__annotations__.keys():
+            known = ", ".join([*ContinueOptions.__annotations__, "output_type"])
+            raise TypeError(f"there is no option {', '.join(sorted(unknown))} to go on with; there are: {known}")
+        there = await self._on_runtime_of(run_id)
+        return await there._continuer.resume(
+            run_id, answers or {}, new_run_id, request_key, check, options, output_type
+        )
+
+    async def rollback_run(self, run_id: str) -> None:
+        """Put the session back to what it was before that run. The run, with its receipt, stays on record."""
+        await (await self._on_runtime_of(run_id))._continuer.roll_back(run_id)
+
+    async def _on_runtime_of(self, run_id: str) -> Self:
+        """This agent, on the runtime that has the run: its own, or that of an agent that has called it as a tool."""
+        return self.on(await self._known_runtimes.find(run_id, self.id, self.runtime))
+
+    @property
+    def _continuer(self) -> RunContinuer:
+        """Made for each use, from what the agent has at that moment: so a copy of the agent has its own."""
+        check_setup = functools.partial(check_can_continue, self)
+        return RunContinuer(self.id, self.runtime, self._own_session, self._make, check_setup)
+
     # -- cancelling ---------------------------------------------------------------------------------------------------
 
     def cancel(
@@ -372,7 +470,7 @@ class Agent(Resuming[OutputT]):
         request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace)
         outcome = self.runtime.cancel_run(run_id, request)
         if outcome is CancelOutcome.unknown:
-            for runtime in self._homes:
+            for runtime in self._known_runtimes:
                 if (run := runtime.run(run_id)) is not None and run.agent_id == self.id:
                     return run.ask(request)
                 if runtime.has_ended(run_id):

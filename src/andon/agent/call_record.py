@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of one tool call, from the model's wish to what became of it.
+"""The record of one tool call, from the model's request to its outcome.
 
-It is honest at every moment: whoever looks finds what is true right now, and what the model may be told of it. How a
-call ends is decided once, by the tool's own end or by a cancel of this call alone, whichever comes first.
+It is correct at every moment: it says what is true now, and what the model may be told. How a call ends is decided
+once: by the tool's own end, or by a cancel of this call alone, whichever comes first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OUT_OF_TIME = {
 }
 
 
-_TRUTH = {ToolOutcome.not_started: NOT_STARTED, ToolOutcome.cut: CUT, ToolOutcome.abandoned: ABANDONED}
+_NO_RESULT = {ToolOutcome.not_started: NOT_STARTED, ToolOutcome.cut: CUT, ToolOutcome.abandoned: ABANDONED}
 
 
 class CallCancel(Struct, frozen=True, gc=False):
@@ -50,10 +50,10 @@ class CallRecord:
     __slots__ = (
         "_answers",
         "_approved",
-        "_asked",
+        "_child_answers",
         "_ended_as",
         "_fate",
-        "_passed_on",
+        "_questions_asked",
         "_result",
         "_run",
         "_sources",
@@ -73,17 +73,17 @@ class CallRecord:
         """What is wrong with the call as the model sent it."""
         self.scope = ToolCallScope(run, call.id, call.name)
         self.step: Step[None] | None = None
-        """The work itself, once it has begun."""
+        """The step that runs the tool, once it has started."""
         self.interrupts: list[Interrupt] = []
-        """The questions for whose answers it waits."""
+        """The questions that wait for an answer."""
         self.refusal: str | None = None
-        """What a person said who refused it."""
+        """What the model is told if a person refused the call."""
         self.error: Exception | None = None
-        """What went wrong, until the hooks were told: it must not outlive that, since its frames know this record."""
-        self._asked = 0
+        """What went wrong. Set to None once the hooks were told: its frames hold this record."""
+        self._questions_asked = 0
         self._answers: list[Any] = []
-        self._sources: dict[str, str] = {}  # the ids that other runs gave to the questions that it passes on
-        self._passed_on: dict[str, Any] = {}
+        self._sources: dict[str, str] = {}  # by question id: the id that a child run gave to the same question
+        self._child_answers: dict[str, Any] = {}
         self._approved = self._started = False
         self._fate: dict[str, CallCancel | None] = {}
         self._result: ToolResult | None = None
@@ -95,7 +95,7 @@ class CallRecord:
         self._started = True
 
     def finish(self, text: str, status: Any = "ok", outcome: ToolOutcome = ToolOutcome.completed) -> bool:
-        """It came to an end of its own. False if it was cancelled first."""
+        """The call ended by itself. False if it was cancelled alone before, or has a result already."""
         if self._result is not None or self._fate.setdefault("end", None) is not None:
             return False
         self._ended_as = outcome
@@ -117,18 +117,18 @@ class CallRecord:
         return self._fate.get("end")
 
     def cut(self) -> None:
-        """Stop the work, if it has begun. Called on the run's loop."""
+        """Cut the step, if it has started. Called on the run's loop."""
         if self.step is not None:
             self.step.cut_alone()
 
     def close(self) -> None:
-        """It was cancelled alone, and has stopped: from here on that is its result."""
+        """It was cancelled alone, and has stopped. From now on that is its result."""
         if self._result is None:
             self._ended_as = self.outcome
             self._result = self.result(self._ended_as)
         self.interrupts = []
 
-    # -- what it asks -------------------------------------------------------------------------------------------------
+    # -- questions for a person ---------------------------------------------------------------------------------------
 
     @property
     def approved(self) -> bool:
@@ -139,33 +139,33 @@ class CallRecord:
         return self._answers
 
     @property
-    def passed_on(self) -> dict[str, Any]:
-        """The answers to what the runs below it asked, by their own questions' ids."""
-        return self._passed_on
+    def child_answers(self) -> dict[str, Any]:
+        """The answers to what its child runs have asked, by the ids that those runs gave to the questions."""
+        return self._child_answers
 
     @property
-    def asks(self) -> bool:
-        """It waits for an answer. A question of a call that was cancelled is not open any more."""
+    def is_waiting(self) -> bool:
+        """It waits for a person's answer. A call that was cancelled alone waits for nothing."""
         return bool(self.interrupts) and self.cancelled_alone is None
 
-    def ask(self, questions: Sequence[Interrupt]) -> None:
-        """Wait for the answers to these. One that has an id is another run's."""
+    def wait_for_person(self, questions: Sequence[Interrupt]) -> None:
+        """The call asks these questions, and waits for the answers. A question that has an id is a child run's."""
         self.scope.rest()
         for question in questions:
-            self._asked += 1
+            self._questions_asked += 1
             own = msgspec.structs.replace(
-                question, id=f"{self.call.id}-{self._asked}", call_id=self.call.id, call=self.call
+                question, id=f"{self.call.id}-{self._questions_asked}", call_id=self.call.id, call=self.call
             )
             self._sources[own.id] = question.id
             self.interrupts.append(own)
 
-    def answer(self, answers: Mapping[str, Any]) -> None:
-        """Take a person's answers."""
+    def take_answers(self, answers: Mapping[str, Any]) -> None:
+        """A person has answered all questions."""
         questions, self.interrupts = self.interrupts, []
         for question in questions:
             value = answers[question.id]
-            if source := self._sources[question.id]:  # a refusal too: the model that is told is the other run's
-                self._passed_on[source] = value
+            if source := self._sources[question.id]:  # a refusal too: the child run's model is told
+                self._child_answers[source] = value
             elif value is False or isinstance(value, Deny):
                 why = value.reason if isinstance(value, Deny) else ""
                 self.refusal = f"{DENIED} {why}".strip()
@@ -175,18 +175,18 @@ class CallRecord:
                 self._answers.append(value)
 
     def state(self) -> OpenCall:
-        """What whoever goes on with the run in another process must know of it."""
-        asked, approved, answers = self._asked, self._approved, list(self._answers)
+        """What another process needs to resume the run in the middle of this call."""
+        asked, approved, answers = self._questions_asked, self._approved, list(self._answers)
         return OpenCall(
-            self.call.id, asked, approved, answers, self._started, dict(self._sources), dict(self._passed_on)
+            self.call.id, asked, approved, answers, self._started, dict(self._sources), dict(self._child_answers)
         )
 
     def restore(self, state: OpenCall, interrupts: list[Interrupt]) -> None:
-        self._asked, self._approved, self._answers = state.asked, state.approved, list(state.answers)
-        self._started, self._sources, self._passed_on = state.started, dict(state.sources), dict(state.passed_on)
+        self._questions_asked, self._approved, self._answers = state.asked, state.approved, list(state.answers)
+        self._started, self._sources, self._child_answers = state.started, dict(state.sources), dict(state.passed_on)
         self.interrupts = interrupts
 
-    # -- what is known of it ------------------------------------------------------------------------------------------
+    # -- its state and outcome ----------------------------------------------------------------------------------------
 
     @property
     def has_started(self) -> bool:
@@ -198,12 +198,12 @@ class CallRecord:
 
     @property
     def is_open(self) -> bool:
-        """It has no result, and nobody has cancelled it alone."""
+        """It has no result, and was not cancelled alone."""
         return self._result is None and self.cancelled_alone is None
 
     @property
     def outcome(self) -> ToolOutcome:
-        if self._ended_as is not None:  # said once: a thread that was left behind may be gone by now
+        if self._ended_as is not None:  # decided once: what the call held may be gone by now
             return self._ended_as
         if not self._started:
             return ToolOutcome.not_started
@@ -211,15 +211,15 @@ class CallRecord:
         return ToolOutcome.abandoned if left else ToolOutcome.cut
 
     def result(self, outcome: ToolOutcome | None = None) -> ToolResult:
-        """The real result, or the truth about why there is none."""
+        """The tool's result, or a text that says why there is none."""
         if self._result is not None:
             return self._result
-        return ToolResult(self.call.id, self.call.name, self._truth(outcome or self.outcome), "error")
+        return ToolResult(self.call.id, self.call.name, self._no_result_text(outcome or self.outcome), "error")
 
-    def _truth(self, outcome: ToolOutcome) -> str:
+    def _no_result_text(self, outcome: ToolOutcome) -> str:
         if self.interrupts:
             return NOT_APPROVED if outcome is ToolOutcome.not_started else ASKING
-        return _TRUTH[outcome]
+        return _NO_RESULT[outcome]
 
     def receipt(self) -> ToolReceipt:
         return ToolReceipt(self.call.id, self.call.name, self.outcome, self.scope.receipt)
@@ -228,5 +228,5 @@ class CallRecord:
         return ToolView(self.call.id, self.call.name, self.call.arguments)
 
     def ended_view(self, outcome: ToolOutcome) -> ToolView:
-        text = self._truth(outcome) if self._result is None else self._result.content
+        text = self._no_result_text(outcome) if self._result is None else self._result.content
         return ToolView(self.call.id, self.call.name, self.call.arguments, text, outcome)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run that was cut leaves to one that goes on with it.
+"""How a new run goes on with a run that was cut, and how a paused run is restored from the store.
 
-The marker goes, since it is no longer true. What tools had answered is kept and never asked for again. Calls that never
-started are run now. Calls of which nobody knows what they did are told to the model as such, or run again where the
-tool says that this does no harm.
+The marker is removed, since it is no longer true. Results of tools are kept, and these calls don't run again. Calls
+that never started run now. For a call with an unknown outcome, the model is told so, or the call runs again if its tool
+is idempotent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from andon.agent.call_record import CallRecord
-from andon.agent.output import Form
+from andon.agent.output import OutputFormat
 from andon.agent.settle import FAILED, MARKERS
 from andon.core.receipt import ToolReceipt
 from andon.core.records import OpenCall, RunRecord
@@ -25,51 +25,51 @@ from andon.messages import Message, Text, ToolResult, assistant, user
 from andon.tools.base import Tool, traits_of
 
 GO_ON = "You were cut off here. Go on from where you stopped, and do not repeat what you have said."
-_LAST_WORDS = {*MARKERS.values(), FAILED}
+_END_MARKERS = {*MARKERS.values(), FAILED}
 
 
-KEPT: Any = object()
-"""In place of what may be given anew when a paused run goes on: keep what it has."""
+UNCHANGED: Any = object()
+"""Stands for `deps` that were not given: the paused run keeps its own."""
 
 
-class Anew(Struct, frozen=True):
-    """What may be given anew to a paused run that goes on: what no store keeps."""
+class ResumeOptions(Struct, frozen=True):
+    """What a caller may replace when it resumes a paused run: what no store keeps."""
 
-    deps: Any = KEPT
-    output: Form | None = None
-    """The form of its answer; None for the one that it has."""
+    deps: Any = UNCHANGED
+    output: OutputFormat | None = None
+    """The format of the answer; None to keep the one that the run has."""
 
 
-class Earlier(Struct, frozen=True):
-    """A run that was cut, and is gone on with."""
+class EarlierRun(Struct, frozen=True):
+    """A run that was cut, and that a new run continues."""
 
     run_id: str
     left: list[Message]
     cut_calls: Sequence[ToolReceipt]
-    """The calls that its end cut off. One that was cancelled alone is not among them: that was meant."""
+    """The calls that its end cut. A call that was cancelled alone is not among them, and does not run again."""
 
-    def lift(self, conversation: list[Message]) -> list[Message]:
-        """The conversation without what the run left in it, which must be its end."""
+    def remove_from(self, conversation: list[Message]) -> list[Message]:
+        """The conversation without the run's messages, which must be the last ones."""
         before = len(conversation) - len(self.left)
         if before < 0 or conversation[before:] != self.left:
             raise NotContinuableError(f"run {self.run_id!r} can't be continued: later runs build on it")
         return conversation[:before]
 
 
-def take_up(left: Sequence[Message]) -> list[Message]:
-    """The messages of a run that was cut, in a form to go on from: without its last words."""
+def messages_to_continue(left: Sequence[Message]) -> list[Message]:
+    """The messages of a run that was cut, without its marker, so that the model can go on from them."""
     messages = list(left)
     if messages and messages[-1].role == "assistant":
         *blocks, last = messages.pop().content
-        if not (isinstance(last, Text) and last.text in _LAST_WORDS):
+        if not (isinstance(last, Text) and last.text in _END_MARKERS):
             blocks.append(last)
         if blocks:
             messages += [assistant(*blocks), user(GO_ON)]
     return messages
 
 
-def reopen(earlier: Earlier, messages: list[Message], run: Run, tools: Mapping[str, Tool]) -> list[CallRecord]:
-    """The calls that the run was cut in, if those were its last; their message of results is taken off."""
+def reopen_calls(earlier: EarlierRun, messages: list[Message], run: Run, tools: Mapping[str, Tool]) -> list[CallRecord]:
+    """The calls of the run's last message, if it was cut in them. The message with their results is removed."""
     if len(messages) < 2 or messages[-1].role != "tool":
         return []
     results = {result.call_id: result for result in messages.pop().tool_results}
@@ -86,12 +86,12 @@ def reopen(earlier: Earlier, messages: list[Message], run: Run, tools: Mapping[s
 
 
 def outcome_of(result: ToolResult) -> ToolOutcome:
-    """What became of a call, where only its result is known: that it failed is all that an error says."""
+    """The outcome of a call of which only the result is known."""
     return ToolOutcome.completed if result.status == "ok" else ToolOutcome.failed
 
 
 def restore_calls(record: RunRecord, messages: list[Message], run: Run) -> tuple[list[Message], list[CallRecord]]:
-    """A paused run's messages, and the calls of its last one, as far as each had come."""
+    """A paused run's messages, and the records of its last calls, as they were when it paused."""
     messages, results = list(messages), {}
     if messages[-1].role == "tool":
         results = {result.call_id: result for result in messages.pop().tool_results}

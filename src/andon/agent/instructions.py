@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instructions that are made for each model call, by a function of the run's context.
 
-An async function is a step of the run: bounded like a hook, and cut by a cancel. If the function fails, the run fails:
-a model that is asked without its instructions might do anything.
+An async function is a step of the run: it has the time limit of a hook, and a cancel cuts it. If the function fails,
+the run fails, because a model without its instructions might do anything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeAlias
 
 from msgspec import Struct
 
-from andon.agent.hooks import call
+from andon.agent.hooks import call_user_function
 from andon.core.run.run import Run
 from andon.core.states import CancelMode, Phase
 from andon.core.steps import CutAloneError
@@ -22,7 +22,7 @@ from andon.tools.base import Deps
 
 
 class RunContext(Struct, Generic[Deps], frozen=True):
-    """What instructions may know of the run that they are for.
+    """The run, as a function that makes instructions sees it.
 
     >>> def instructions(ctx: RunContext[Shop]) -> str:
     ...     return f"You answer customers of {ctx.deps.name}."
@@ -42,13 +42,13 @@ InstructionsFunction: TypeAlias = Callable[[RunContext[Any]], "str | Awaitable[s
 
 
 def check_instructions(given: object) -> None:
-    """Refuse what can't be an agent's instructions."""
+    """Raise if this can't be an agent's instructions."""
     if not isinstance(given, str | None) and (isinstance(given, type) or not callable(given)):
         kind = type(given).__name__
         raise ConfigurationError(f"the instructions must be text, or a function of the context; not {kind}")
 
 
-async def instruct(run: Run, given: str | InstructionsFunction | None, deps: Any) -> str | None:
+async def make_instructions(run: Run, given: str | InstructionsFunction | None, deps: Any) -> str | None:
     """The instructions for the next model call."""
     if given is None or isinstance(given, str):
         return given
@@ -56,7 +56,7 @@ async def instruct(run: Run, given: str | InstructionsFunction | None, deps: Any
     name, phase = f"instructions {getattr(given, '__name__', type(given).__name__)}", run.phase
     run.phase = Phase.hook
     try:
-        text = await call(run, name, given, context, CancelMode.after_turn)
+        text = await call_user_function(run, name, given, context, CancelMode.after_turn)
     except CutAloneError:
         raise InstructionsError(f"{name} took longer than {run.bounds.hook_seconds:g} s") from None
     run.phase = phase

@@ -23,8 +23,8 @@ NO_TYPE: Any = None
 _MODULES = r"(?:\w+\.)+(?=\w)"
 
 
-class Form(Protocol):
-    """The form that an answer must have."""
+class OutputFormat(Protocol):
+    """The format that an answer must have."""
 
     @property
     def spec(self) -> OutputSpec | None:
@@ -45,7 +45,7 @@ class Form(Protocol):
         ...
 
 
-def form_of(output_type: Any) -> Form | None:
+def output_format(output_type: Any) -> OutputFormat | None:
     """What an `output_type` asks for. Raises `ConfigurationError` if it can't be one."""
     if output_type is None or isinstance(output_type, JsonSchema):
         return output_type
@@ -114,29 +114,29 @@ class TypedOutput:
         return OutputError(f"the answer is not {with_article(self.name)}: {where}", text=text)
 
 
-class Expected:
-    """What one run is to answer, and, once it has, the answer in that form."""
+class ExpectedOutput:
+    """What one run is to answer, and, once it has, the answer in that format."""
 
-    __slots__ = ("_left", "_tries", "data", "form", "value")
+    __slots__ = ("_left", "_tries", "data", "format", "value")
 
-    def __init__(self, form: Form, retries: int) -> None:
-        self.form, self._left, self._tries = form, retries, 0
+    def __init__(self, format: OutputFormat, retries: int) -> None:
+        self.format, self._left, self._tries = format, retries, 0
         self.value: Any = None
         self.data: Any = None
         """The value as JSON has it."""
 
-    def take(self, text: str, *, last: bool) -> OutputError | None:
+    def accept(self, text: str, *, last: bool) -> OutputError | None:
         """Take an answer. What is wrong with it is returned, to be told to the model; or raised, after the last try."""
         self._tries += 1
         try:
-            value = self.form.parse(text)
+            value = self.format.parse(text)
         except OutputError as error:
             if last or not self._left:
                 tries = f"; it was asked {self._tries} times" if self._tries > 1 else ""
                 raise OutputError(f"{error}{tries}", text=error.text) from None
             self._left -= 1
             return error
-        self.value, self.data = value, self.form.dump(value)
+        self.value, self.data = value, self.format.dump(value)
         return None
 
 

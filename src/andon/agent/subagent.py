@@ -13,12 +13,15 @@ from __future__ import annotations
 import functools
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, Self, Unpack
 
 import msgspec
 
+from andon.agent.context import ContextPolicy
+from andon.agent.options import ContinueOptions, RunOptions
 from andon.core.events import RunEvent
-from andon.core.receipt import RunResult
+from andon.core.receipt import Interrupt, RunResult
 from andon.core.records import RunRecord
 from andon.core.run.children import child_id, current
 from andon.core.run.run import Run
@@ -34,19 +37,41 @@ from andon.errors import (
     ToolError,
     describe,
 )
-from andon.tools.base import ToolContext, internals_of
-
-if TYPE_CHECKING:
-    from andon.agent.agent import Agent
+from andon.models.base import Model, check_setup
+from andon.tools.base import Tool, ToolContext, internals_of
 
 TRIES = 3
-"""How often an answer is brought to a run that others may be answering at the same moment."""
+"""How often an answer is given to a child run that others may answer at the same moment."""
+
+
+class SubAgent(Protocol):
+    """An agent, as the tool that calls it needs it."""
+
+    id: str
+    name: str
+    description: str | None
+    model: Model | None
+    context: ContextPolicy | None
+    tools: list[Tool]
+    deps: Any
+    runtime: Runtime
+    brought_runtime: bool
+
+    def on(self, runtime: Runtime) -> Self: ...
+
+    def be_used_on(self, runtime: Runtime) -> None: ...
+
+    def start(self, prompt: str, **options: Unpack[RunOptions]) -> Run[Any]: ...
+
+    async def resume_run(
+        self, run_id: str, answers: Mapping[str, Any] | None = None, **options: Unpack[ContinueOptions]
+    ) -> Run[Any]: ...
 
 
 class AgentTool:
     """Made by `agent.as_tool()`."""
 
-    def __init__(self, agent: Agent, name: str | None, description: str | None, events: bool) -> None:
+    def __init__(self, agent: SubAgent, name: str | None, description: str | None, events: bool) -> None:
         self.agent, self._events = agent, events
         self.name = name or re.sub(r"[^a-zA-Z0-9_-]", "_", agent.id)[:64]
         self.description = description or agent.description or f"Ask {agent.name}."
@@ -91,18 +116,18 @@ class AgentTool:
             internals.ask_for_child(result.interrupts)
         return self._told(result)
 
-    def _on_the_callers_runtime(self) -> Agent:
+    def _on_the_callers_runtime(self) -> SubAgent:
         """The agent, where the run is that calls it; or where it was made to be, if somebody chose that."""
         if (call := current.get()) is None:
             return self.agent
         self.agent.be_used_on(call.run.runtime)
         return self.agent_on(call.run.runtime)
 
-    def agent_on(self, runtime: Runtime) -> Agent:
+    def agent_on(self, runtime: Runtime) -> SubAgent:
         """The agent, as a run on this runtime calls it."""
         return self.agent if self.agent.brought_runtime else self.agent.on(runtime)
 
-    async def _go_on(self, agent: Agent, run_id: str, ctx: ToolContext) -> Run | RunRecord:
+    async def _go_on(self, agent: SubAgent, run_id: str, ctx: ToolContext) -> Run | RunRecord:
         """The run that has asked, with its answers; or what became of it meanwhile."""
         store, keeper = agent.runtime.store, agent.runtime.keeper
         assert store is not None
@@ -170,6 +195,24 @@ def _agent_id(found: Run | RunRecord) -> str:
     return found.agent_id if isinstance(found, Run) else found.session.agent_id
 
 
-def sub_agents(agent: Agent) -> list[Agent]:
-    """The agents that this one has as tools."""
-    return [tool.agent for tool in agent.tools if isinstance(tool, AgentTool)]
+def sub_agents(tools: Iterable[Tool]) -> list[SubAgent]:
+    """The agents among these tools."""
+    return [tool.agent for tool in tools if isinstance(tool, AgentTool)]
+
+
+async def check_can_continue(agent: SubAgent, run_id: str, interrupts: Sequence[Interrupt]) -> None:
+    """Raise if the agent is not set up, or a sub-agent below it whose question is among these interrupts.
+
+    This is checked before a run goes on. Later the answers would be used up, and would not reach the sub-agent.
+    """
+    check_setup(agent.model)
+    check_setup(agent.context)
+    tools = {tool.name: tool for tool in agent.tools}
+    for call in {each.call.id: each.call for each in interrupts if each.call is not None}.values():
+        if not isinstance(tool := tools.get(call.name), AgentTool):
+            continue
+        child, child_run_id = tool.agent_on(agent.runtime), child_id(run_id, call.id)
+        assert child.runtime.store is not None
+        found = child.runtime.run(child_run_id) or await child.runtime.store.find(child_run_id)
+        if found is not None and found.status is RunStatus.paused:
+            await check_can_continue(child, child_run_id, found.interrupts)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tool calls of one turn, from their beginning to what became of each.
+"""Runs the tool calls of one turn, from their start to the outcome of each.
 
-A call is a step of its run, and its record is true at every moment; so a cancel may come at any `await` here, and
-`settle` finds all that there is to say. Of the loop this is the half that deals with tools.
+Each call is a step of its run, in a task of its own. The record of a call is correct at every moment. So a cancel may
+come at any `await` here, and `settle` finds in the records what it has to say.
 """
 
 from __future__ import annotations
@@ -10,26 +10,22 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from msgspec import Struct
 
 from andon.agent.call_record import OUT_OF_TIME, CallRecord
-from andon.agent.context import ContextPolicy
-from andon.agent.hooks import AfterTool, BeforeTool, HookEvent, Hooks
-from andon.agent.instructions import InstructionsFunction
-from andon.agent.retry import Retry
+from andon.agent.hooks import AfterTool, BeforeTool
+from andon.agent.plan import Plan
 from andon.agent.sizes import check_questions, check_size, cut_short
 from andon.core.cutting import cut_line
 from andon.core.events import RunEvent
 from andon.core.receipt import Interrupt
 from andon.core.run.children import current
 from andon.core.run.run import Run
-from andon.core.states import CancelMode, Phase, ToolOutcome
+from andon.core.states import CancelMode, ToolOutcome
 from andon.core.steps import Cut, CutAloneError, as_exception
-from andon.core.store import Store
 from andon.errors import (
     BadResultError,
     SetupError,
@@ -41,68 +37,69 @@ from andon.errors import (
     UnknownToolError,
     describe,
 )
-from andon.messages import Message
-from andon.models.base import Model
 from andon.tools.base import NO_OUTPUT, Tool, ToolContext, traits_of
 from andon.tools.blocked_loop import watch
 from andon.tools.internals import CallInternals
+
+if TYPE_CHECKING:
+    from andon.agent.observer import LoopObserver  # it imports opentelemetry, which most programs don't have
 
 log = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=BaseException)
 
 
-class Plan(Struct, frozen=True):
-    """What an agent, and the call that started it, bring to a run."""
+class ToolRunner:
+    """Starts, runs and ends the tool calls of one turn, and tells the hooks about them."""
 
-    model: Model
-    instructions: str | InstructionsFunction | None
-    tools: Mapping[str, Tool]
-    hooks: Hooks
-    parallel_tools: bool
-    retry: Retry
-    store: Store
-    deps: Any = None
-    """What tools, hooks and instructions get as `deps`."""
-    history: list[Message] | None = None
-    """What is to take the place of what was said in the session before this run."""
-    output_retries: int = 2
-    context: ContextPolicy | None = None
+    __slots__ = ("_lost", "_observer", "_plan", "_run")
 
-
-class Calling:
-    """Runs tool calls for a run, and tells the hooks of them."""
-
-    __slots__ = ("_lost", "_plan", "_run")
-
-    def __init__(self, plan: Plan, run: Run) -> None:
-        self._plan, self._run = plan, run
+    def __init__(self, plan: Plan, run: Run, observer: LoopObserver | None) -> None:
+        self._plan, self._run, self._observer = plan, run, observer
         self._lost: SubAgentLostError | None = None
-        """A call can't be said to have been done, nor to have failed: the run ends with this, once the others have."""
+        """The outcome of a call is not known and can't become known. The run fails with this once all calls ended."""
 
-    async def _call(self, records: Sequence[CallRecord]) -> None:
-        """Run calls side by side, each to its end or its question; a cancel leaves their records as they are.
+    async def run(self, records: Sequence[CallRecord]) -> bool:
+        """Run these calls until each has a result. False if a person has to be asked first.
 
-        Hooks are told of one call after the other, so no two of them ever run at once.
+        Raises Cut if the run is cancelled meanwhile, when nothing that was started is left alone.
+        """
+        for group in [records] if self._plan.parallel_tools else [[record] for record in records]:
+            await self._run_together(group)
+            waiting = [record for record in group if record.interrupts]
+            for record in waiting.copy():
+                if not record.is_waiting:  # it was cancelled alone while the others were at work
+                    waiting.remove(record)
+                    await self._end(record)
+            if waiting:
+                return False
+        return True
+
+    async def _run_together(self, records: Sequence[CallRecord]) -> None:
+        """Run calls at the same time, each to its end or its question. A cancel leaves their records as they are.
+
+        Hooks are told of one call after the other, so no two hooks of a run ever run at the same time.
         """
         records = [record for record in records if not record.has_result]  # the others ended before a pause
         try:
             for record in records:
-                await self._begin(record)
+                await self._start(record)
             for record in records:
                 await self._end(record)
             if self._lost is not None:
                 raise self._lost
         except Cut:
             for record in records:
-                if record.step is not None:  # nothing that was begun is left to itself
+                if record.step is not None:
                     await record.step.wait()
             raise
         finally:
             for record in records:
                 record.error = None
 
-    async def _begin(self, record: CallRecord) -> None:
+    # -- the start of a call ------------------------------------------------------------------------------------------
+
+    async def _start(self, record: CallRecord) -> None:
         self._run.gate(CancelMode.after_tools)
         call = record.call
         if record.cancelled_alone is not None:
@@ -110,18 +107,18 @@ class Calling:
         try:
             if record.refusal is not None:
                 raise ToolBlockedError(record.refusal)
-            tool, bound = self._find(record)
+            tool, bound = self._find_tool(record)
             traits = traits_of(tool)
             if traits.approval and not record.approved:
-                record.ask([Interrupt("", call.name, _copy(call.arguments), approval=True)])
+                record.wait_for_person([Interrupt("", call.name, _copy(call.arguments), approval=True)])
                 return
-            verdict = await self._tell(BeforeTool, call=call)
-            if isinstance(verdict, BeforeTool) and verdict.refusal is not None:
+            verdict = await self._plan.hooks.tell(self._run, self._plan.deps, BeforeTool, call=call)
+            if verdict is not None and verdict.refusal is not None:
                 raise ToolBlockedError(verdict.refusal)
         except Exception as error:  # noqa: BLE001 - the boundary: the model is told
             self._refuse(record, error)
             return
-        self._count(calls=0 if record.has_started else 1)  # entered again after a question, it is the same call
+        self._charge(0 if record.has_started else 1)  # entered again after a question, it is the same call
         self._run.gate(CancelMode.after_tools)
         if record.cancelled_alone is not None:
             return
@@ -135,8 +132,8 @@ class Calling:
             on_cut=record.scope.fire,
         )
 
-    def _find(self, record: CallRecord) -> tuple[Tool, Any]:
-        """The tool that is asked for, and the arguments as it takes them."""
+    def _find_tool(self, record: CallRecord) -> tuple[Tool, Any]:
+        """The tool that the model called, and the arguments in the form that it takes."""
         if record.problem is not None:
             raise record.problem
         tool = self._plan.tools.get(record.call.name)
@@ -148,43 +145,60 @@ class Calling:
             return tool, tool.bind(_copy(record.call.arguments))
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001 - the boundary: somebody's validator may raise anything
+        except BaseException as error:  # noqa: BLE001 - the boundary: a user's validator may raise anything
             failure = as_exception(error)
             raise failure from failure.__cause__
 
+    def _charge(self, calls: int) -> None:
+        """Take the call from the budget. If the budget has no room for it, the run is cancelled."""
+        if self._run.meter is not None:
+            self._run.meter.check(calls=calls)
+            self._run.meter.spend(calls=calls)
+
+    # -- the call itself ----------------------------------------------------------------------------------------------
+
     async def _invoke(self, record: CallRecord, tool: Tool, bound: Any) -> None:
-        """Run in the call's own task, so that it is known to have ended the moment it has, whatever the others do."""
+        """Run in the call's own task, so that the end of a call is on record at once, while other calls still run."""
+        if self._observer is not None:
+            self._observer.call_begins(record.call, tool.description)
         watched = 0
         try:
             current.set(record.scope)  # runs that the tool starts are this run's children, until it has ended
             record.scope.entered = True
             watched = watch.enter(record.scope)
-            text = await tool.invoke(bound, self._context(record))
+            text = await tool.invoke(bound, self._make_context(record))
             if not isinstance(text, str):
                 raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
             text = check_size(record.call.name, text, self._run.runtime.max_result_bytes)
-        except asyncio.CancelledError:  # by far the most frequent of those that are no failure: nothing is asked in it
+        except asyncio.CancelledError:  # the most frequent exception that is no failure, so it comes first
             raise
         except BaseException as error:
-            asking = _part_of(error, ToolInterrupted)
-            if asking is None and not isinstance(error, Exception):
+            if not self._take_error(record, error):
                 raise
-            if record.scope.cancelled:
-                if isinstance(error, Exception):  # breaking a call off may make it fail: that is no news, but kept
-                    self._log(logging.INFO, record, "raised %s after it was cut", describe(error), error)
-                return
-            if asking is not None:
-                self._wait_for_person(record, asking.questions)
-            elif isinstance(error, Exception):  # the boundary: the model is told
-                self._lost = self._lost or _part_of(error, SubAgentLostError)
-                self._fail(record, error)
         else:
-            # After a cut it ended too late to be believed.
+            # A result that comes after the cut is dropped: the call counts as cut.
             if not record.scope.cancelled and record.finish(text if text.strip() else NO_OUTPUT):
                 self._run.journal.add(RunEvent.tool_call_completed, tool=record.ended_view(record.outcome))
         finally:
             watch.leave(watched)
             record.scope.entered = False
+            if self._observer is not None:
+                self._observer.call_ended(record)
+
+    def _take_error(self, record: CallRecord, error: BaseException) -> bool:
+        """Note what the tool raised: a question for a person, or a failure. False if it is neither."""
+        question = _part_of(error, ToolInterrupted)
+        if question is None and not isinstance(error, Exception):
+            return False
+        if record.scope.cancelled:
+            if isinstance(error, Exception):  # a tool that is cut often fails: the call stays cut, the error is logged
+                self._log(logging.INFO, record, "raised %s after it was cut", describe(error), error)
+        elif question is not None:
+            self._wait_for_person(record, question.questions)
+        elif isinstance(error, Exception):  # the boundary: the model is told
+            self._lost = self._lost or _part_of(error, SubAgentLostError)
+            self._fail(record, error)
+        return True
 
     def _wait_for_person(self, record: CallRecord, questions: Sequence[Interrupt]) -> None:
         try:
@@ -192,16 +206,31 @@ class Calling:
         except BadResultError as error:
             self._fail(record, error)
         else:
-            record.ask(questions)
+            record.wait_for_person(questions)
+
+    def _make_context(self, record: CallRecord) -> ToolContext:
+        run = self._run
+        return ToolContext(
+            CallInternals(record.scope, record.answers, record.child_answers),
+            run_id=run.run_id,
+            session_id=run.session_id,
+            user_id=run.user_id,
+            deadline=run.deadline,
+            metadata=run.metadata,
+            deps=self._plan.deps,
+        )
+
+    # -- the end of a call --------------------------------------------------------------------------------------------
 
     async def _end(self, record: CallRecord) -> None:
+        """Wait for the call's task, and tell the hooks of its result."""
         if record.step is not None:
             await record.step.wait()
             try:
                 record.step.outcome()
             except CutAloneError:
                 if record.cancelled_alone is None:
-                    left = record.outcome  # asked once: a thread may end at any moment
+                    left = record.outcome  # read once: what the call holds may end at any moment
                     ended_as = left if left is ToolOutcome.abandoned else ToolOutcome.failed
                     self._fail(record, ToolTimeoutError(OUT_OF_TIME[left]), ended_as)
             except Exception as error:  # noqa: BLE001 - the boundary: the model is told
@@ -213,17 +242,21 @@ class Calling:
         if not record.interrupts:
             facts: dict[str, Any] = {"outcome": record.outcome, "error": record.error}
             record.error = None
-            await self._tell(AfterTool, call=record.call, result=record.result(), **facts)
+            hooks = self._plan.hooks
+            await hooks.tell(self._run, self._plan.deps, AfterTool, call=record.call, result=record.result(), **facts)
+        if self._observer is not None:
+            self._observer.call_ended(record)
 
     def _refuse(self, record: CallRecord, error: Exception) -> None:
-        """A call can't begin, or can't go on after its question was answered."""
+        """A call can't start, or can't go on after its question was answered."""
         if not record.has_started or record.refusal is not None:
             self._fail(record, error, ToolOutcome.refused)
             return
-        # Its tool was removed, or a hook objects now. It may have done something before it asked: it was not refused.
+        # The tool was removed, or a hook objects now. The call may have done something before it asked, so it does not
+        # count as refused.
         text = f"it had begun and asked a person, and can't go on: {describe(error)}. What it did until then is unknown"
         stopped: Exception = ToolError(text)
-        if record.passed_on and not isinstance(error, ToolBlockedError):
+        if record.child_answers and not isinstance(error, ToolBlockedError):
             stopped = SubAgentLostError(f"tool {record.call.name} has a sub-agent: {text}")
             self._lost = self._lost or stopped
         stopped.__cause__ = error
@@ -231,17 +264,21 @@ class Calling:
 
     def _fail(self, record: CallRecord, error: Exception, outcome: ToolOutcome = ToolOutcome.failed) -> None:
         text = cut_short(describe(error), self._run.runtime.max_result_bytes)
-        if not record.finish(text, "error", outcome):
-            return
-        record.error = error
-        self._run.journal.add(RunEvent.tool_call_error, tool=record.ended_view(outcome))
+        if record.finish(text, "error", outcome):
+            record.error = error
+            self._run.journal.add(RunEvent.tool_call_error, tool=record.ended_view(outcome))
+            self._log_failure(record, error, outcome)
+        if self._observer is not None:
+            self._observer.call_failed(record, error)
+
+    def _log_failure(self, record: CallRecord, error: Exception, outcome: ToolOutcome) -> None:
         if outcome is ToolOutcome.refused and isinstance(error, ToolError):
-            # Only the kind: what a model asks for, and why a person says no, is no part of a log.
+            # Only the kind: the model's arguments, and a person's reason for a refusal, must not be in a log.
             self._log(logging.INFO, record, "was refused: %s", type(error).__name__)
         elif self._lost is not None and _part_of(error, SubAgentLostError) is self._lost:
             self._log(logging.INFO, record, "%s", "its sub-agent is lost")  # the run fails with it, and logs that
         else:
-            shown = None if isinstance(error, ToolTimeoutError) else error  # that one is ours: it says all there is
+            shown = None if isinstance(error, ToolTimeoutError) else error  # a timeout's traceback says nothing
             # A sub-agent that is not set up can't do any call.
             level = logging.ERROR if isinstance(error, SetupError) else logging.WARNING
             self._log(level, record, f"{outcome.value}: %s", describe(error), shown)
@@ -250,52 +287,13 @@ class Calling:
         call, facts = record.call, {"facts": self._run.names}
         log.log(level, f"tool %s (%s) {what}", call.name, call.id, cut_line(why), exc_info=error, extra=facts)
 
-    def _context(self, record: CallRecord) -> ToolContext:
-        run = self._run
-        return ToolContext(
-            CallInternals(record.scope, record.answers, record.passed_on),
-            run_id=run.run_id,
-            session_id=run.session_id,
-            user_id=run.user_id,
-            deadline=run.deadline,
-            metadata=run.metadata,
-            deps=self._plan.deps,
-        )
-
-    def _count(self, calls: int = 0) -> None:
-        """Look whether the budget has room for what comes next."""
-        if self._run.meter is not None:
-            self._run.meter.check(calls=calls)
-            self._run.meter.spend(calls=calls)
-
-    async def _tell(
-        self, kind: type[HookEvent], cut_by: CancelMode | None = CancelMode.now, **facts: Any
-    ) -> HookEvent | None:
-        if not self._plan.hooks.wants(kind):
-            return None
-        run, phase = self._run, self._run.phase
-        event = kind(
-            run_id=run.run_id,
-            session_id=run.session_id,
-            agent_id=run.agent_id,
-            user_id=run.user_id,
-            metadata=run.metadata,
-            deps=self._plan.deps,
-            **facts,
-        )
-        if phase not in (Phase.tools, Phase.ending):
-            run.phase = Phase.hook
-        await self._plan.hooks.tell(run, event, cut_by)
-        run.phase = phase
-        return event
-
 
 def _copy(arguments: dict[str, Any]) -> Any:
     return msgspec.json.decode(msgspec.json.encode(arguments))
 
 
 def _part_of(error: BaseException, kind: type[E]) -> E | None:
-    """The error, if it is of this kind; out of a task group it arrives in a group of errors."""
+    """The error, if it is of this kind. A task group raises it inside a group of errors."""
     if isinstance(error, BaseExceptionGroup):
         return next((found for each in error.exceptions if (found := _part_of(each, kind)) is not None), None)
     return error if isinstance(error, kind) else None

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 
 from andon.agent.agent import Agent
-from andon.agent.subagent import sub_agents
 from andon.core.runtime import Runtime
 
 
@@ -33,7 +32,7 @@ class Known:
                 continue
             seen.add((id(agent), id(runtime)))
             yield agent, runtime
-            for each in sub_agents(agent):
+            for each in agent.sub_agents:
                 where = each.runtime if each.brought_runtime else runtime
                 if id(where) in runtimes:  # else its runs are somewhere that this server knows nothing of
                     todo.append((each, where))

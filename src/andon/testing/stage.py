@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from andon.agent.loop import Loop
-from andon.agent.tool_runner import Plan
+from andon.agent.plan import Plan
 from andon.core.run.limits import Limits
 from andon.core.run.run import Run, spectator
 from andon.core.session import Place
@@ -170,7 +170,7 @@ class Stage:
     def _begins(self, run: Run) -> None:
         self.runs.append(run)
         work = run._work
-        self._agains.append(Again(work._plan, work._max_turns) if isinstance(work, Loop) else None)
+        self._agains.append(Again(work.plan, work.max_turns) if isinstance(work, Loop) else None)
 
     def _track(self) -> Track:
         number, after, way = self.leaving or (None, None, None)

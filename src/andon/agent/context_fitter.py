@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's side of its context policy: asks it, checks what it says, and tells of it.
+"""Shortens what a run sends to its model, as the agent's context policy decides.
 
-The policy is a step of the run, and a model that it asks is asked in that step's task: a cancel cuts both like any
-model call. What such a call has cost is true at every moment, so `settle` finds it.
+The policy is a step of the run. A model that it uses is called in that step's task, so a cancel cuts both. The cost of
+such a call is known at every moment, so `settle` finds it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from andon.agent.context import ContextPolicy, check_sendable
+from andon.agent.plan import Plan
 from andon.agent.turn import Turn
 from andon.core.events import ContextView, RunEvent
 from andon.core.records import Shortened
@@ -26,90 +27,88 @@ from andon.errors import ContextError, StoreError, describe
 from andon.messages import Message, Usage, estimate_tokens, pieces_of, user
 from andon.models.base import Model, ModelRequest
 
-if TYPE_CHECKING:
-    from andon.agent.tool_runner import Plan
-
 LEAST_TOKENS = 100
-"""Of a call with fewer, what the provider counts says nothing about the next one."""
+"""The provider's count for a smaller call says nothing about the next one."""
 
 
-class Aside:
-    """What a run does beside its own answer, and leaves: what that has cost, and a summary of the conversation."""
+class SideWork:
+    """The model calls of a run's context policy: what they have cost, and the summary that they made."""
 
-    __slots__ = ("counted", "in_flight", "made")
+    __slots__ = ("counted", "in_flight", "summary")
 
     def __init__(self) -> None:
         self.counted = Usage()
         self.in_flight: list[Turn] = []
-        self.made: Shortened | None = None
+        self.summary: Shortened | None = None
 
     @property
     def spent(self) -> Usage:
-        """The model calls in flight included."""
+        """What all calls have cost, those in flight included."""
         return sum((turn.spent_cut() for turn in self.in_flight), self.counted)
 
 
-class Fitting:
-    """What a run knows of its context: how long it is, what was left out, and what that has cost."""
+class ContextFitter:
+    """Makes the conversation fit: knows how long it is, what was left out, and what the provider has refused."""
 
     __slots__ = (
-        "_aside",
-        "_ask",
         "_asking",
-        "_kept",
-        "_looked",
-        "_most",
+        "_known_summary",
+        "_left_out",
+        "_limit",
+        "_looked_in_store",
         "_open",
         "_plan",
+        "_play",
         "_policy",
         "_ratio",
         "_run",
-        "_told",
+        "_side_work",
         "notes",
     )
 
     def __init__(
-        self, policy: ContextPolicy, plan: Plan, run: Run, aside: Aside, ask: Callable[[Turn], Awaitable[None]]
+        self, policy: ContextPolicy, plan: Plan, run: Run, side_work: SideWork, play: Callable[[Turn], Awaitable[None]]
     ) -> None:
-        self._policy, self._plan, self._run, self._aside, self._ask = policy, plan, run, aside, ask
+        self._policy, self._plan, self._run, self._side_work, self._play = policy, plan, run, side_work, play
         self._ratio = 1.0
-        """The provider's input tokens for each that was estimated, by the last call."""
-        self._most: int | None = None
-        """Half of what the provider has refused."""
-        self._kept: Shortened | None = None
-        self._looked = False
-        self._told: int | None = None
+        """The input tokens that the provider counted in the last call, divided by our estimate."""
+        self._limit: int | None = None
+        """Half of the size that the provider has refused."""
+        self._known_summary: Shortened | None = None
+        self._looked_in_store = False
+        self._left_out: int | None = None
+        """How many messages were left out, as the last `context_reduced` event says."""
         self._open = False
-        """The policy is at work, and may ask models."""
+        """The policy is running, and may call models."""
         self._asking: set[asyncio.Task[Any]] = set()
-        """The tasks in which it does; its own is among them while it waits for an answer."""
+        """The tasks that wait for a model's answer. The policy's own task may be one of them."""
         self.notes: dict[object, Any] = {}
-        """The policy's own."""
+        """The policy's own data."""
 
     # -- before a model call ------------------------------------------------------------------------------------------
 
     async def fit(self, request: ModelRequest) -> ModelRequest:
-        """The request with the messages that the policy wants to be sent."""
+        """The request with the messages that the policy has chosen."""
         whole, window = request.messages, Window(self, request)
         self._run.phase = Phase.waiting
         answer = await self._run.step(
-            functools.partial(self._decide, whole, window),
+            functools.partial(self._run_policy, whole, window),
             name="the context",
             cut_by=CancelMode.after_tools,
-            on_cut=self._shut,
+            on_cut=self._shut_turns,
         )
         if answer == whole:
             return request
         sent = check_sendable(answer, f"context {getattr(self._policy, '__name__', None) or repr(self._policy)}")
         fitted = msgspec.structs.replace(request, messages=sent)
-        # A stable cut leaves out the same number of messages in each call: that is told once in a run.
-        if (left_out := len(whole) - len(sent)) != self._told:
-            self._told = left_out
+        # A policy often leaves out the same number of messages in each call. Then there is one event for all of them.
+        if (left_out := len(whole) - len(sent)) != self._left_out:
+            self._left_out = left_out
             tokens = self.measure(request), self.measure(fitted)
             self._run.journal.add(RunEvent.context_reduced, context=ContextView(len(whole), len(sent), *tokens))
         return fitted
 
-    async def _decide(self, messages: list[Message], window: Window) -> list[Message]:
+    async def _run_policy(self, messages: list[Message], window: Window) -> list[Message]:
         self._open = True
         try:
             answer = self._policy(list(messages), window)
@@ -117,10 +116,10 @@ class Fitting:
         finally:
             self._open = False
             if self._asking:
-                await self._end_asking()
+                await self._cut_asking()
 
-    async def _end_asking(self) -> None:
-        """Cut what is still asked when the policy has ended: if one fails, `asyncio.gather` lets the others go on."""
+    async def _cut_asking(self) -> None:
+        """Cut the model calls that outlived the policy: if one fails, `asyncio.gather` lets the others go on."""
         tasks = list(self._asking)
         for task in tasks:
             self._run.leave_behind(task, "a model that the context asks")  # until it is gone
@@ -130,11 +129,11 @@ class Fitting:
         await asyncio.wait(tasks, timeout=self._run.bounds.abandon_seconds)
 
     def refused(self, request: ModelRequest) -> None:
-        """The provider found this too long: aim at half of it from here on."""
-        self._most = max(1, self.measure(request) // 2)
+        """The provider found this too long. From now on the limit is half of it."""
+        self._limit = max(1, self.measure(request) // 2)
 
     def limit(self, tokens: int | None) -> int | None:
-        return min((each for each in (tokens, self._most) if each is not None), default=None)
+        return min((each for each in (tokens, self._limit) if each is not None), default=None)
 
     # -- counting -----------------------------------------------------------------------------------------------------
 
@@ -143,39 +142,39 @@ class Fitting:
         return -int(-self._ratio * _estimate(request) // 1)
 
     def learn(self, request: ModelRequest, usage: Usage) -> None:
-        """Take the measure from what the provider has counted for what was sent.
+        """Correct the estimate by what the provider has counted for the request.
 
-        Not from the answer's tokens: most of them may be reasoning that nobody is shown, and that is not sent again.
+        The answer's tokens are not used: most of them may be reasoning, which is not sent again.
         """
         counted, estimated = usage.input_tokens, _estimate(request)
-        if counted and estimated >= LEAST_TOKENS:  # 0 is said by servers that don't count
+        if counted and estimated >= LEAST_TOKENS:  # some servers don't count, and say 0
             # In eighths, so that what is left out does not change with every call.
             self._ratio = min(8.0, max(0.25, -(-counted * 8 // estimated) / 8))
 
-    # -- a model for the policy ---------------------------------------------------------------------------------------
+    # -- the policy calls a model -------------------------------------------------------------------------------------
 
-    async def ask(self, prompt: str, instructions: str | None, model: Model | None) -> str:
+    async def ask_model(self, prompt: str, instructions: str | None, model: Model | None) -> str:
         if not self._open:
             raise ContextError("a model was asked after the policy had returned: await the answer in it")
         task = asyncio.current_task()
         assert task is not None
         self._asking.add(task)
         try:
-            return await self._answer(ModelRequest([user(prompt)], instructions, []), model)
+            return await self._call_model(ModelRequest([user(prompt)], instructions, []), model)
         finally:
             self._asking.discard(task)
 
-    async def _answer(self, request: ModelRequest, model: Model | None) -> str:
+    async def _call_model(self, request: ModelRequest, model: Model | None) -> str:
         attempt = 0
         while True:
             attempt += 1
             if self._run.meter is not None:
                 self._run.meter.check()
-            self._run.gate(CancelMode.after_turn)  # the turn that it would be for never begins
+            self._run.gate(CancelMode.after_turn)  # the turn that needs this answer would never begin
             turn = Turn(self._run, request, model or self._plan.model, quiet=True)
-            self._aside.in_flight.append(turn)
+            self._side_work.in_flight.append(turn)
             try:
-                await self._ask(turn)
+                await self._play(turn)
             except Exception as error:
                 self._count(turn, turn.spent_failed())
                 delay = self._plan.retry.delay(error, attempt)
@@ -183,7 +182,7 @@ class Fitting:
                     raise
                 self._run.journal.add(RunEvent.model_retry, error=describe(error), delay=delay)
                 await asyncio.sleep(delay)
-            except BaseException:  # cut: what it has cost stays in flight, for whoever settles the run
+            except BaseException:  # cut: the turn stays in flight, and `settle` counts it
                 self._charge(turn.spent_cut())
                 raise
             else:
@@ -192,36 +191,36 @@ class Fitting:
 
     def _count(self, turn: Turn, usage: Usage) -> None:
         turn.shut()
-        self._aside.in_flight.remove(turn)
-        self._aside.counted += usage
+        self._side_work.in_flight.remove(turn)
+        self._side_work.counted += usage
         self._charge(turn.spent_cut() if usage.total_tokens is None else usage)
 
     def _charge(self, usage: Usage) -> None:
         if self._run.meter is not None:
             self._run.meter.spend(usage.total_tokens or 0)
 
-    def _shut(self) -> None:
-        for turn in self._aside.in_flight:
+    def _shut_turns(self) -> None:
+        for turn in self._side_work.in_flight:
             turn.shut()
 
-    # -- what is remembered -------------------------------------------------------------------------------------------
+    # -- the summary --------------------------------------------------------------------------------------------------
 
     async def recall(self, messages: Sequence[Message]) -> Shortened | None:
         store = self._plan.store
-        self._kept = self._aside.made or self._kept  # made before a pause, it was not remembered here
-        if self._kept is None and not self._looked and isinstance(store, SessionStore):
+        self._known_summary = self._side_work.summary or self._known_summary  # made before a pause, maybe
+        if self._known_summary is None and not self._looked_in_store and isinstance(store, SessionStore):
             try:
                 history = await store.history(self._run.session.key)
             except StoreError as error:
                 self._run.warn("the summary of the session could not be read", error=error)
                 return None
             made = [record.shortened for record, _ in history if record.shortened is not None]
-            self._kept = next((each for each in reversed(made) if _is_of(each, messages)), None)
-            self._looked = True
-        return self._kept
+            self._known_summary = next((each for each in reversed(made) if _is_of(each, messages)), None)
+            self._looked_in_store = True
+        return self._known_summary
 
     def remember(self, messages: Sequence[Message], covers: int, summary: str) -> None:
-        self._kept = self._aside.made = Shortened(covers, _digest(messages[:covers]), summary)
+        self._known_summary = self._side_work.summary = Shortened(covers, _digest(messages[:covers]), summary)
 
     @property
     def run(self) -> Run:
@@ -229,50 +228,50 @@ class Fitting:
 
 
 class Window:
-    """What a policy is given: one model call of its run."""
+    """What a policy is given for one model call: a `ContextWindow`."""
 
-    __slots__ = ("_fitting", "_request")
+    __slots__ = ("_fitter", "_request")
 
-    def __init__(self, fitting: Fitting, request: ModelRequest) -> None:
-        self._fitting, self._request = fitting, request
+    def __init__(self, fitter: ContextFitter, request: ModelRequest) -> None:
+        self._fitter, self._request = fitter, request
 
     @property
     def run_id(self) -> str:
-        return self._fitting.run.run_id
+        return self._fitter.run.run_id
 
     @property
     def session_id(self) -> str:
-        return self._fitting.run.session_id
+        return self._fitter.run.session_id
 
     @property
     def agent_id(self) -> str:
-        return self._fitting.run.agent_id
+        return self._fitter.run.agent_id
 
     @property
     def user_id(self) -> str | None:
-        return self._fitting.run.user_id
+        return self._fitter.run.user_id
 
     def tokens(self, messages: Sequence[Message]) -> int:
-        return self._fitting.measure(msgspec.structs.replace(self._request, messages=list(messages)))
+        return self._fitter.measure(msgspec.structs.replace(self._request, messages=list(messages)))
 
     def limit(self, tokens: int | None) -> int | None:
-        return self._fitting.limit(tokens)
+        return self._fitter.limit(tokens)
 
     async def recall(self) -> Shortened | None:
-        return await self._fitting.recall(self._request.messages)
+        return await self._fitter.recall(self._request.messages)
 
     def remember(self, covers: int, summary: str) -> None:
-        self._fitting.remember(self._request.messages, covers, summary)
+        self._fitter.remember(self._request.messages, covers, summary)
 
     async def ask(self, prompt: str, instructions: str | None = None, model: Model | None = None) -> str:
-        return await self._fitting.ask(prompt, instructions, model)
+        return await self._fitter.ask_model(prompt, instructions, model)
 
     @property
     def notes(self) -> dict[object, Any]:
-        return self._fitting.notes
+        return self._fitter.notes
 
     def warn(self, text: str) -> None:
-        self._fitting.run.warn(text)
+        self._fitter.run.warn(text)
 
 
 def _estimate(request: ModelRequest) -> int:
@@ -283,14 +282,14 @@ def _estimate(request: ModelRequest) -> int:
 
 
 def _is_of(summary: Shortened, messages: Sequence[Message]) -> bool:
-    """Whether it is a summary of these messages' beginning, and not of others, which were taken back or replaced."""
+    """Whether it is a summary of the beginning of these messages. They may have been rolled back or replaced."""
     return summary.covers < len(messages) and summary.digest == _digest(messages[: summary.covers])
 
 
 def _digest(messages: Sequence[Message]) -> str:
-    import hashlib  # here, because it takes a while to load, and most runs never need it
+    import hashlib  # here, because it is slow to import, and most runs never need it
 
     try:
         return hashlib.blake2b(msgspec.json.encode(messages), digest_size=16).hexdigest()
-    except UnicodeEncodeError:  # half a character, which no database keeps as it is: such a summary is made again
+    except UnicodeEncodeError:  # a lone surrogate, which no database stores: such a summary is made again
         return ""

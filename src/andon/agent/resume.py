@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Going on with a run that is paused or was cut, and rolling a run back.
+
+A paused run goes on under its own id: in this process or, on a store that several processes share, in any of them. A
+run that was cut goes on as a new run, whose record names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from andon.agent.continuation import UNCHANGED, EarlierRun, ResumeOptions, messages_to_continue
+from andon.agent.json_schema import JsonSchema
+from andon.agent.options import ContinueOptions, RunOptions
+from andon.agent.output import output_format
+from andon.agent.sessions import changing
+from andon.core.budget import Budget
+from andon.core.events import RunEvent
+from andon.core.receipt import Interrupt
+from andon.core.records import Bookmark, RequestKey, RunRecord
+from andon.core.run.pause import check_answers
+from andon.core.run.run import Run
+from andon.core.runtime import Runtime
+from andon.core.session import Session
+from andon.core.states import RunStatus
+from andon.errors import AnswersError, ConfigurationError, NotContinuableError, RunIdTakenError, UnknownRunError
+from andon.messages import Message
+
+
+class MakeRun(Protocol):
+    """Makes a run of the agent that has not begun."""
+
+    def __call__(
+        self,
+        messages: list[Message],
+        options: RunOptions,
+        earlier: EarlierRun | None = None,
+        restored: tuple[RunRecord, list[Message], list[Message]] | None = None,
+        output_type: Any = None,
+    ) -> Run: ...
+
+
+class RunContinuer:
+    """Goes on with the runs of one agent, on one runtime. It has no state of its own."""
+
+    __slots__ = ("_agent_id", "_check_setup", "_make_run", "_own_session", "_runtime")
+
+    def __init__(
+        self,
+        agent_id: str,
+        runtime: Runtime,
+        own_session: Callable[[], Session],
+        make_run: MakeRun,
+        check_setup: Callable[[str, Sequence[Interrupt]], Awaitable[None]],
+    ) -> None:
+        self._agent_id, self._runtime, self._own_session = agent_id, runtime, own_session
+        self._make_run = make_run
+        self._check_setup = check_setup
+        """Raises if the agent, or a sub-agent with an open question, is not set up. Called before answers are used."""
+
+    async def resume(
+        self,
+        run_id: str,
+        answers: Mapping[str, Any],
+        new_run_id: str | None,
+        request_key: RequestKey | None,
+        check: Callable[[], object],
+        options: ContinueOptions,
+        output_type: Any,
+    ) -> Run:
+        """Go on with the run, and return its handle."""
+        try:
+            return await self._resume(run_id, answers, new_run_id, request_key, check, options, output_type)
+        except NotContinuableError:
+            # If the same call was made before, say so: its run already has the new id.
+            if new_run_id not in (None, run_id) and await self._is_taken(new_run_id):
+                raise RunIdTakenError(f"run id {new_run_id!r} is taken: run {run_id!r} may go on as that one") from None
+            raise
+
+    async def _resume(
+        self,
+        run_id: str,
+        answers: Mapping[str, Any],
+        new_run_id: str | None,
+        request_key: RequestKey | None,
+        check: Callable[[], object],
+        options: ContinueOptions,
+        output_type: Any,
+    ) -> Run:
+        if (run := self._own_run(run_id)) is not None:
+            if run.is_paused:
+                _check_own_id(run_id, new_run_id)
+                _check_kept(options)
+            replaced = ResumeOptions(options.get("deps", UNCHANGED), output_format(output_type))
+            await self._runtime.check_blocks(run.session.key)
+            await self._check_setup(run_id, run.interrupts)
+            if (run := self._own_run(run_id)) is not None:  # another caller may have resumed it meanwhile
+                check()
+                await run.resume(answers, replaced, request_key)
+                return run
+        if self._runtime.keeper is not None:
+            from andon.core.shared.claim import given_back
+
+            await given_back(self._runtime.keeper, run_id, self._runtime.bounds.settle_seconds)
+        record = await self._find_record(run_id)
+        if record.status is RunStatus.paused and self._runtime.keeper is not None:
+            _check_own_id(run_id, new_run_id)
+            _check_kept(options)
+            await self._runtime.check_blocks(record.session)
+            return await self._restore(record, answers, request_key, check, options, output_type)
+        return await self._continue_ended(record, answers, new_run_id, request_key, check, options, output_type)
+
+    async def _continue_ended(
+        self,
+        record: RunRecord,
+        answers: Mapping[str, Any],
+        new_run_id: str | None,
+        request_key: RequestKey | None,
+        check: Callable[[], object],
+        options: ContinueOptions,
+        output_type: Any,
+    ) -> Run:
+        """Start a new run that goes on with one that was cancelled, failed or was lost."""
+        run_id = record.run_id
+        if record.status in (RunStatus.pending, RunStatus.running, RunStatus.cancelling):
+            advice = "" if record.status is RunStatus.cancelling else ", or cancel it"
+            raise NotContinuableError(f"run {run_id!r} is {record.status.name}: wait for its end{advice}")
+        if record.status not in (RunStatus.cancelled, RunStatus.error):
+            raise NotContinuableError(f"run {run_id!r} is {record.status.name}: to go on, send another prompt")
+        if answers:
+            raise AnswersError(f"run {run_id!r} has no open questions: it is {record.status.name}", interrupts=[])
+        if new_run_id == run_id:
+            raise RunIdTakenError(f"run {run_id!r} has ended, and goes on as a new run: give that one an id of its own")
+        assert self._runtime.store is not None
+        left = await self._runtime.store.added(run_id)
+        if not left:
+            raise NotContinuableError(f"run {run_id!r} is no longer part of its session: send another prompt")
+        earlier = EarlierRun(run_id, left, record.cut_calls)
+        earlier.remove_from(await self._runtime.store.load(record.session))  # raises here if a new run would fail
+        key = record.session
+        check()
+        named: RunOptions = {"session_id": key.session_id, "user_id": key.user_id, "run_id": new_run_id}
+        run = self._make_run(messages_to_continue(left), {**options, **named}, earlier, output_type=output_type)
+        run.request_key = request_key
+        await run.open()
+        return run
+
+    async def _restore(
+        self,
+        record: RunRecord,
+        answers: Mapping[str, Any],
+        request_key: RequestKey | None,
+        check: Callable[[], object],
+        given: ContinueOptions,
+        output_type: Any,
+    ) -> Run:
+        """Resume a run that was paused in another process, or before this process started."""
+        from andon.agent.orphan_end import read_all  # only shared stores need it
+        from andon.core.shared.claim import take_paused_for
+
+        check_answers(record.run_id, record.interrupts, record.interrupts, answers)
+        await self._check_setup(record.run_id, record.interrupts)
+        assert self._runtime.keeper is not None
+        store, mark = self._runtime.keeper.store, record.bookmark or Bookmark(0)
+        base: list[Message] = []
+        for earlier, messages in await store.history(record.session):
+            if earlier.run_id == record.run_id:
+                break
+            base += messages
+        else:
+            raise NotContinuableError(f"run {record.run_id!r} is no longer part of its session: send another prompt")
+        events = await read_all(store, record.run_id)
+        asked = [event.interrupts for event in events if event.event is RunEvent.run_paused]
+        quicker = f"run {record.run_id!r} is not paused any more, or asks something else: another process was quicker"
+        if asked[-1:] != [record.interrupts]:
+            raise NotContinuableError(quicker)
+        # An earlier version stored only what is left of the budget.
+        left = None if mark.tokens is mark.tool_calls is None else Budget(mark.tokens, mark.tool_calls)
+        options: RunOptions = {
+            "session_id": record.session.session_id,
+            "user_id": record.session.user_id,
+            "run_id": record.run_id,
+            "timeout": mark.timeout,
+            "max_turns": mark.max_turns,
+            "budget": mark.budget or left,
+            "metadata": record.metadata,
+        }
+        if "deps" in given:
+            options["deps"] = given["deps"]
+        if output_type is None and mark.output_schema is not None:
+            output_type = JsonSchema(mark.output_schema)
+        run = self._make_run([], options, restored=(record, base, messages), output_type=output_type)
+        run.request_key = record.request_key
+        run.answer(answers)
+        check()
+        # Not visible here before it is claimed: another process may be quicker, and then the run goes on there.
+        seconds = self._runtime.bounds.settle_seconds
+        held = await take_paused_for(self._runtime.keeper, record.run_id, len(events), seconds, request_key)
+        if held is None:
+            raise NotContinuableError(quicker)
+        run.begin_again(events, record, held)
+        return run
+
+    async def roll_back(self, run_id: str) -> None:
+        """Put the session back to what it was before the run."""
+        if (run := self._own_run(run_id)) is not None:
+            raise NotContinuableError(f"run {run_id!r} is {run.status.name}: cancel it, then take it back")
+        record = await self._find_record(run_id)
+        store, session = self._runtime.store, self._runtime.session(record.session)
+        assert store is not None
+        with changing(self._runtime, session):
+            await store.take_back(run_id)
+        session.refresh(await store.load(record.session))
+        if self._runtime.keeper is not None and record.session == self._own_session().key:
+            self._own_session().show(session.messages)
+
+    def _own_run(self, run_id: str) -> Run | None:
+        """The run, if it has not ended and is this agent's."""
+        run = self._runtime.run(run_id)
+        return run if run is not None and run.agent_id == self._agent_id else None
+
+    async def _is_taken(self, run_id: str) -> bool:
+        assert self._runtime.store is not None
+        return self._runtime.run(run_id) is not None or await self._runtime.store.find(run_id) is not None
+
+    async def _find_record(self, run_id: str) -> RunRecord:
+        assert self._runtime.store is not None
+        record = await self._runtime.store.find(run_id)
+        if record is None or record.session.agent_id != self._agent_id:
+            raise UnknownRunError(f"agent {self._agent_id!r} has no run {run_id!r}")
+        return record
+
+
+def _check_own_id(run_id: str, new_run_id: str | None) -> None:
+    if new_run_id not in (None, run_id):
+        detail = f"run {run_id!r} is paused, and goes on under its own id, not as {new_run_id!r}"
+        raise ConfigurationError(f"{detail}: leave the new id out. Nothing has changed")
+
+
+def _check_kept(options: ContinueOptions) -> None:
+    """Refuse what a paused run has already: to pass over it would hide that it counts for nothing."""
+    if fixed := sorted(options.keys() - {"deps"}):
+        raise TypeError(f"a paused run keeps its options; {', '.join(fixed)} can't be given")

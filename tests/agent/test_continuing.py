@@ -351,13 +351,13 @@ class Slow(MemoryStore):
         super().__init__()
         self.done, self.asked, self.go_on = done, Flag(), Flag()
 
-    async def take_back(self, run_id: str) -> None:
+    async def rollback(self, run_id: str) -> None:
         if self.done:
-            await super().take_back(run_id)
+            await super().rollback(run_id)
         self.asked.set()
         await self.go_on.arrived()
         if not self.done:
-            await super().take_back(run_id)
+            await super().rollback(run_id)
 
 
 @pytest.mark.parametrize("done", [True, False])

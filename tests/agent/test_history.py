@@ -181,7 +181,7 @@ def test_a_store_without_sessions_can_take_no_history() -> None:
         async def added(self, run_id: str) -> list[Message] | None:
             return None
 
-        async def take_back(self, run_id: str) -> None: ...
+        async def rollback(self, run_id: str) -> None: ...
 
     agent = Agent("Helper", ScriptedModel(then="Yes."), runtime=Runtime(Plain()))
     with pytest.raises(ConfigurationError, match="the store keeps runs and no sessions"):

@@ -166,7 +166,7 @@ def test_a_store_that_knows_no_sessions_says_so() -> None:
         def __init__(self) -> None:
             kept = MemoryStore()
             self.load, self.save, self.find = kept.load, kept.save, kept.find
-            self.added, self.take_back = kept.added, kept.take_back
+            self.added, self.rollback = kept.added, kept.rollback
 
     with served(Agent("Helper", ScriptedModel("Hi."), runtime=Runtime(Runs()))) as client:
         refused = client.http.post(client.path())

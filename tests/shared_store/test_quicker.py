@@ -33,7 +33,7 @@ from andon.errors import NotContinuableError, RunIdTakenError, StoreError
 from andon.messages import Text, ToolCall, assistant, user
 from andon.models.scripted import Call, Stall
 from andon.server import create_app
-from andon.store.sql import SQLStore, push
+from andon.store.sql import SQLStore, notifications
 from andon.store.sql.codec import dump_notice
 from tests.shared_store.keeping import LEASE, Shaky, changed_to, check_stored, ended, found, on, runtimes, store_of
 from tests.store.making import record
@@ -105,7 +105,7 @@ def test_a_cancel_is_heard_though_nobody_could_look_for_it_when_it_came(
     url: str, while_pausing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the run is held, and while its pause is being stored. The next renewal is far away, and so is a ping."""
-    monkeypatch.setattr(push, "PING_SECONDS", 1000)
+    monkeypatch.setattr(notifications, "PING_SECONDS", 1000)
 
     async def main() -> None:
         runtime = Runtime(Asked(url, while_pausing), lease_seconds=1000)
@@ -166,11 +166,11 @@ def test_a_notification_that_the_runs_row_does_not_know_stops_nothing(postgres_u
             store_of(here).listen(lambda names: told.set() if names == ["r1"] else None)
             forged = dump_notice("r1", run.tenure.owner, CancelRequest.make(by="mallory", reason="because I can"))
             with psycopg.connect(postgres_url, autocommit=True) as admin:
-                admin.execute("SELECT pg_notify(%s, %s)", (push.CHANNEL, forged))
+                admin.execute("SELECT pg_notify(%s, %s)", (notifications.CHANNEL, forged))
                 await told.arrived()  # that somebody should look is all that was passed on
                 assert not run.is_cancelling
                 assert await there.cancel(run_id="r1", by=by) == {"r1": CancelOutcome.requested}
-                admin.execute("SELECT pg_notify(%s, %s)", (push.CHANNEL, forged))
+                admin.execute("SELECT pg_notify(%s, %s)", (notifications.CHANNEL, forged))
             await run.ended()
             stored = await check_stored(there, "r1", RunStatus.cancelled, CancelCause.user)
             assert stored.receipt is not None
@@ -183,7 +183,7 @@ def test_a_cancel_that_was_heard_of_and_then_lost_with_the_server_is_told_to_it_
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was seen before it was on the disk, and never got there; but the run is stopping, and everybody must know."""
-    monkeypatch.setattr(push, "compared", lambda driver, said: said)  # the row was there when it was looked at
+    monkeypatch.setattr(notifications, "compared", lambda driver, said: said)  # the row was there when it was looked at
 
     async def main() -> None:
         async with runtimes(postgres_url) as (here, there):
@@ -196,7 +196,9 @@ def test_a_cancel_that_was_heard_of_and_then_lost_with_the_server_is_told_to_it_
             assert run.tenure is not None
             request = CancelRequest.make(by="ada", mode="after_turn")
             with psycopg.connect(postgres_url, autocommit=True) as admin:
-                admin.execute("SELECT pg_notify(%s, %s)", (push.CHANNEL, dump_notice("r1", run.tenure.owner, request)))
+                admin.execute(
+                    "SELECT pg_notify(%s, %s)", (notifications.CHANNEL, dump_notice("r1", run.tenure.owner, request))
+                )
             await changed_to(there, "r1", lambda record: record.status is RunStatus.cancelling)
             assert [entry.request for entry in await store_of(there).cancel_log(Selection("r1"), 9)] == [request]
             run.cancel()

@@ -16,7 +16,7 @@ import pytest
 from andon import RunStatus
 from andon.core.selection import Selection
 from andon.store.sql import SQLStore, database, transaction
-from andon.store.sql.lanes import Answer, Lane
+from andon.store.sql.threads import Answer, ThreadPool
 from tests.store.making import KEY, LONG, asking, opened, record, said
 from tests.support import Flag, Worker, eventually, play, until
 
@@ -40,8 +40,8 @@ def at_once(answer: Answer[str]) -> None:
 
 def test_work_that_has_begun_is_done_and_what_has_not_is_taken_back() -> None:
     async def main() -> None:
-        lane, first, second = Lane("test", 1), Gate(), Gate()
-        waiting, queued = asyncio.create_task(lane.run(first)), asyncio.create_task(lane.run(second))
+        pool, first, second = ThreadPool("test", 1), Gate(), Gate()
+        waiting, queued = asyncio.create_task(pool.run(first)), asyncio.create_task(pool.run(second))
         await first.begun.arrived()
         for task in (waiting, queued):
             task.cancel()
@@ -50,18 +50,18 @@ def test_work_that_has_begun_is_done_and_what_has_not_is_taken_back() -> None:
         assert not first.ended.is_set()
         first.may_go_on.set()
         await first.ended.arrived()
-        assert await lane.run(at_once) == "at once"
+        assert await pool.run(at_once) == "at once"
         assert not second.begun.is_set()
-        lane.close()
+        pool.close()
 
     play(main)
 
 
 def test_a_loop_that_is_closed_takes_nothing_with_it() -> None:
-    lane, gate = Lane("test", 1), Gate()
+    pool, gate = ThreadPool("test", 1), Gate()
 
     async def leave() -> None:
-        task = asyncio.create_task(lane.run(gate))
+        task = asyncio.create_task(pool.run(gate))
         await gate.begun.arrived()
         task.cancel()
 
@@ -70,26 +70,26 @@ def test_a_loop_that_is_closed_takes_nothing_with_it() -> None:
     gate.ended.wait()
 
     async def main() -> None:
-        assert await lane.run(at_once) == "at once"
+        assert await pool.run(at_once) == "at once"
 
     asyncio.run(main())
-    lane.close()
+    pool.close()
 
 
 def test_a_lane_starts_no_more_threads_than_it_needs() -> None:
     async def main() -> None:
-        lane = Lane("test-lane", 3)
+        pool = ThreadPool("test-pool", 3)
         for _ in range(5):
-            await lane.run(at_once)
+            await pool.run(at_once)
         gates = [Gate() for _ in range(5)]
-        tasks = [asyncio.create_task(lane.run(gate)) for gate in gates]
+        tasks = [asyncio.create_task(pool.run(gate)) for gate in gates]
         await asyncio.gather(*(gate.begun.arrived() for gate in gates[:3]))
         names = [thread.name for thread in threading.enumerate()]
-        assert names.count("test-lane") == 3
+        assert names.count("test-pool") == 3
         for gate in gates:
             gate.may_go_on.set()
         assert await asyncio.gather(*tasks) == ["done"] * 5
-        lane.close()
+        pool.close()
 
     play(main)
 
@@ -104,14 +104,14 @@ def test_for_what_comes_after_the_answer_nobody_waits_but_the_next_in_line(caplo
         raise RuntimeError("nobody waits for this")
 
     async def main() -> None:
-        lane = Lane("test", 1)
-        assert await lane.run(answer_first) == "first"
-        following = asyncio.create_task(lane.run(at_once))
+        pool = ThreadPool("test", 1)
+        assert await pool.run(answer_first) == "first"
+        following = asyncio.create_task(pool.run(at_once))
         await after.begun.arrived()
         assert not following.done()
         after.may_go_on.set()
         assert await following == "at once"
-        lane.close()
+        pool.close()
 
     play(main)
     assert "what came after the answer failed: RuntimeError: nobody waits for this" in caplog.text
@@ -127,7 +127,7 @@ def test_a_cancelled_call_has_done_all_of_its_work_or_none(url: str) -> None:
                     await asyncio.sleep(0)
                 task.cancel()
                 await asyncio.wait([task])
-            # In the same lane as those, or, with Postgres, behind their locks.
+            # In the same pool as those, or, with Postgres, behind their locks.
             await store.request_cancel(Selection(run_id="r1"), asking(reason="last"))
             log = await store.cancel_log(Selection(), 100)
             assert len(log) == 1
@@ -181,13 +181,13 @@ def test_a_store_that_is_forgotten_leaves_no_thread_and_no_connection(url: str) 
 def test_a_store_may_be_forgotten_by_whoever_has_its_locks_and_while_it_works(sqlite_url: str) -> None:
     """The garbage collector comes at any moment, on any thread: it finds no lock to wait for, and waits for nobody."""
     before, forgetting = _threads(), [database.Database(sqlite_url)]
-    hub, lanes, work = forgetting[0].hub, forgetting[0]._lanes, Gate()
-    going = lanes[0].submit(work)
+    hub, pools, work = forgetting[0].hub, forgetting[0]._pools, Gate()
+    going = pools[0].submit(work)
     work.begun.wait()
 
     def forget() -> None:
         with contextlib.ExitStack() as stack:
-            for lock in {hub._lock, *(lane._lock for lane in lanes)}:
+            for lock in {hub._lock, *(pool._lock for pool in pools)}:
                 stack.enter_context(lock)
             forgetting.clear()
             gc.collect()

@@ -11,7 +11,7 @@ import pytest
 from andon import RunStatus, SessionKey
 from andon.core.selection import Selection
 from andon.core.shared.store import Lease, Progress
-from andon.store.sql import SQLStore, clocks, holding
+from andon.store.sql import SQLStore, clocks, leases
 from tests.store.making import KEY, LONG, asking, events, opened, record, said
 from tests.store.test_schema import execute
 from tests.support import play
@@ -112,7 +112,7 @@ def test_a_lease_of_before_a_restart_of_the_machine_lasts_no_longer_than_it_is_l
             assert isinstance(until, float)
             for now, over in ((until - 10.0, False), (until - 16.0, True), (until + 1.0, True), (5.0, True)):
                 monkeypatch.setattr(clocks, "monotonic", lambda now=now: now)
-                assert await store._db.read(holding.has_orphans) is over
+                assert await store._db.read(leases.has_orphans) is over
 
     play(main)
 

@@ -18,7 +18,7 @@ from andon import RunStatus
 from andon.cli import main as andon
 from andon.core.selection import Selection
 from andon.errors import ConfigurationError, StoreError
-from andon.store.sql import configuration, push
+from andon.store.sql import configuration, notifications
 from tests.store.admin import ask, plain_role, tell
 from tests.store.making import LONG, asking, events, opened, record, said
 from tests.store.pooler import SESSIONS, pooling
@@ -70,7 +70,7 @@ def test_the_command_line_says_so_in_one_line(
 
 
 def test_a_pooler_in_session_mode_is_as_good_as_the_server(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push, "PING_SECONDS", HANG)  # only a notification wakes
+    monkeypatch.setattr(notifications, "PING_SECONDS", HANG)  # only a notification wakes
 
     async def main() -> None:
         with pooling(postgres_url, by_transaction=False) as url:

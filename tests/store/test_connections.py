@@ -104,7 +104,7 @@ def test_a_server_that_lacks_a_setting_is_used_without_it(
 
 
 def test_a_process_has_a_connection_for_each_of_its_threads_and_no_more(postgres_url: str) -> None:
-    """All threads of all lanes are in the middle of a transaction, and twice as many want to be, while it listens."""
+    """All threads of all pools are in the middle of a transaction, and twice as many want to be, while it listens."""
 
     async def main() -> None:
         async with opened(postgres_url) as store:
@@ -118,10 +118,10 @@ def test_a_process_has_a_connection_for_each_of_its_threads_and_no_more(postgres
                     inside.append(tx)
                 go_on.wait()
 
-            sizes = {lane: lane._size for lane in db._lanes if lane is not db._checkpoints}
-            how = transaction.How(writes=True, early=False)
+            sizes = {pool: pool._size for pool in db._pools if pool is not db._checkpoints}
+            how = transaction.TxMode(writes=True, early=False)
             jobs = [
-                asyncio.create_task(db._run(lane, work, how)) for lane, size in sizes.items() for _ in range(2 * size)
+                asyncio.create_task(db._run(pool, work, how)) for pool, size in sizes.items() for _ in range(2 * size)
             ]
             await until(lambda: len(inside) == sum(sizes.values()))
             assert await asyncio.to_thread(ask, postgres_url, f"SELECT count(*) {OURS}") == str(database.CONNECTIONS)

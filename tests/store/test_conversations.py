@@ -132,8 +132,8 @@ def test_a_run_that_goes_on_with_another_takes_its_place(any_url: str) -> None:
             assert await store.load(KEY) == said("Cut, and more")
             assert await store.added("r1") is None
             with pytest.raises(NotContinuableError, match="taken back or continued"):
-                await store.take_back("r1")
-            await store.take_back("r2")
+                await store.rollback("r1")
+            await store.rollback("r2")
             assert await store.load(KEY) == said("Cut")
             assert await store.added("r1") == said("Cut")
             assert await store.added("r2") is None
@@ -150,16 +150,16 @@ def test_only_the_last_run_can_be_taken_back(any_url: str) -> None:
             await store.save(record("r2", DONE), said("Two"))
             await store.save(record("r3", DONE), [])
             with pytest.raises(NotContinuableError, match="later runs build on it"):
-                await store.take_back("r1")
+                await store.rollback("r1")
             with pytest.raises(NotContinuableError, match="not part of its session"):
-                await store.take_back("r3")
+                await store.rollback("r3")
             with pytest.raises(UnknownRunError, match="'r4'"):
-                await store.take_back("r4")
-            await store.take_back("r2")
-            await store.take_back("r1")
+                await store.rollback("r4")
+            await store.rollback("r2")
+            await store.rollback("r1")
             assert await store.load(KEY) == []
             with pytest.raises(NotContinuableError):
-                await store.take_back("r1")
+                await store.rollback("r1")
 
     play(main)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from andon.store.sql import database
-from andon.store.sql.lanes import Answer
+from andon.store.sql.threads import Answer
 from tests.store.making import KEY, opened
 from tests.support import HANG, Flag, play, until
 

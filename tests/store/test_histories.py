@@ -93,7 +93,7 @@ def test_a_run_can_be_taken_back_and_what_came_before_it_stays(any_url: str) -> 
         async with opened_any(any_url) as store:
             await store.replace_session(KEY, said("one"))
             await store.save(record("r1", RunStatus.cancelled), said("two"))
-            await store.take_back("r1")
+            await store.rollback("r1")
             assert await store.load(KEY) == said("one")
 
     play(main)

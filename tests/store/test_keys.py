@@ -14,9 +14,9 @@ from sqlalchemy import Engine, Row, event
 from andon import KeyUsedError, RunStatus, SessionBusyError
 from andon.core.records import RequestKey, SessionKey
 from andon.core.shared.store import KeyUse, Lease, Taken
-from andon.store.sql import SQLStore, holding, sessions
+from andon.store.sql import SQLStore, leases, sessions
+from andon.store.sql.encoded import EncodedEnd
 from andon.store.sql.transaction import Tx
-from andon.store.sql.written import Ending
 from tests.store.making import KEY, LONG, events, opened, record, said
 from tests.store.test_schema import execute
 from tests.support import Flag, play, until
@@ -234,8 +234,8 @@ def test_an_answer_that_comes_while_the_run_is_given_back_keeps_its_key(postgres
         inside, go_on = Flag(), Flag()
         async with opened(postgres_url) as slow, opened(postgres_url) as store:
             await pause(store)
-            end = Ending.of((await take_up(slow, PAY)).lease, PAUSED, said("One"), [])
-            giving = asyncio.create_task(slow._db.end(held_up(lambda tx: holding.finish(tx, end), inside, go_on)))
+            end = EncodedEnd.of((await take_up(slow, PAY)).lease, PAUSED, said("One"), [])
+            giving = asyncio.create_task(slow._db.end(held_up(lambda tx: leases.finish(tx, end), inside, go_on)))
             await inside.arrived()
             taking = asyncio.create_task(store.take_up("r1", "you", LONG, key))
             await waits(postgres_url, taking)
@@ -309,16 +309,16 @@ def test_an_answer_and_a_start_with_one_key_do_not_wait_for_each_other(
     """
 
     async def main() -> None:
-        inside, go_on, head_of_line = Flag(), Flag(), sessions.head_of_line
+        inside, go_on, lock_or_create = Flag(), Flag(), sessions.lock_or_create
 
         def slowly(*arguments: Any) -> Row[Any]:
             inside.set()  # it has its key, and nothing else
             go_on.wait()
-            return head_of_line(*arguments)
+            return lock_or_create(*arguments)
 
         async with opened(postgres_url) as store, opened(postgres_url) as other:
             await pause(store)
-            monkeypatch.setattr(sessions, "head_of_line", slowly)
+            monkeypatch.setattr(sessions, "lock_or_create", slowly)
             start = other.enter(record("r2", request_key=OTHER), "you", LONG, "queue")
             entering = asyncio.create_task(start)
             await inside.arrived()

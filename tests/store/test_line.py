@@ -219,7 +219,7 @@ def test_nothing_is_taken_back_while_a_run_is_in_the_line(url: str) -> None:
             await store.finish(lease, record("r1", RunStatus.completed), said("One"), [])
             await store.enter(record("r2"), "me", LONG, "reject")
             with pytest.raises(SessionBusyError, match="run 'r2' is running in it"):
-                await store.take_back("r1")
+                await store.rollback("r1")
 
     play(main)
 

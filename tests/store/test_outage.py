@@ -99,7 +99,7 @@ def test_who_stops_in_the_middle_of_a_transaction_does_not_stop_the_others(
 
             def stop(tx: transaction.Tx) -> None:
                 tries.append(tx)
-                sessions.head_of_line(tx, KEY, 1.5)
+                sessions.lock_or_create(tx, KEY, 1.5)
                 inside.set()
                 go_on.wait()
                 tx.execute(select(1))

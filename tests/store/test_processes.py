@@ -15,7 +15,7 @@ import pytest
 from andon import CancelOutcome, RunStatus
 from andon.core.selection import Selection
 from andon.core.shared.store import Lease, Progress
-from andon.store.sql import SQLStore, push
+from andon.store.sql import SQLStore, notifications
 from tests.store.elsewhere import Elsewhere
 from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said
 from tests.support import Flag, play
@@ -66,7 +66,7 @@ async def found_cancelled(store: SQLStore, bell: Bell, lease: Lease) -> str | No
 
 def test_progress_wakes_those_who_read_and_nobody_else(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file does not tell what has changed in it."""
-    monkeypatch.setattr(push, "PING_SECONDS", LONG)
+    monkeypatch.setattr(notifications, "PING_SECONDS", LONG)
 
     async def main() -> None:
         async with opened(postgres_url) as store:
@@ -93,7 +93,7 @@ def test_progress_wakes_those_who_read_and_nobody_else(postgres_url: str, monkey
 
 def test_a_server_says_which_run_was_asked_to_stop(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is told by that has nothing to look for."""
-    monkeypatch.setattr(push, "PING_SECONDS", LONG)
+    monkeypatch.setattr(notifications, "PING_SECONDS", LONG)
 
     async def main() -> None:
         async with opened(postgres_url) as store, opened(postgres_url) as other:
@@ -126,7 +126,7 @@ def test_a_server_says_which_run_was_asked_to_stop(postgres_url: str, monkeypatc
 def test_of_what_a_server_can_not_say_exactly_it_says_that_something_has_changed(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, which: Selection, names: list[str], reason: str | None
 ) -> None:
-    monkeypatch.setattr(push, "PING_SECONDS", LONG)
+    monkeypatch.setattr(notifications, "PING_SECONDS", LONG)
 
     async def main() -> None:
         async with opened(postgres_url) as store:
@@ -148,7 +148,7 @@ def test_what_somebody_says_without_a_bottom_only_has_everybody_look(
     postgres_url: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every role that may connect can say it. The connection stays."""
-    monkeypatch.setattr(push, "PING_SECONDS", LONG)
+    monkeypatch.setattr(notifications, "PING_SECONDS", LONG)
 
     async def main() -> None:
         async with opened(postgres_url) as store:
@@ -157,7 +157,7 @@ def test_what_somebody_says_without_a_bottom_only_has_everybody_look(
             await called.next()  # it has connected
             told = called.next()
             with psycopg.connect(postgres_url, autocommit=True) as anybody:
-                anybody.execute("SELECT pg_notify(%s, %s)", (push.CHANNEL, said))
+                anybody.execute("SELECT pg_notify(%s, %s)", (notifications.CHANNEL, said))
             await told
             assert "can't be watched" not in caplog.text
 

@@ -8,7 +8,7 @@ import pytest
 from andon import RunStatus, SessionKey
 from andon.core.selection import Selection
 from andon.core.shared.store import Progress
-from andon.store.sql import SQLStore, service
+from andon.store.sql import SQLStore, maintenance
 from tests.store.making import KEY, LONG, asking, events, opened, record, said
 from tests.support import play
 
@@ -42,7 +42,7 @@ def test_what_was_touched_since_is_kept(url: str) -> None:
 
 
 def test_old_sessions_go_with_all_that_they_had(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "SESSIONS_AT_ONCE", 2)
+    monkeypatch.setattr(maintenance, "SESSIONS_AT_ONCE", 2)
 
     async def main() -> None:
         async with opened(url) as store:
@@ -64,7 +64,7 @@ def test_old_sessions_go_with_all_that_they_had(url: str, monkeypatch: pytest.Mo
 def test_a_session_with_a_live_or_paused_run_is_kept_but_old_events_go(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "EVENTS_AT_ONCE", 4)
+    monkeypatch.setattr(maintenance, "EVENTS_AT_ONCE", 4)
 
     async def main() -> None:
         async with opened(url) as store:

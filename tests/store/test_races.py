@@ -18,10 +18,10 @@ from andon.core.receipt import CancelRequest
 from andon.core.selection import Block, Selection
 from andon.core.shared.store import Lease, Progress
 from andon.errors import BlockedError
-from andon.store.sql import SQLStore, holding
+from andon.store.sql import SQLStore, leases
 from andon.store.sql.codec import dump
+from andon.store.sql.encoded import encode_progress
 from andon.store.sql.transaction import Tx
-from andon.store.sql.written import written
 from tests.store.making import KEY, LONG, PAST, asking, events, opened, record, said
 from tests.support import Flag, Worker, play, until
 
@@ -163,7 +163,7 @@ def test_nobody_slips_past_a_block_and_the_cancel_that_follows_it(postgres_url: 
         inside, go_on = Flag(), Flag()
 
         def enter_slowly(tx: Tx) -> Lease:
-            lease = holding.enter(tx, record("r1"), dump(record("r1")), "me", LONG, "reject")
+            lease = leases.enter(tx, record("r1"), dump(record("r1")), "me", LONG, "reject")
             inside.set()
             go_on.wait()
             return lease
@@ -238,7 +238,7 @@ def test_a_cancel_does_not_wait_for_events_to_be_written_but_an_end_and_a_takeov
         inside, go_on = Flag(), Flag()
 
         def write_slowly(tx: Tx) -> list[str]:
-            refused = holding.write(tx, list(written([Progress(lease, said("One"), events("r1", (1, 2)))])))
+            refused = leases.write(tx, list(encode_progress([Progress(lease, said("One"), events("r1", (1, 2)))])))
             tx.execute(select(1))  # what is to be written is sent
             inside.set()
             go_on.wait()

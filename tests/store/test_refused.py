@@ -14,7 +14,7 @@ from andon import Interrupt, RunIdTakenError, RunStatus, SessionPausedError
 from andon.core.selection import Block
 from andon.core.shared.store import Granted, Lease
 from andon.errors import BlockedError
-from andon.store.sql import SQLStore, holding, sessions
+from andon.store.sql import SQLStore, leases, sessions
 from andon.store.sql.codec import dump
 from andon.store.sql.transaction import Tx
 from tests.store.making import KEY, LONG, events, opened, record, said
@@ -113,14 +113,14 @@ def test_a_start_that_comes_while_the_session_is_dropped_makes_it_anew(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        inside, go_on, drop_head = Flag(), Flag(), sessions.drop_head
+        inside, go_on, drop_if_unused = Flag(), Flag(), sessions.drop_if_unused
 
         def slowly(tx: Tx, *arguments: Any) -> None:
-            drop_head(tx, *arguments)
+            drop_if_unused(tx, *arguments)
             inside.set()
             go_on.wait()
 
-        monkeypatch.setattr(sessions, "drop_head", slowly)
+        monkeypatch.setattr(sessions, "drop_if_unused", slowly)
         async with opened(postgres_url) as slow, opened(postgres_url) as store:
             await take_the_id(store)
             refusing = asyncio.create_task(refused(slow))
@@ -142,19 +142,19 @@ def test_a_session_that_is_entered_just_before_it_is_dropped_stays(
 
     async def main() -> None:
         inside, go_on, entered = Flag(), Flag(), Flag()
-        drop_head = sessions.drop_head
+        drop_if_unused = sessions.drop_if_unused
 
         def later(tx: Tx, *arguments: Any) -> None:
             entered.wait()
-            drop_head(tx, *arguments)
+            drop_if_unused(tx, *arguments)
 
         def enter_slowly(tx: Tx) -> Granted:
-            lease = holding.enter(tx, record("r2"), dump(record("r2")), "me", LONG, "reject")
+            lease = leases.enter(tx, record("r2"), dump(record("r2")), "me", LONG, "reject")
             inside.set()
             go_on.wait()
             return lease
 
-        monkeypatch.setattr(sessions, "drop_head", later)
+        monkeypatch.setattr(sessions, "drop_if_unused", later)
         async with opened(postgres_url) as slow, opened(postgres_url) as store:
             await take_the_id(store)
             refusing = asyncio.create_task(refused(store))

@@ -16,7 +16,7 @@ from andon import RunStatus
 from andon.core.selection import Selection
 from andon.core.shared.store import Lease, Progress
 from andon.core.states import CancelOutcome
-from andon.store.sql import SQLStore, database, push
+from andon.store.sql import SQLStore, database, notifications
 from tests.store.making import KEY, LONG, asking, events, opened, record, said
 from tests.store.server import Server
 from tests.store.test_processes import Bell
@@ -81,7 +81,7 @@ def test_a_cancel_waits_for_nobody_else(disk: Disk, monkeypatch: pytest.MonkeyPa
     """Not until a lease is renewed on the disk, not for the ends of other runs, however many (of all who notify, one at
     a time may commit), nor until it is there itself: who holds the run hears of it at once. Who has asked waits.
     """
-    monkeypatch.setattr(push, "PING_SECONDS", LONG)
+    monkeypatch.setattr(notifications, "PING_SECONDS", LONG)
 
     async def main() -> None:
         async with opened(disk.url) as store, opened(disk.url) as other:

@@ -88,7 +88,7 @@ def test_changes_at_once_on_one_loop_take_turns(url: str, monkeypatch: pytest.Mo
             found = await store.find_session(KEY)
             assert found is not None
             assert found.state == {f"k{n}": n for n in range(40)}
-            assert not store._turns._locks, "nobody waits any more"
+            assert not store._locks._locks, "nobody waits any more"
 
     play(main)
     assert writes == [True] * 40
@@ -101,7 +101,7 @@ def test_a_change_waits_for_no_other_session_and_for_none_that_was_cancelled(url
             other = KEY._replace(session_id="s2")
             for key in (KEY, other):
                 await store.create_session(key, {})
-            async with store._turns.of(KEY):
+            async with store._locks.of(KEY):
                 waiting = asyncio.create_task(store.update_session(KEY, {"a": 1}))
                 assert await store.update_session(other, {"b": 2}) is not None
                 assert not waiting.done()
@@ -146,14 +146,14 @@ def test_a_change_that_is_overtaken_again_and_again_gives_up(
     async def main() -> None:
         async with opened(url) as store:
             await store.create_session(KEY, {"a": 1})
-            written = store._written
+            written = store._encode_state
 
             def overtaken(state: dict[str, Any]) -> str:
                 if next(tries) <= times:
                     execute(url, "UPDATE andon_states SET version = version + 1")
                 return written(state)
 
-            monkeypatch.setattr(store, "_written", overtaken)
+            monkeypatch.setattr(store, "_encode_state", overtaken)
             if times < CHANGE_TRIES:
                 changed = await store.update_session(KEY, {"b": 2})
                 assert changed is not None

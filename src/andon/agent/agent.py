@@ -146,7 +146,7 @@ class Agent(Generic[OutputT]):
         if runtime.store is None:
             runtime.store = MemoryStore()
         if isinstance(runtime.store, MemoryStore):
-            runtime.store.forgetting.spare(runtime.holds)
+            runtime.store.retention.spare(runtime.holds)
         if runtime.is_shared:
             from andon.agent.orphan_end import end_orphan  # like all that only shared stores need
 

@@ -141,7 +141,7 @@ def open_runtime(url: str, lease: float, keep_days: float | None) -> Runtime:
         if isinstance(store, SharedStore):
             asyncio.run(store.ping())
         elif isinstance(store, MemoryStore) and keep_days is not None:
-            store.forgetting.keep_days = keep_days
+            store.retention.keep_days = keep_days
     except (ConfigurationError, StoreError) as error:
         hint = "" if isinstance(error, MissingExtraError) else " (another database can be named with --db)"
         raise Mistake(f"{error}{hint}", mistake_of(error).code) from None

@@ -48,7 +48,7 @@ class Store(Protocol):
         """What a run has added to its session; None if that is no longer part of it, or was never kept."""
         ...
 
-    async def take_back(self, run_id: str) -> None:
+    async def rollback(self, run_id: str) -> None:
         """Take what a run added out of its session; the record stays. Raises `NotContinuableError` where later runs
         build on it. What the run had gone on with is part of the session again.
         """

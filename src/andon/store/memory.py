@@ -21,7 +21,7 @@ from andon.core.states import RunStatus
 from andon.core.store import DONE
 from andon.errors import NotContinuableError, UnknownRunError, show
 from andon.messages import Message
-from andon.store.forgetting import Forgetting
+from andon.store.retention import Retention
 from andon.store.state import MAX_STATE, check_size, checked_limit
 
 RECORDS_KEPT = 10_000
@@ -67,7 +67,7 @@ class MemoryStore:
     def __init__(
         self, *, keep_days: float | None = 7.0, keep_sessions: int | None = 10_000, max_state: int = MAX_STATE
     ) -> None:
-        self.forgetting = Forgetting(keep_days, keep_sessions)
+        self.retention = Retention(keep_days, keep_sessions)
         self.max_state = checked_limit(max_state)
         self.start_over()
         start_over_after_fork(self)
@@ -84,16 +84,16 @@ class MemoryStore:
     def _touch(self, session: SessionKey) -> None:
         """Somebody has to do with this session. Others, with which nobody has, may leave."""
         if (kept := self._sessions.get(session)) is not None:
-            self.forgetting.touch(session, below=kept.below)
-        for key in self.forgetting.due():
+            self.retention.touch(session, below=kept.below)
+        for key in self.retention.due():
             due = self._sessions[key]
             if any(record.status is RunStatus.paused for record, _ in due.runs.values()):
-                self.forgetting.touch(key, below=due.below)
+                self.retention.touch(key, below=due.below)
             else:
                 self._drop(key)
 
     def _drop(self, session: SessionKey) -> bool:
-        self.forgetting.drop(session)
+        self.retention.drop(session)
         return self._sessions.pop(session, None) is not None
 
     async def load(self, session: SessionKey) -> list[Message]:
@@ -143,7 +143,7 @@ class MemoryStore:
             part = None if record is None else self._parts(record.session).get((run_id, record.created_at))
             return None if part is None else list(part[1])
 
-    async def take_back(self, run_id: str) -> None:
+    async def rollback(self, run_id: str) -> None:
         with self._lock:
             record = self._records.get(run_id)
             if record is None:

@@ -56,12 +56,12 @@ def expired(postgres: bool) -> ColumnElement[bool]:
     return and_(runs.c.status.in_(HELD), or_(until < clock, until - runs.c.lease_seconds > clock + SLACK))
 
 
-def nobodys(postgres: bool) -> ColumnElement[bool]:
+def unowned(postgres: bool) -> ColumnElement[bool]:
     """A run that nobody will end unless somebody takes it."""
     return or_(runs.c.status.not_in(HELD), expired(postgres))
 
 
-SERVER_NOBODYS = (
+SERVER_UNOWNED = (
     f"(status NOT IN {HELD} OR lease_until < {SERVER_CLOCK} OR lease_until - lease_seconds > {SERVER_CLOCK} + {SLACK})"
 )
 """The same, for a statement that is written as Postgres reads it."""

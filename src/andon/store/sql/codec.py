@@ -72,7 +72,7 @@ def dump_names(kind: str, run_ids: Iterable[str | None]) -> list[str]:
     for run_id in run_ids:
         if run_id is None:
             continue
-        name = _encode(Id.written(run_id))
+        name = _encode(Id.encode(run_id))
         if len(name) > LONGEST_NOTICE:
             return [LOOK]
         if len(name) >= room and names:
@@ -86,6 +86,6 @@ def dump_names(kind: str, run_ids: Iterable[str | None]) -> list[str]:
 def read_names(said: str) -> list[str] | None:
     """The runs that something is said of; None if it is not one of this version's words."""
     try:
-        return [Id.read(name) for name in _read_names(said[1:]) if name is not None]
+        return [Id.decode(name) for name in _read_names(said[1:]) if name is not None]
     except (msgspec.DecodeError, RecursionError):  # it may have been said by anybody
         return None

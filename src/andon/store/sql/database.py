@@ -38,13 +38,13 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from andon.core.portal import portal
 from andon.store.sql import schema
 from andon.store.sql.address import parse
+from andon.store.sql.deadline import Deadline
 from andon.store.sql.engine import make_engine
 from andon.store.sql.faults import CutOffError, is_transient, translate
-from andon.store.sql.lanes import Answer, Lane
+from andon.store.sql.notifications import Hub, watch_file, watch_server
 from andon.store.sql.opening import Opening
-from andon.store.sql.patience import Patience
-from andon.store.sql.push import Hub, watch_file, watch_server
-from andon.store.sql.transaction import BY_STATEMENT, How, Tx
+from andon.store.sql.threads import Answer, ThreadPool
+from andon.store.sql.transaction import AUTOCOMMIT, Tx, TxMode
 from andon.store.sql.version import Version
 
 T = TypeVar("T")
@@ -52,9 +52,9 @@ T = TypeVar("T")
 READERS = 3
 CHANGERS = 3
 ENDERS = 3
-ASKERS = 2
-CONNECTIONS = READERS + CHANGERS + ENDERS + ASKERS + 1 + 1 + 1
-"""All that a process ever has at once: one for each thread of the lanes below (progress and renewals have one thread
+CANCELLERS = 2
+CONNECTIONS = READERS + CHANGERS + ENDERS + CANCELLERS + 1 + 1 + 1
+"""All that a process ever has at once: one for each thread of the pools below (progress and renewals have one thread
 each), and one that listens. docs/storage.md says the number.
 """
 FIRST, SOON, LATER = range(3)
@@ -66,6 +66,10 @@ ANSWER_SECONDS = 15.0
 """For how long a caller waits."""
 CHECKPOINT_CHANGES = 100
 """After so many changes, what SQLite has in its log is brought to its place in the file, which waits for the disk."""
+
+
+def _mode(autocommit: bool, *, early: bool) -> TxMode:
+    return AUTOCOMMIT if autocommit else TxMode(writes=True, early=early)
 
 
 class Database:
@@ -85,8 +89,8 @@ class Database:
         # A store that is forgotten without a `close` leaves no thread and no connection behind.
         self._release = self._make_release()
 
-    def _make_release(self) -> weakref.finalize[[Engine, list[Lane], Hub], Database]:
-        release = weakref.finalize(self, _release_soon, self._engine, self._lanes, self._hub)
+    def _make_release(self) -> weakref.finalize[[Engine, list[ThreadPool], Hub], Database]:
+        release = weakref.finalize(self, _release_soon, self._engine, self._pools, self._hub)
         release.atexit = False  # see `_at_exit`
         return release
 
@@ -96,18 +100,18 @@ class Database:
 
     def _start(self) -> None:
         self._opening = Opening(self.address.shown)
-        changes = Lane("andon-store", CHANGERS if self.postgres else 1)
-        self._reads, self._changes = Lane("andon-store-reads", READERS), changes
-        self._progress = Lane("andon-store-progress", 1) if self.postgres else changes
-        self._asks = Lane("andon-store-asks", ASKERS) if self.postgres else changes
-        self._ends = Lane("andon-store-ends", ENDERS) if self.postgres else changes
-        self._renewals = Lane("andon-store-renewals", 1) if self.postgres else changes
-        self._checkpoints, self._changed = Lane("andon-store-checkpoints", 1), itertools.count(1)
-        self._lanes = [
+        changes = ThreadPool("andon-store", CHANGERS if self.postgres else 1)
+        self._reads, self._changes = ThreadPool("andon-store-reads", READERS), changes
+        self._progress = ThreadPool("andon-store-progress", 1) if self.postgres else changes
+        self._cancels = ThreadPool("andon-store-cancels", CANCELLERS) if self.postgres else changes
+        self._ends = ThreadPool("andon-store-ends", ENDERS) if self.postgres else changes
+        self._renewals = ThreadPool("andon-store-renewals", 1) if self.postgres else changes
+        self._checkpoints, self._changed = ThreadPool("andon-store-checkpoints", 1), itertools.count(1)
+        self._pools = [
             self._reads,
             changes,
             self._progress,
-            self._asks,
+            self._cancels,
             self._ends,
             self._renewals,
             self._checkpoints,
@@ -118,59 +122,60 @@ class Database:
     # -- from loops ---------------------------------------------------------------------------------------------------
 
     async def read(self, work: Callable[[Tx], T]) -> T:
-        return await self._run(self._reads, work, BY_STATEMENT)
+        return await self._run(self._reads, work, AUTOCOMMIT)
 
     async def look(self, work: Callable[[Tx], T]) -> T:
         """Read what tells whether runs go on: that waits for no other reader's turn."""
-        return await self._run(self._reads, work, BY_STATEMENT, FIRST)
+        return await self._run(self._reads, work, AUTOCOMMIT, FIRST)
 
-    async def change(self, work: Callable[[Tx], T], *, at_once: bool = False) -> T:
+    async def change(self, work: Callable[[Tx], T], *, autocommit: bool = False) -> T:
         """Write."""
-        return await self._run(self._changes, work, BY_STATEMENT if at_once else How(writes=True, early=False))
+        return await self._run(self._changes, work, _mode(autocommit, early=False))
 
-    async def renew(self, work: Callable[[Tx], T], *, at_once: bool = False) -> T:
+    async def renew(self, work: Callable[[Tx], T], *, autocommit: bool = False) -> T:
         """Write what keeps runs alive."""
-        return await self._run(self._renewals, work, BY_STATEMENT if at_once else How(writes=True, early=True), FIRST)
+        return await self._run(self._renewals, work, _mode(autocommit, early=True), FIRST)
 
-    async def end(self, work: Callable[[Tx], T], *, at_once: bool = False) -> T:
+    async def end(self, work: Callable[[Tx], T], *, autocommit: bool = False) -> T:
         """Write the end of a run."""
-        return await self._run(self._ends, work, BY_STATEMENT if at_once else How(writes=True, early=False), SOON)
+        return await self._run(self._ends, work, _mode(autocommit, early=False), SOON)
 
     async def sweep(self, work: Callable[[Tx], T], *, writes: bool) -> T:
         """What may take its time, and is nothing to others."""
-        lane = self._changes if writes else self._reads
-        return await self._run(lane, work, How(writes=writes, early=False), bounded=False)
+        pool = self._changes if writes else self._reads
+        return await self._run(pool, work, TxMode(writes=writes, early=False), bounded=False)
 
-    async def ask(self, work: Callable[[Tx], T], *, at_once: bool = False) -> T:
+    async def cancel(self, work: Callable[[Tx], T], *, autocommit: bool = False) -> T:
         """Write what others are asked to do."""
-        return await self._run(self._asks, work, BY_STATEMENT if at_once else How(writes=True, early=True), SOON)
+        return await self._run(self._cancels, work, _mode(autocommit, early=True), SOON)
 
-    async def check(self, work: Callable[[Tx], T], *, at_once: bool) -> T:
+    async def check(self, work: Callable[[Tx], T], *, autocommit: bool) -> T:
         """See whether it can be written. That waits for nobody who waits for a lock."""
-        return await self._run(self._renewals, work, BY_STATEMENT if at_once else How(writes=True, early=True), SOON)
+        return await self._run(self._renewals, work, _mode(autocommit, early=True), SOON)
 
-    async def progress(self, work: Callable[[Tx], T], *, at_once: bool = False) -> T:
+    async def progress(self, work: Callable[[Tx], T], *, autocommit: bool = False) -> T:
         """Write what runs have done."""
-        return await self._run(self._progress, work, BY_STATEMENT if at_once else How(writes=True, early=True))
+        return await self._run(self._progress, work, _mode(autocommit, early=True))
 
     async def _run(
-        self, lane: Lane, work: Callable[[Tx], T], how: How, rank: int = LATER, *, bounded: bool = True
+        self, pool: ThreadPool, work: Callable[[Tx], T], how: TxMode, priority: int = LATER, *, bounded: bool = True
     ) -> T:
-        patience = Patience(self.address.shown)
+        deadline = Deadline(self.address.shown)
 
         def do(tx: Tx) -> T:
-            patience.check()
-            self.version.check(tx.peek)
+            deadline.check()
+            self.version.check(tx.read_value)
             result = work(tx)
             if how.writes:  # else it is done by now, whatever it was
-                patience.check()
+                deadline.check()
             return result
 
         def attempt(answer: Answer[T]) -> None:
-            self._attempt(do, how, answer, patience.began)
+            self._attempt(do, how, answer, deadline.began)
 
         # A migration takes as long as it takes.
-        return await patience.lasts(lane.run(attempt, rank), ANSWER_SECONDS if bounded and self._opening.done else None)
+        seconds = ANSWER_SECONDS if bounded and self._opening.done else None
+        return await deadline.wait_for(pool.run(attempt, priority), seconds)
 
     @property
     def lag(self) -> float:
@@ -186,7 +191,7 @@ class Database:
             self.release()
             answer(None)
 
-        closer = Lane("andon-store-close", 1)
+        closer = ThreadPool("andon-store-close", 1)
         try:
             await closer.run(release)  # to its end, also when nobody waits any more
         finally:
@@ -196,19 +201,19 @@ class Database:
 
     def open(self, since: float = math.inf) -> None:
         """Make the tables, or see that they are the right ones."""
-        self._opening.ensure(lambda: self._patiently(lambda: schema.open(self._engine, self.address)), since)
+        self._opening.ensure(lambda: self._retrying(lambda: schema.open(self._engine, self.address)), since)
 
-    def _attempt(self, work: Callable[[Tx], T], how: How, answer: Answer[T], since: float) -> None:
+    def _attempt(self, work: Callable[[Tx], T], how: TxMode, answer: Answer[T], since: float) -> None:
         if not self._opening.done:
             self.open(since)
-        connection, tx, result = self._patiently(lambda: self._once(work, how))
+        connection, tx, result = self._retrying(lambda: self._once(work, how))
         with connection:
             answer(result)
-            tx.tell()
+            tx.send_notifications()
         if how.writes and not self.postgres and next(self._changed) % CHECKPOINT_CHANGES == 0:
             self._checkpoints.submit(self._checkpoint)
 
-    def _once(self, work: Callable[[Tx], T], how: How) -> tuple[Connection, Tx, T]:
+    def _once(self, work: Callable[[Tx], T], how: TxMode) -> tuple[Connection, Tx, T]:
         """Do it, and commit; the connection is still open then."""
         connection = (self._writing if how.writes else self._reading).connect()
         try:
@@ -234,7 +239,7 @@ class Database:
             connection.close()
         answer(None)
 
-    def _patiently(self, work: Callable[[], T]) -> T:
+    def _retrying(self, work: Callable[[], T]) -> T:
         """Try again while others are in the way, or if the server has been restarted since it was asked the last time;
         what else goes wrong is told in our words.
         """
@@ -256,19 +261,19 @@ class Database:
         self._release = self._make_release()
 
 
-def _release_soon(engine: Engine, lanes: list[Lane], hub: Hub) -> None:
+def _release_soon(engine: Engine, pools: list[ThreadPool], hub: Hub) -> None:
     """The garbage collector calls this, on any thread, between any two steps of it: on a loop's, or under these very
     locks. So it waits for nobody, and takes no lock, not even those that it takes to start a thread.
     """
-    closing = threading.Thread(target=_release, args=(engine, lanes, hub), name="andon-store-close", daemon=True)
+    closing = threading.Thread(target=_release, args=(engine, pools, hub), name="andon-store-close", daemon=True)
     with contextlib.suppress(RuntimeError):  # the interpreter is about to exit, and all ends with it
         _thread.start_new_thread(closing.start, ())
 
 
-def _release(engine: Engine, lanes: list[Lane], hub: Hub) -> None:
+def _release(engine: Engine, pools: list[ThreadPool], hub: Hub) -> None:
     hub.close()
-    for lane in dict.fromkeys(lanes):
-        lane.close()
+    for pool in dict.fromkeys(pools):
+        pool.close()
     engine.dispose()
 
 

@@ -16,9 +16,9 @@ from andon.core.records import SessionKey
 from andon.core.session import still_busy
 from andon.core.shared.store import Lease
 from andon.store.sql import sessions, states
-from andon.store.sql.holding import lost
-from andon.store.sql.sessions import Part, is_key, key_of, lock_both, status_of
-from andon.store.sql.states import Kept
+from andon.store.sql.leases import lease_lost
+from andon.store.sql.sessions import Part, is_key, key_of, lock_run_and_session, status_of
+from andon.store.sql.states import SessionRow
 from andon.store.sql.tables import HELD, LIVE, histories, runs
 from andon.store.sql.tables import sessions as table
 from andon.store.sql.transaction import Tx
@@ -46,10 +46,10 @@ def _same(found: Row[Any], row: Row[Any]) -> bool:
 # -- changing it ------------------------------------------------------------------------------------------------------
 
 
-def create(tx: Tx, key: SessionKey, state: str, messages: str | None) -> Kept | None:
+def create(tx: Tx, key: SessionKey, state: str, messages: str | None) -> SessionRow | None:
     if messages is None:
         return states.create(tx, key, state)
-    head = sessions.head_of_line(tx, key, sessions.read_clock(tx))
+    head = sessions.lock_or_create(tx, key, sessions.read_clock(tx))
     if _holder(tx, head.id) is not None:  # its first run is at work, and has read that nothing was said
         return None
     kept = states.create(tx, key, state)
@@ -58,9 +58,9 @@ def create(tx: Tx, key: SessionKey, state: str, messages: str | None) -> Kept | 
     return kept
 
 
-def replace(tx: Tx, key: SessionKey, messages: str) -> Kept:
+def replace(tx: Tx, key: SessionKey, messages: str) -> SessionRow:
     now = sessions.read_clock(tx)
-    head = sessions.head_of_line(tx, key, now)
+    head = sessions.lock_or_create(tx, key, now)
     _check_idle(tx, head.id)
     _put(tx, head.id, messages)
     tx.execute(update(table).where(table.c.id == head.id).values(begun=True, updated=now))
@@ -71,9 +71,9 @@ def replace(tx: Tx, key: SessionKey, messages: str) -> Kept:
 
 def bring(tx: Tx, lease: Lease, messages: str) -> None:
     """In the name of a run that has its turn. The runs behind it in the line are not concerned."""
-    row = lock_both(tx, lease.run_id)
+    row = lock_run_and_session(tx, lease.run_id)
     if row is None or row.epoch != lease.epoch or row.status not in HELD:
-        raise lost(lease)
+        raise lease_lost(lease)
     if row.there is not None:  # else the session was deleted
         _put(tx, row.session, messages, before=row.number)
         sessions.touch(tx, {row.session})

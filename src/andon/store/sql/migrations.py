@@ -116,7 +116,7 @@ def _name_parents(connection: Connection) -> None:
     change = text("UPDATE andon_runs SET parent = :parent WHERE number = :number")
     for number, record in connection.execute(live).all():
         if parent := msgspec.json.decode(record).get("parent_run_id"):
-            connection.execute(change, {"parent": Id.written(parent), "number": number})
+            connection.execute(change, {"parent": Id.encode(parent), "number": number})
 
 
 def _add_histories(connection: Connection) -> None:

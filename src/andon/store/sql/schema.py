@@ -21,7 +21,7 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.pool import NullPool
 
 from andon.errors import SchemaError
-from andon.store.sql import configuration, private
+from andon.store.sql import configuration, permissions
 from andon.store.sql.address import Address
 from andon.store.sql.migrations import MIGRATIONS
 from andon.store.sql.tables import meta, metadata
@@ -48,10 +48,10 @@ def open(engine: Engine, address: Address) -> None:
 
 
 def _open_file(engine: Engine, address: Address, path: Path) -> None:
-    private.make(path)
+    permissions.make_file(path)
     if path.exists() and path.stat().st_size:
         _look_first(path, address)
-    private.look_after(path)
+    permissions.warn_if_open(path)
     borrowed = engine.raw_connection()  # outside of any transaction
     try:
         driver = cast(sqlite3.Connection, borrowed.driver_connection)
@@ -162,7 +162,7 @@ def _copy_file(path: Path, version: int) -> str:
         copy = path.with_name(f"{path.name}.v{version}.{number}.bak")
     part = copy.with_name(f"{copy.name}.part")
     part.unlink(missing_ok=True)
-    private.make(part)
+    permissions.make_file(part)
     source, target = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True), sqlite3.connect(part)
     try:
         source.backup(target)

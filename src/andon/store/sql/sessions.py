@@ -71,7 +71,7 @@ def is_key(key: SessionKey) -> Any:
     )
 
 
-def head_of_line(tx: Tx, key: SessionKey, created: float) -> Row[Any]:
+def lock_or_create(tx: Tx, key: SessionKey, created: float) -> Row[Any]:
     """The session's row, made if it is not there, and locked: whoever has it decides what comes next in the line."""
     Id.check(*key)
     names = {"agent_id": key.agent_id, "user_id": key.user_id or "", "session_id": key.session_id}
@@ -126,7 +126,7 @@ def count(tx: Tx, agent_id: str, user_id: str | None) -> int:
     return int(tx.execute(wanted).scalar_one())
 
 
-def drop_head(tx: Tx, key: SessionKey) -> None:
+def drop_if_unused(tx: Tx, key: SessionKey) -> None:
     """Forget a session that a run was to begin, and was refused. Two statements: the first may wait for a lock."""
     head = tx.execute(select(sessions.c.id).where(is_key(key), ~sessions.c.begun).with_for_update()).scalar()
     if head is not None:
@@ -196,7 +196,7 @@ def lock_run(tx: Tx, run_id: str) -> Row[Any] | None:
     return tx.execute(_LOCKED, {"run_id": run_id}).first()
 
 
-def lock_both(tx: Tx, run_id: str) -> Row[Any] | None:
+def lock_run_and_session(tx: Tx, run_id: str) -> Row[Any] | None:
     """The run, and, as `there`, its session's id, None if that was deleted: both locked, the session first."""
     return tx.execute(_BOTH, {"run_id": run_id}).first()
 
@@ -219,7 +219,7 @@ def added(tx: Tx, run_id: str) -> Part | None:
 
 def save(tx: Tx, record: RunRecord, text: str, messages: str) -> None:
     """Keep a run that nobody holds a lease of, and that is written by one process only. `text` is its record."""
-    head = head_of_line(tx, record.session, record.created_at)
+    head = lock_or_create(tx, record.session, record.created_at)
     row = lock_run(tx, record.run_id)
     if row is not None and row.created != record.created_at:
         raise RunIdTakenError.of(record.run_id)
@@ -229,7 +229,7 @@ def save(tx: Tx, record: RunRecord, text: str, messages: str) -> None:
     change_run(tx, row.number, record.status, {"status": record.status.value, "continues": record.continues})
     keep(tx, row.number, text, messages if row.session == head.id else None)
     touch(tx, {head.id})
-    tx.say(dump_names(CHANGED, [record.run_id]))
+    tx.notify(dump_names(CHANGED, [record.run_id]))
 
 
 def insert_run(tx: Tx, record: RunRecord, text: str, session: int, **columns: Any) -> bool:
@@ -271,7 +271,7 @@ def change_run(tx: Tx, number: int, status: RunStatus, state: dict[str, Any]) ->
     tx.write(CHANGE.values(ended=tx.wall if status.final else None), {"which": number, **state})
 
 
-def take_back(tx: Tx, run_id: str) -> None:
+def roll_back_run(tx: Tx, run_id: str) -> None:
     row = find_run(tx, run_id)
     if row is None:
         raise UnknownRunError(f"there is no run {run_id!r}")

@@ -20,7 +20,7 @@ from andon.store.sql.transaction import Tx
 EMPTY = "{}"
 
 
-class Kept(NamedTuple):
+class SessionRow(NamedTuple):
     """A session, with its state as it is written."""
 
     id: int
@@ -30,8 +30,8 @@ class Kept(NamedTuple):
     version: int
 
 
-def _kept(row: Row[Any]) -> Kept:
-    return Kept(row.id, row.created, row.updated, EMPTY if row.state is None else row.state, row.version or 0)
+def _kept(row: Row[Any]) -> SessionRow:
+    return SessionRow(row.id, row.created, row.updated, EMPTY if row.state is None else row.state, row.version or 0)
 
 
 def _wanted(key: SessionKey) -> Select[Any]:
@@ -40,23 +40,23 @@ def _wanted(key: SessionKey) -> Select[Any]:
     return joined.where(sessions.is_key(key), heads.c.begun)
 
 
-def find(tx: Tx, key: SessionKey) -> Kept | None:
+def find(tx: Tx, key: SessionKey) -> SessionRow | None:
     row = tx.execute(_wanted(key)).first()
     return None if row is None else _kept(row)
 
 
-def create(tx: Tx, key: SessionKey, state: str) -> Kept | None:
+def create(tx: Tx, key: SessionKey, state: str) -> SessionRow | None:
     now = sessions.read_clock(tx)
-    row = sessions.head_of_line(tx, key, now)
+    row = sessions.lock_or_create(tx, key, now)
     if row.begun:
         return None
     tx.execute(update(heads).where(heads.c.id == row.id).values(begun=True, created=now, updated=now))
     if state != EMPTY:
         tx.execute(tx.insert(states).values(session=row.id, state=state, version=1))
-    return Kept(row.id, now, now, state, 1)
+    return SessionRow(row.id, now, now, state, 1)
 
 
-def change(tx: Tx, before: Kept, state: str) -> float | None:
+def change(tx: Tx, before: SessionRow, state: str) -> float | None:
     """Write a state that was made of that one; returns when that was. None if it is not the same any more."""
     if tx.execute(select(heads.c.id).where(heads.c.id == before.id).with_for_update()).first() is None:
         return None

@@ -37,13 +37,25 @@ from andon.core.shared.store import (
 )
 from andon.errors import StartError, StoreError
 from andon.messages import Message
-from andon.store.sql import asking, at_once, by_hand, database, histories, holding, keys, service, sessions, states
+from andon.store.sql import (
+    cancels,
+    database,
+    histories,
+    keys,
+    maintenance,
+    postgres_fast,
+    queries,
+    sessions,
+    sqlite_fast,
+    states,
+)
+from andon.store.sql import leases as run_leases
 from andon.store.sql.codec import dump, read_messages, read_state
 from andon.store.sql.database import Database
+from andon.store.sql.encoded import EncodedEnd, encode_progress, in_parts
 from andon.store.sql.faults import LockedError
+from andon.store.sql.session_locks import SessionLocks
 from andon.store.sql.transaction import Tx
-from andon.store.sql.turns import Turns
-from andon.store.sql.written import Ending, in_parts, written
 from andon.store.state import MAX_STATE, check_size, checked_limit
 
 CHANGE_TRIES = 20
@@ -60,7 +72,7 @@ class SQLStore:
 
     def __init__(self, url: str, *, max_state: int = MAX_STATE) -> None:
         self._db = Database(url)
-        self._turns = Turns()
+        self._locks = SessionLocks()
         self.max_state = checked_limit(max_state)
         """How many bytes the state of a session may take, as JSON."""
 
@@ -97,8 +109,8 @@ class SQLStore:
         part = await self._db.read(lambda tx: sessions.added(tx, run_id))
         return None if part is None else part.messages
 
-    async def take_back(self, run_id: str) -> None:
-        await self._db.change(lambda tx: sessions.take_back(tx, run_id))
+    async def rollback(self, run_id: str) -> None:
+        await self._db.change(lambda tx: sessions.roll_back_run(tx, run_id))
 
     async def history(self, session: SessionKey) -> list[tuple[RunRecord, list[Message]]]:
         before, parts = await self._db.read(lambda tx: histories.read(tx, session))
@@ -111,7 +123,7 @@ class SQLStore:
     async def create_session(
         self, session: SessionKey, state: dict[str, Any], messages: Sequence[Message] = ()
     ) -> SessionRecord | None:
-        text, said = self._written(state), dump(list(messages)) if messages else None
+        text, said = self._encode_state(state), dump(list(messages)) if messages else None
         kept = await self._db.change(lambda tx: histories.create(tx, session, text, said))
         return None if kept is None else _session(session, kept)
 
@@ -132,19 +144,19 @@ class SQLStore:
         return await self._db.read(lambda tx: sessions.count(tx, agent_id, user_id))
 
     async def update_session(self, session: SessionKey, delta: dict[str, Any]) -> SessionRecord | None:
-        async with self._turns.of(session):  # else each of many would make all the others begin again
+        async with self._locks.of(session):  # else each of many would make all the others begin again
             for _ in range(CHANGE_TRIES):
                 before = await self._db.read(lambda tx: states.find(tx, session))
                 if before is None:
                     return None
-                text = self._written({**read_state(before.state), **delta})
+                text = self._encode_state({**read_state(before.state), **delta})
                 now = await self._db.change(partial(states.change, before=before, state=text))
                 if now is not None:
                     return _session(session, before._replace(state=text, updated=now))
                 # Another process was quicker, and has changed it: this goes on top of that.
         raise StoreError(f"others keep changing the state of session {session.session_id!r}: try again later")
 
-    def _written(self, state: dict[str, Any]) -> str:
+    def _encode_state(self, state: dict[str, Any]) -> str:
         text = dump(state)
         check_size(len(text.encode()), self.max_state)
         return text
@@ -159,28 +171,28 @@ class SQLStore:
 
         def enter(tx: Tx) -> Granted:
             quick = not self._db.postgres and record.request_key is None
-            usual = by_hand.enter(tx, record, text, owner, seconds) if quick else None
-            return usual or holding.enter(tx, record, text, owner, seconds, on_busy)
+            usual = sqlite_fast.enter(tx, record, text, owner, seconds) if quick else None
+            return usual or run_leases.enter(tx, record, text, owner, seconds, on_busy)
 
         if self._db.postgres and record.request_key is None:
             deadline = time.monotonic() + database.ANSWER_SECONDS
             usual = await self._db.change(
-                lambda tx: at_once.enter(tx, record, text, owner, seconds, deadline), at_once=True
+                lambda tx: postgres_fast.enter(tx, record, text, owner, seconds, deadline), autocommit=True
             )
             if usual is not None:
                 return usual
         try:
             return await self._db.change(enter)
-        except holding.Busy as busy:
+        except run_leases.Busy as busy:
             raise busy.refusal(record.session) from None
         except StartError:
             if self._db.postgres:  # what is done at once has made the session, and nobody is in it
                 with contextlib.suppress(StoreError):
-                    await self._db.change(lambda tx: sessions.drop_head(tx, record.session))
+                    await self._db.change(lambda tx: sessions.drop_if_unused(tx, record.session))
             raise
 
     async def take_turn(self, lease: Lease) -> bool:
-        return await self._db.change(lambda tx: holding.take_turn(tx, lease))
+        return await self._db.change(lambda tx: run_leases.take_turn(tx, lease))
 
     async def bring(self, lease: Lease, messages: Sequence[Message]) -> None:
         said = dump(list(messages))
@@ -188,74 +200,75 @@ class SQLStore:
 
     async def renew(self, leases: Sequence[Lease], seconds: float | None) -> Renewal:
         if seconds is None:
-            return await self._db.look(lambda tx: holding.renew(tx, leases, None))
+            return await self._db.look(lambda tx: run_leases.renew(tx, leases, None))
         if self._db.postgres:
-            return await self._db.renew(lambda tx: at_once.renew(tx, leases, seconds), at_once=True)
-        return await self._db.renew(lambda tx: holding.renew(tx, leases, seconds))
+            return await self._db.renew(lambda tx: postgres_fast.renew(tx, leases, seconds), autocommit=True)
+        return await self._db.renew(lambda tx: run_leases.renew(tx, leases, seconds))
 
     async def write(self, batch: Sequence[Progress]) -> list[str]:
-        write = at_once.write if self._db.postgres else holding.write
+        write = postgres_fast.write if self._db.postgres else run_leases.write
         lost: list[str] = []
-        for news in in_parts(written(batch)):  # others wait for each, so none is very large
-            lost += await self._db.progress(partial(write, batch=news), at_once=self._db.postgres)
+        for news in in_parts(encode_progress(batch)):  # others wait for each, so none is very large
+            lost += await self._db.progress(partial(write, batch=news), autocommit=self._db.postgres)
         return lost
 
     async def finish(
         self, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]
     ) -> RunRecord | CancelRequest | None:
-        end = Ending.of(lease, record, messages, events)
-        if self._db.postgres and await self._db.end(lambda tx: at_once.finish(tx, end), at_once=True):
+        end = EncodedEnd.of(lease, record, messages, events)
+        if self._db.postgres and await self._db.end(lambda tx: postgres_fast.finish(tx, end), autocommit=True):
             return None
         return await self._db.end(lambda tx: self._finish(tx, end))
 
-    def _finish(self, tx: Tx, end: Ending) -> RunRecord | CancelRequest | None:
-        if not self._db.postgres and by_hand.finish(tx, end):
+    def _finish(self, tx: Tx, end: EncodedEnd) -> RunRecord | CancelRequest | None:
+        if not self._db.postgres and sqlite_fast.finish(tx, end):
             return None
-        return holding.finish(tx, end)
+        return run_leases.finish(tx, end)
 
     # -- a run, by others ---------------------------------------------------------------------------------------------
 
     async def take_up(
         self, run_id: str, owner: str, seconds: float, request_key: RequestKey | None = None
     ) -> Taken | None:
-        found = await self._db.change(lambda tx: holding.take_up(tx, run_id, owner, seconds, request_key))
+        found = await self._db.change(lambda tx: run_leases.take_up(tx, run_id, owner, seconds, request_key))
         return None if found is None else found.read()
 
     async def find_key(self, agent_id: str, user_id: str | None, key: str) -> KeyUse | None:
         return await self._db.read(lambda tx: keys.find(tx, agent_id, user_id, key))
 
     async def take_orphans(self, owner: str, seconds: float, limit: int) -> list[Taken]:
-        if not await self._db.read(holding.has_orphans):  # as nearly always, and who only reads is in nobody's way
+        if not await self._db.read(run_leases.has_orphans):  # as nearly always, and who only reads is in nobody's way
             return []
-        found = await self._db.change(lambda tx: holding.take_orphans(tx, owner, seconds, limit))
+        found = await self._db.change(lambda tx: run_leases.take_orphans(tx, owner, seconds, limit))
         return [each.read() for each in found]
 
     async def request_cancel(self, which: Selection, request: CancelRequest) -> Outcomes:
         if self._db.postgres and which.run_id is not None and not which.statuses:
-            outcomes = await self._db.ask(lambda tx: at_once.request_cancel(tx, which, request), at_once=True)
+            ask = partial(postgres_fast.request_cancel, which=which, request=request)
+            outcomes = await self._db.cancel(ask, autocommit=True)
             if outcomes is not None:
                 return outcomes
         deadline = time.monotonic() + database.ANSWER_SECONDS
         while True:
             try:
-                return await self._db.ask(lambda tx: asking.request_cancel(tx, which, request))
+                return await self._db.cancel(lambda tx: cancels.request_cancel(tx, which, request))
             except LockedError as error:
                 if time.monotonic() > deadline:
                     raise StoreError(str(error)) from None
             await asyncio.sleep(LOCKED_SECONDS)  # meanwhile other cancels have their turn
 
     async def read_events(self, run_id: str, after: int, limit: int) -> list[Event]:
-        rows = await self._db.read(lambda tx: asking.list_events(tx, run_id, after, limit))
-        return asking.read_events(rows, run_id, after, limit)
+        rows = await self._db.read(lambda tx: queries.list_events(tx, run_id, after, limit))
+        return queries.read_events(rows, run_id, after, limit)
 
     async def last_event(self, run_id: str) -> Event | None:
-        return await self._db.read(lambda tx: asking.last_event(tx, run_id))
+        return await self._db.read(lambda tx: queries.last_event(tx, run_id))
 
     async def list_runs(self, which: Selection, limit: int, before: tuple[float, str] | None = None) -> list[RunRecord]:
-        return await self._db.read(lambda tx: asking.list_runs(tx, which, limit, before))
+        return await self._db.read(lambda tx: queries.list_runs(tx, which, limit, before))
 
     async def glance(self, run_ids: Sequence[str]) -> dict[str, Glance]:
-        return await self._db.read(lambda tx: asking.glance(tx, run_ids))
+        return await self._db.read(lambda tx: queries.glance(tx, run_ids))
 
     def listen(self, look: Look, changed: Changed | None = None, asked: Asked | None = None) -> Listening:
         return self._db.hub.listen(look, changed, asked)
@@ -263,27 +276,32 @@ class SQLStore:
     # -- the service --------------------------------------------------------------------------------------------------
 
     async def block(self, block: Block) -> None:
-        await self._db.change(lambda tx: service.block(tx, block))
+        await self._db.change(lambda tx: maintenance.block(tx, block))
 
     async def unblock(self, kind: Literal["user", "agent"], id: str) -> bool:
-        return await self._db.change(lambda tx: service.unblock(tx, kind, id))
+        return await self._db.change(lambda tx: maintenance.unblock(tx, kind, id))
 
     async def blocks(self) -> list[Block]:
-        return await self._db.read(service.list_blocks)
+        return await self._db.read(maintenance.list_blocks)
 
     async def secret(self, name: str) -> str:
-        found = await self._db.read(lambda tx: service.find_secret(tx, name))
-        return found if found is not None else await self._db.change(lambda tx: service.make_secret(tx, name))
+        found = await self._db.read(lambda tx: maintenance.find_secret(tx, name))
+        return found if found is not None else await self._db.change(lambda tx: maintenance.make_secret(tx, name))
 
     async def cancel_log(self, which: Selection, limit: int) -> list[CancelEntry]:
-        return await self._db.read(lambda tx: asking.cancel_log(tx, which, limit))
+        return await self._db.read(lambda tx: cancels.cancel_log(tx, which, limit))
 
     async def prune(self, older_than: float, *, dry_run: bool = False) -> dict[str, int]:
         before = await self.clock() - older_than
         if dry_run:
-            return await self._db.sweep(lambda tx: service.count_old(tx, before), writes=False)
+            return await self._db.sweep(lambda tx: maintenance.count_old(tx, before), writes=False)
         counts = Counter({"sessions": 0, "runs": 0, "events": 0})
-        steps = (service.forget_sessions, service.forget_strays, service.forget_events, service.forget_cancels)
+        steps = (
+            maintenance.forget_sessions,
+            maintenance.forget_strays,
+            maintenance.forget_events,
+            maintenance.forget_cancels,
+        )
         for step in steps:
             while done := await self._db.sweep(partial(step, before=before), writes=True):
                 counts.update(done)
@@ -293,12 +311,11 @@ class SQLStore:
         return await self._db.read(sessions.read_clock) if self._db.postgres else time.time()
 
     async def ping(self) -> None:
-        at_once = self._db.postgres
-        self._db.version.compare(await self._db.check(service.ping, at_once=at_once))
+        self._db.version.compare(await self._db.check(maintenance.ping, autocommit=self._db.postgres))
 
     async def close(self) -> None:
         await self._db.close()
 
 
-def _session(key: SessionKey, kept: states.Kept) -> SessionRecord:
+def _session(key: SessionKey, kept: states.SessionRow) -> SessionRecord:
     return SessionRecord(key, read_state(kept.state), kept.created, kept.updated)

@@ -47,14 +47,14 @@ class Id(TypeDecorator[str]):
     _ESCAPED = "\x01"
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        return self.written_or_none(value)
+        return self.encode_or_none(value)
 
     @classmethod
-    def written_or_none(cls, value: str | None) -> str | None:
-        return None if value is None else cls.written(value)
+    def encode_or_none(cls, value: str | None) -> str | None:
+        return None if value is None else cls.encode(value)
 
     @classmethod
-    def written(cls, value: str) -> str:
+    def encode(cls, value: str) -> str:
         if value.isprintable() and value.isascii():
             return value
         odd = "\x00" in value or value.startswith(cls._ESCAPED) or any("\ud800" <= each <= "\udfff" for each in value)
@@ -63,17 +63,17 @@ class Id(TypeDecorator[str]):
     @classmethod
     def check(cls, *names: str | None) -> None:
         """Raise if these, which are found by an index together, are longer than one takes: Postgres' has a limit."""
-        if (size := sum(len(cls.written(name or "").encode()) for name in names)) > LONGEST:
+        if (size := sum(len(cls.encode(name or "").encode()) for name in names)) > LONGEST:
             what = "the id" if len(names) == 1 else "the ids of agent, user and session together"
             raise ConfigurationError(
                 f"{what} would take {size:,} bytes; a database takes {LONGEST:,}: use shorter ones"
             )
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
-        return None if value is None else self.read(value)
+        return None if value is None else self.decode(value)
 
     @classmethod
-    def read(cls, value: str) -> str:
+    def decode(cls, value: str) -> str:
         return unquote(value[1:], errors="surrogatepass") if value.startswith(cls._ESCAPED) else value
 
 

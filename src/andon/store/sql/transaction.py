@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from andon.store.sql import clocks, schema
 from andon.store.sql.codec import CHANGED
 from andon.store.sql.faults import CutOffError
-from andon.store.sql.push import CHANNEL
+from andon.store.sql.notifications import CHANNEL
 
 T = TypeVar("T")
 Values = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
@@ -23,7 +23,7 @@ Values = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 CHUNK = 5_000
 
 
-class How(NamedTuple):
+class TxMode(NamedTuple):
     """What kind of transaction it is."""
 
     writes: bool
@@ -32,7 +32,7 @@ class How(NamedTuple):
     """Whether others may see it before it is on the disk."""
 
 
-BY_STATEMENT = How(writes=False, early=False)
+AUTOCOMMIT = TxMode(writes=False, early=False)
 
 
 class Tx:
@@ -40,7 +40,7 @@ class Tx:
 
     __slots__ = ("_connection", "_said", "_unsent", "began", "early", "ended", "now", "postgres", "wall")
 
-    def __init__(self, connection: Connection, postgres: bool, how: How) -> None:
+    def __init__(self, connection: Connection, postgres: bool, how: TxMode) -> None:
         self._connection, self.postgres = connection, postgres
         self._unsent: list[tuple[Executable, Values]] = []
         self.early = how.early
@@ -62,13 +62,13 @@ class Tx:
         self._send()
         return cast("CursorResult[Any]", self._connection.execute(statement, values, **options))
 
-    def peek(self, statement: str) -> Any:
+    def read_value(self, statement: str) -> Any:
         """The one value that this finds. On SQLite it costs a hundredth of what `execute` does."""
         if self.postgres:
             return self._connection.exec_driver_sql(statement).scalar()
-        return next(self.by_hand(statement), (None,))[0]
+        return next(self.execute_sqlite(statement), (None,))[0]
 
-    def by_hand(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+    def execute_sqlite(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         """With SQLite: do this, in the driver's own words."""
         self._send()
         if not self._connection.in_transaction():
@@ -79,7 +79,7 @@ class Tx:
         """Do this before whatever comes next, the commit at the latest. Nobody needs an answer."""
         self._unsent.append((statement, values))
 
-    def say(self, said: Iterable[str]) -> None:
+    def notify(self, said: Iterable[str]) -> None:
         """Have others told of what is changed here (`codec`), once it is committed."""
         self._said += said
 
@@ -113,13 +113,13 @@ class Tx:
         driver.execute(_WAIT_FOR_DISK)
 
     def _keep_news(self) -> None:
-        """A file can't tell anybody: who watches it reads there what is new (`push.watch_file`)."""
+        """A file can't tell anybody: who watches it reads there what is new (`notifications.watch_file`)."""
         for each in self._said:
-            number = self.by_hand(_KEEP_NEWS, (each,)).lastrowid or 0
+            number = self.execute_sqlite(_KEEP_NEWS, (each,)).lastrowid or 0
             if number % NEWS_KEPT == 0:
-                self.by_hand(_FORGET_NEWS, (number - NEWS_KEPT,))
+                self.execute_sqlite(_FORGET_NEWS, (number - NEWS_KEPT,))
 
-    def tell(self) -> None:
+    def send_notifications(self) -> None:
         """Wake who listens, if the commit has not. Of all who notify, one at a time may commit, so nobody does while it
         waits for the disk; this alone writes nothing there. Should it fail, they look by themselves before long.
         """
@@ -134,7 +134,7 @@ class Tx:
         if driver.closed:
             self._connection.invalidate()
 
-    def at_once(self, statement: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    def execute_autocommit(self, statement: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """On a server: one statement of the driver's, which is a whole transaction. Returns its rows. Should the
         connection be gone, what is done `at_once` is all done again.
 
@@ -148,7 +148,7 @@ class Tx:
                 raise
             raise broken from error
 
-    def in_one_go(self, *steps: tuple[str, Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    def execute_pipeline(self, *steps: tuple[str, Mapping[str, Any]]) -> list[tuple[Any, ...]]:
         """On a server: statements that are sent together, and are one transaction, in which each sees what was there
         when it began. Returns the rows of the last one.
         """
@@ -172,7 +172,7 @@ class Tx:
 
     def wait_for_disk(self) -> None:
         """Until all that was committed so far is there; for whoever has committed early by itself."""
-        self.at_once(_WAIT_FOR_DISK)
+        self.execute_autocommit(_WAIT_FOR_DISK)
 
     def _send(self) -> None:
         unsent, self._unsent = self._unsent, []
@@ -185,15 +185,15 @@ class Tx:
         """
         return (postgresql.insert(table) if self.postgres else sqlite.insert(table)).inline()
 
-    def hurry(self) -> None:
+    def limit_lock_wait(self) -> None:
         """On a server: wait for a lock only for a moment, and raise `LockedError` then."""
         if self.postgres:
             self._connection.exec_driver_sql("SET LOCAL lock_timeout = '200ms'")
 
-    def pass_gate(self, *, shut: bool = False) -> None:
+    def lock_blocks(self, *, exclusive: bool = False) -> None:
         """Many may pass at once, but nobody while another one shuts it: who comes after sees what that one wrote."""
         if self.postgres:
-            lock = func.pg_advisory_xact_lock if shut else func.pg_advisory_xact_lock_shared
+            lock = func.pg_advisory_xact_lock if exclusive else func.pg_advisory_xact_lock_shared
             self.execute(select(lock(schema.LOCK, 2)))
 
 

@@ -248,13 +248,13 @@ def test_cancels_of_a_locked_run_are_in_nobodys_way(postgres_url: str) -> None:
                 other.execute("SELECT FROM andon_runs WHERE run_id = 'locked' FOR UPDATE")
                 stuck = [
                     asyncio.create_task(store.request_cancel(Selection("locked"), asking()))
-                    for _ in range(database.ASKERS + 1)
+                    for _ in range(database.CANCELLERS + 1)
                 ]
                 await asyncio.sleep(0)
                 assert await store.request_cancel(Selection("free"), asking()) == {"free": CancelOutcome.requested}
                 await store.ping()
                 assert not any(task.done() for task in stuck)
             outcomes = Counter([answer["locked"] for answer in await asyncio.gather(*stuck)])
-            assert outcomes == {CancelOutcome.requested: 1, CancelOutcome.already_requested: database.ASKERS}
+            assert outcomes == {CancelOutcome.requested: 1, CancelOutcome.already_requested: database.CANCELLERS}
 
     play(main)

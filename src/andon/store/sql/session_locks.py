@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 from andon.core.records import SessionKey
 
 
-class Turns:
+class SessionLocks:
     """A lock for each session that is being changed. It is gone when nobody has it or waits for it."""
 
     def __init__(self) -> None:

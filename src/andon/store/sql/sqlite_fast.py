@@ -14,9 +14,9 @@ from andon.core.shared.store import Granted
 from andon.core.states import RunStatus
 from andon.store.sql import clocks
 from andon.store.sql.codec import CHANGED, dump_names
+from andon.store.sql.encoded import EncodedEnd
 from andon.store.sql.tables import HELD, Id
 from andon.store.sql.transaction import Tx
-from andon.store.sql.written import Ending
 
 
 def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float) -> Granted | None:
@@ -24,22 +24,22 @@ def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float) -> G
     key = record.session
     Id.check(*key)
     Id.check(record.run_id)
-    names = (Id.written(key.agent_id), Id.written(key.user_id or ""), Id.written(key.session_id))
-    run_id = Id.written(record.run_id)
-    head = tx.by_hand(_HEAD, names).fetchone()
-    if tx.by_hand(_IS_TAKEN, (run_id,)).fetchone() or tx.by_hand(_BLOCK, names[:2]).fetchone():
+    names = (Id.encode(key.agent_id), Id.encode(key.user_id or ""), Id.encode(key.session_id))
+    run_id = Id.encode(record.run_id)
+    head = tx.execute_sqlite(_HEAD, names).fetchone()
+    if tx.execute_sqlite(_IS_TAKEN, (run_id,)).fetchone() or tx.execute_sqlite(_BLOCK, names[:2]).fetchone():
         return None
     if head is None:
-        session, begun = tx.by_hand(_BEGIN, (*names, record.created_at, record.created_at)).lastrowid, False
+        session, begun = tx.execute_sqlite(_BEGIN, (*names, record.created_at, record.created_at)).lastrowid, False
     else:
         session, begun = head
-        if tx.by_hand(_LINE, (session,)).fetchone():
+        if tx.execute_sqlite(_LINE, (session,)).fetchone():
             return None
     held = (RunStatus.running.value, owner, clocks.monotonic() + seconds, seconds)
-    others = (Id.written_or_none(record.continues), Id.written_or_none(record.parent_run_id))
+    others = (Id.encode_or_none(record.continues), Id.encode_or_none(record.parent_run_id))
     row = (run_id, session, *names, *held, *others, record.created_at)
-    number = tx.by_hand(_ENTER, row).lastrowid
-    tx.by_hand(_KEEP, (number, text))
+    number = tx.execute_sqlite(_ENTER, row).lastrowid
+    tx.execute_sqlite(_KEEP, (number, text))
     return Granted.of(record.run_id, 1, tx.began, has_turn=True, is_fresh=not begun)
 
 
@@ -58,25 +58,25 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, 0)
 _KEEP = "INSERT INTO andon_records (number, record) VALUES (?, ?)"
 
 
-def finish(tx: Tx, end: Ending) -> bool:
+def finish(tx: Tx, end: EncodedEnd) -> bool:
     """False if it could not be ended so."""
     lease, record, asked = end.lease, end.record, end.record.status is RunStatus.cancelled
-    run = tx.by_hand(_FIND, (Id.written(lease.run_id), lease.epoch, asked)).fetchone()
+    run = tx.execute_sqlite(_FIND, (Id.encode(lease.run_id), lease.epoch, asked)).fetchone()
     if run is None or not end.rows:
         return False
     number, session, there, cancel, *names = run
     now = time.time()
     ended = now if record.status.final else None
-    tx.by_hand(_END, (record.status.value, Id.written_or_none(record.continues), end.last_seq, ended, number))
-    tx.by_hand(_RECORD, (end.text, None if there is None else end.messages, number))
+    tx.execute_sqlite(_END, (record.status.value, Id.encode_or_none(record.continues), end.last_seq, ended, number))
+    tx.execute_sqlite(_RECORD, (end.text, None if there is None else end.messages, number))
     if there is not None:
-        tx.by_hand(_TOUCH, (now, there))
+        tx.execute_sqlite(_TOUCH, (now, there))
     for seq, batch in end.rows:
-        tx.by_hand(_ADD, (number, seq, batch))
+        tx.execute_sqlite(_ADD, (number, seq, batch))
     if cancel is None and end.request is not None:
-        tx.by_hand(_NOTE, (*names, now, end.request))
-    ahead = tx.by_hand(_NEXT, (session, number)).fetchone()
-    tx.say(dump_names(CHANGED, [lease.run_id, ahead and Id.read(ahead[0])]))
+        tx.execute_sqlite(_NOTE, (*names, now, end.request))
+    ahead = tx.execute_sqlite(_NEXT, (session, number)).fetchone()
+    tx.notify(dump_names(CHANGED, [lease.run_id, ahead and Id.decode(ahead[0])]))
     return True
 
 

@@ -11,7 +11,7 @@ from andon.core.records import RunRecord
 from andon.core.shared.store import Lease, Progress
 from andon.core.states import RunStatus
 from andon.messages import Message
-from andon.store.sql import asking
+from andon.store.sql import cancels
 from andon.store.sql.batches import write_rows
 from andon.store.sql.codec import dump
 
@@ -19,7 +19,7 @@ PART = 2_000_000
 """So many characters are written in one transaction, or a little more."""
 
 
-class Ending(NamedTuple):
+class EncodedEnd(NamedTuple):
     """The end of a run, or its pause."""
 
     lease: Lease
@@ -33,9 +33,9 @@ class Ending(NamedTuple):
     """The cancel that ended it, to be put on record."""
 
     @classmethod
-    def of(cls, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]) -> Ending:
+    def of(cls, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]) -> EncodedEnd:
         stopped = record.receipt if record.status is RunStatus.cancelled else None
-        request = None if stopped is None else dump(asking.request_of(stopped))
+        request = None if stopped is None else dump(cancels.request_of(stopped))
         return cls(lease, record, dump(record), dump(messages), write_rows(lease.run_id, events), request)
 
     @property
@@ -43,7 +43,7 @@ class Ending(NamedTuple):
         return self.rows[-1][0] if self.rows else None
 
 
-class News(NamedTuple):
+class EncodedProgress(NamedTuple):
     """What is new of a run."""
 
     lease: Lease
@@ -56,15 +56,15 @@ class News(NamedTuple):
         return len(self.messages or "") + sum(len(text) for _, text in self.rows)
 
 
-def written(batch: Iterable[Progress]) -> Iterator[News]:
+def encode_progress(batch: Iterable[Progress]) -> Iterator[EncodedProgress]:
     for lease, messages, events, continues in batch:
         said = None if messages is None else dump(messages)
-        yield News(lease, said, write_rows(lease.run_id, events), continues)
+        yield EncodedProgress(lease, said, write_rows(lease.run_id, events), continues)
 
 
-def in_parts(news: Iterable[News]) -> Iterator[list[News]]:
+def in_parts(news: Iterable[EncodedProgress]) -> Iterator[list[EncodedProgress]]:
     """The same, in parts that are not much larger than `PART`."""
-    part: list[News] = []
+    part: list[EncodedProgress] = []
     size = 0
     for each in news:
         part.append(each)

@@ -18,14 +18,14 @@ from andon.core.records import RunRecord
 from andon.core.selection import Outcomes, Selection
 from andon.core.shared.store import Granted, Lease, Renewal
 from andon.core.states import CancelOutcome, RunStatus
-from andon.store.sql import asking
-from andon.store.sql.clocks import SERVER_CLOCK, SERVER_NOBODYS
+from andon.store.sql import queries
+from andon.store.sql.clocks import SERVER_CLOCK, SERVER_UNOWNED
 from andon.store.sql.codec import CHANGED, LOOK_AT, dump, dump_names, notice_around, read_request
-from andon.store.sql.push import CHANNEL
+from andon.store.sql.encoded import EncodedEnd, EncodedProgress
+from andon.store.sql.notifications import CHANNEL
 from andon.store.sql.schema import LOCK
 from andon.store.sql.tables import HELD, Id
 from andon.store.sql.transaction import Tx
-from andon.store.sql.written import Ending, News
 
 _EARLY = "set_config('synchronous_commit', 'off', TRUE)"
 """Commits without waiting for the disk: whoever does it waits afterwards."""
@@ -39,13 +39,13 @@ def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes
     """Ask a run that nobody has asked before. None if there was none, or somebody is changing it at this moment."""
     assert which.run_id is not None
     before, after = notice_around(which.run_id, request)
-    values: dict[str, Any] = {name: Id.written_or_none(getattr(which, name)) for name in asking.NAMES}
+    values: dict[str, Any] = {name: Id.encode_or_none(getattr(which, name)) for name in queries.NAMES}
     values |= {"said": dump(request), "before": before, "after": after}
     values["look"] = dump_names(LOOK_AT, [which.run_id])[0]
-    for nobodys, *_ in tx.at_once(_ASK, values):
+    for unowned, *_ in tx.execute_autocommit(_ASK, values):
         tx.wait_for_disk()
         outcomes = Outcomes({which.run_id: CancelOutcome.requested})
-        outcomes.nobodys = nobodys
+        outcomes.nobodys = unowned
         return outcomes
     return None
 
@@ -63,7 +63,7 @@ WITH target AS (
   INSERT INTO andon_cancels (run_id, agent_id, user_id, session_id, at, request)
   SELECT run_id, agent_id, user_id, session_id, {SERVER_CLOCK}, cancel FROM asked
 )
-SELECT {SERVER_NOBODYS}, {_EARLY},
+SELECT {SERVER_UNOWNED}, {_EARLY},
   pg_notify('{CHANNEL}', coalesce(%(before)s::text || owner || %(after)s::text, %(look)s::text))
 FROM asked
 """
@@ -82,26 +82,26 @@ def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float, dead
     Id.check(*key)
     Id.check(record.run_id)
     values = {
-        "agent_id": Id.written(key.agent_id),
-        "user_id": Id.written(key.user_id or ""),
-        "session_id": Id.written(key.session_id),
-        "run_id": Id.written(record.run_id),
+        "agent_id": Id.encode(key.agent_id),
+        "user_id": Id.encode(key.user_id or ""),
+        "session_id": Id.encode(key.session_id),
+        "run_id": Id.encode(record.run_id),
         "owner": owner,
         "seconds": seconds,
-        "continues": Id.written_or_none(record.continues),
-        "parent": Id.written_or_none(record.parent_run_id),
+        "continues": Id.encode_or_none(record.continues),
+        "parent": Id.encode_or_none(record.parent_run_id),
         "created": record.created_at,
         "record": text,
         "left": deadline - time.monotonic(),
     }
-    steps = [(statement, values) for statement in (_PASS_GATE, _MAKE_HEAD, _LOCK_HEAD, _ENTER)]
-    for (begun,) in tx.in_one_go(*steps):
+    steps = [(statement, values) for statement in (_LOCK_BLOCKS, _MAKE_HEAD, _LOCK_HEAD, _ENTER)]
+    for (begun,) in tx.execute_pipeline(*steps):
         return Granted.of(record.run_id, 1, tx.began, has_turn=True, is_fresh=not begun)
     return None
 
 
 _IS_HEAD = "agent_id = %(agent_id)s AND user_id = %(user_id)s AND session_id = %(session_id)s"
-_PASS_GATE = f"SELECT pg_advisory_xact_lock_shared({LOCK}, 2)"
+_LOCK_BLOCKS = f"SELECT pg_advisory_xact_lock_shared({LOCK}, 2)"
 _MAKE_HEAD = """
 INSERT INTO andon_sessions (agent_id, user_id, session_id, begun, created, updated)
 VALUES (%(agent_id)s, %(user_id)s, %(session_id)s, FALSE, %(created)s::float8, %(created)s::float8)
@@ -151,9 +151,9 @@ worked out before that row is locked. Events go there as one text, with a line f
 """
 
 
-def _values(new: News | Ending) -> dict[str, Any]:
+def _values(new: EncodedProgress | EncodedEnd) -> dict[str, Any]:
     return {
-        "run_id": Id.written(new.lease.run_id),
+        "run_id": Id.encode(new.lease.run_id),
         "epoch": new.lease.epoch,
         "messages": new.messages,
         "lines": _lines(batch for _, batch in new.rows),
@@ -172,10 +172,10 @@ def _lines(texts: Iterable[str]) -> str | None:
 
 def renew(tx: Tx, leases: Sequence[Lease], seconds: float) -> Renewal:
     """Those that somebody has locked are not waited for: one that is stuck must not cost the others their leases."""
-    run_ids = [Id.written(lease.run_id) for lease in leases]
+    run_ids = [Id.encode(lease.run_id) for lease in leases]
     values = {"run_ids": run_ids, "epochs": _numbers(lease.epoch for lease in leases), "seconds": seconds}
-    renewed = {run_id for run_id, _ in tx.at_once(_RENEW, values)}
-    found = {run_id: (held, cancel) for run_id, held, cancel in tx.at_once(_STAND, values)}
+    renewed = {run_id for run_id, _ in tx.execute_autocommit(_RENEW, values)}
+    found = {run_id: (held, cancel) for run_id, held, cancel in tx.execute_autocommit(_STATES, values)}
     tx.wait_for_disk()
     answer = Renewal([], {}, tx.began, [])
     for lease, run_id in zip(leases, run_ids, strict=True):
@@ -200,19 +200,19 @@ UPDATE andon_runs SET lease_until = {SERVER_CLOCK} + %(seconds)s::float8, lease_
 FROM mine WHERE andon_runs.number = mine.number
 RETURNING run_id, {_EARLY}
 """
-_STAND = f"""
+_STATES = f"""
 SELECT run_id, status IN {HELD}, cancel FROM andon_runs JOIN {_LEASES} USING (run_id, epoch) WHERE ended IS NULL
 """
 
 
-def write(tx: Tx, batch: Sequence[News]) -> list[str]:
+def write(tx: Tx, batch: Sequence[EncodedProgress]) -> list[str]:
     """Those that have said something one by one; of all the others, what has happened to them, together."""
     refused = []
     for each in batch:
         if each.messages is not None:
-            values = _values(each) | {"continues": Id.written_or_none(each.continues)}
+            values = _values(each) | {"continues": Id.encode_or_none(each.continues)}
             values["news"] = dump_names(CHANGED, [each.lease.run_id])[0]
-            if not tx.at_once(_WRITE, values):
+            if not tx.execute_autocommit(_WRITE, values):
                 refused.append(each.lease.run_id)
     refused += _add(tx, [each for each in batch if each.messages is None])
     if batch:
@@ -220,19 +220,19 @@ def write(tx: Tx, batch: Sequence[News]) -> list[str]:
     return refused
 
 
-def _add(tx: Tx, batch: Sequence[News]) -> list[str]:
+def _add(tx: Tx, batch: Sequence[EncodedProgress]) -> list[str]:
     if not batch:
         return []
     rows = [(place, *row) for place, each in enumerate(batch, 1) for row in each.rows]
     values = {
-        "run_ids": [Id.written(each.lease.run_id) for each in batch],
+        "run_ids": [Id.encode(each.lease.run_id) for each in batch],
         "epochs": _numbers(each.lease.epoch for each in batch),
         "places": _numbers(place for place, _, _ in rows),
         "seqs": _numbers(seq for _, seq, _ in rows),
         "lines": _lines(text for _, _, text in rows),
         "news": dump_names(CHANGED, [each.lease.run_id for each in batch]),
     }
-    held = {row[0] for row in tx.at_once(_ADD, values)}
+    held = {row[0] for row in tx.execute_autocommit(_ADD, values)}
     return [each.lease.run_id for place, each in enumerate(batch, 1) if place not in held]
 
 
@@ -268,7 +268,7 @@ _WRITE += """kept AS (
 _WRITE += f"SELECT number, {_NEWS} FROM run"
 
 
-def finish(tx: Tx, end: Ending) -> bool:
+def finish(tx: Tx, end: EncodedEnd) -> bool:
     """False if it could not be ended so: nothing is written then."""
     if not end.rows:
         return False
@@ -276,13 +276,13 @@ def finish(tx: Tx, end: Ending) -> bool:
     values = _values(end) | {
         "cancelled": record.status is RunStatus.cancelled,
         "status": record.status.value,
-        "continues": Id.written_or_none(record.continues),
+        "continues": Id.encode_or_none(record.continues),
         "last_seq": end.last_seq,
         "final": record.status.final,
         "record": end.text,
         "request": end.request,
     }
-    if not tx.at_once(_FINISH, values):
+    if not tx.execute_autocommit(_FINISH, values):
         return False
     tx.ended = values["run_id"]
     return True

@@ -45,7 +45,7 @@ def test_who_is_told_that_it_failed_has_not_begun_a_run(url: str, monkeypatch: p
                     with pytest.raises(StoreError, match=r"has not answered within 0\.2 s\. Trying again may help"):
                         await store.enter(record("r1", at=1.0), "me", LONG, "reject")
             monkeypatch.undo()
-            # It comes after the others, in the lane or behind their locks. Had one of them been done, it were refused.
+            # It comes after the others, in the pool or behind their locks. Had one of them been done, it were refused.
             await store.enter(record("r1", at=2.0), "me", LONG, "reject")
 
     play(main)
@@ -101,9 +101,9 @@ def test_to_prune_takes_as_long_as_it_takes(url: str, monkeypatch: pytest.Monkey
         async with opened(url) as store:
             await store.ping()
             monkeypatch.setattr(database, "ANSWER_SECONDS", 0.0)
-            assert await store._db.sweep(lambda tx: tx.peek("SELECT version FROM andon_meta"), writes=False)
+            assert await store._db.sweep(lambda tx: tx.read_value("SELECT version FROM andon_meta"), writes=False)
             with pytest.raises(StoreError, match="has not answered"):
-                await store._db.read(lambda tx: tx.peek("SELECT version FROM andon_meta"))
+                await store._db.read(lambda tx: tx.read_value("SELECT version FROM andon_meta"))
             monkeypatch.undo()
 
     play(main)

@@ -18,7 +18,7 @@ from andon.errors import StoreError
 T = TypeVar("T")
 
 
-class Patience:
+class Deadline:
     """That of one caller."""
 
     __slots__ = ("_over", "_shown", "began")
@@ -26,7 +26,7 @@ class Patience:
     def __init__(self, shown: str) -> None:
         self._shown, self._over, self.began = shown, False, time.monotonic()
 
-    async def lasts(self, answer: Awaitable[T], seconds: float | None) -> T:
+    async def wait_for(self, answer: Awaitable[T], seconds: float | None) -> T:
         """Wait so long for the answer. What has not begun by then is taken back."""
         try:
             async with asyncio.timeout(seconds) as bound:

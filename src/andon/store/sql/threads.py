@@ -28,19 +28,19 @@ Job = tuple["Future[Any]", Work[Any]]
 log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 5.0
-RANKS = 3
+PRIORITIES = 3
 
 
-class Queue:
-    """Jobs by their rank, the lowest first; of one rank in the order in which they came in. None is the end of it."""
+class JobQueue:
+    """Jobs by priority, the lowest number first; jobs of one priority in the order they came in. None ends it."""
 
     def __init__(self) -> None:
         self._tickets: SimpleQueue[bool] = SimpleQueue()
         """One for each job: whoever has got one finds a job."""
-        self._jobs: list[SimpleQueue[Job]] = [SimpleQueue() for _ in range(RANKS)]
+        self._jobs: list[SimpleQueue[Job]] = [SimpleQueue() for _ in range(PRIORITIES)]
 
-    def put(self, job: Job, rank: int) -> None:
-        self._jobs[rank].put(job)
+    def put(self, job: Job, priority: int) -> None:
+        self._jobs[priority].put(job)
         self._tickets.put(True)
 
     def end(self) -> None:
@@ -76,14 +76,14 @@ class Pace:
         self.seconds += (self.moved - began - self.seconds) / 16
 
 
-class Lane:
+class ThreadPool:
     """Up to so many threads, started when they are needed. With one of them, work is done in the order it came in, but
-    for what has a lower rank: that is done before all else that waits.
+    for what has a lower priority: that is done before all else that waits.
     """
 
     def __init__(self, name: str, size: int) -> None:
         self._name, self._size = name, size
-        self._jobs, self._pace = Queue(), Pace()
+        self._jobs, self._pace = JobQueue(), Pace()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._idle = threading.Semaphore(0)
@@ -97,9 +97,9 @@ class Lane:
         waiting = len(self._jobs)
         return max(waiting * self._pace.seconds / self._size, time.monotonic() - self._pace.moved) if waiting else 0.0
 
-    async def run(self, work: Work[T], rank: int = RANKS - 1) -> T:
+    async def run(self, work: Work[T], priority: int = PRIORITIES - 1) -> T:
         """Have it done. A cancel takes it back if it has not begun, and else only stops the waiting."""
-        job = self.submit(work, rank)
+        job = self.submit(work, priority)
         loop = asyncio.get_running_loop()
         done = loop.create_future()
 
@@ -115,7 +115,7 @@ class Lane:
             raise
         return job.result()
 
-    def submit(self, work: Work[T], rank: int = RANKS - 1) -> Future[T]:
+    def submit(self, work: Work[T], priority: int = PRIORITIES - 1) -> Future[T]:
         job: Future[T] = Future()
         with self._lock:
             if self._closed:
@@ -128,7 +128,7 @@ class Lane:
                 thread.start()
             if not len(self._jobs):  # nobody has waited so far
                 self._pace.begin()
-            self._jobs.put((job, work), rank)
+            self._jobs.put((job, work), priority)
         return job
 
     def close(self, *, wait: bool = True) -> None:
@@ -143,7 +143,7 @@ class Lane:
                 thread.join(CLOSE_SECONDS)
 
 
-def _serve(jobs: Queue, idle: threading.Semaphore, pace: Pace) -> None:
+def _serve(jobs: JobQueue, idle: threading.Semaphore, pace: Pace) -> None:
     while (entry := jobs.get()) is not None:
         job, work = entry
         if job.set_running_or_notify_cancel():

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 OWNERS = 0o600
 
 
-def make(path: Path) -> None:
+def make_file(path: Path) -> None:
     """Make an empty file, unless there is one. For a symbolic link, make the file that it leads to: SQLite would make
     that one itself, with the rights that the umask leaves.
     """
@@ -33,7 +33,7 @@ def make(path: Path) -> None:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, OWNERS))
 
 
-def look_after(path: Path) -> None:
+def warn_if_open(path: Path) -> None:
     """Say so if others can read a file that was there before. Its owner may want that, so it stays as it is."""
     if not path.exists():  # SQLite will say why
         return

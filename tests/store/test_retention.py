@@ -15,8 +15,8 @@ from andon import Agent, RunStatus, Runtime
 from andon.core.records import RunRecord, SessionKey
 from andon.errors import ConfigurationError
 from andon.models.scripted import Call, ScriptedModel
-from andon.store import MemoryStore, forgetting, memory, open_store
-from andon.store.forgetting import Touched
+from andon.store import MemoryStore, memory, open_store, retention
+from andon.store.retention import Touched
 from tests.store.making import record, said
 from tests.support import Silence, play
 from tests.support.till import DELETE, Till
@@ -55,7 +55,7 @@ def test_those_that_were_touched_least_recently_leave_when_there_are_too_many() 
 def test_those_that_nobody_touches_for_days_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     async def go() -> None:
         now = [0.0]
-        monkeypatch.setattr(forgetting, "monotonic", lambda: now[0])
+        monkeypatch.setattr(retention, "monotonic", lambda: now[0])
         store = MemoryStore(keep_days=2)
         for name in ("old", "used"):
             await store.create_session(key(name), {})
@@ -74,7 +74,7 @@ def test_a_crowd_of_sessions_is_never_much_more_than_the_limit() -> None:
         for number in range(1000):
             await store.save(record(f"r{number}", RunStatus.completed, key(f"s{number}")), said("Hi"))
             assert len(store._sessions) <= 100
-        assert len(store.forgetting._touched) == 100
+        assert len(store.retention._touched) == 100
 
     play(go)
 
@@ -220,7 +220,7 @@ def test_an_agents_own_conversation_stays_as_long_as_the_agent() -> None:
 def test_the_bounds_can_be_set(url: str, days: float, most: int) -> None:
     store = open_store(url)
     assert isinstance(store, MemoryStore)
-    assert (store.forgetting.keep_days, store.forgetting.keep_sessions) == (days, most)
+    assert (store.retention.keep_days, store.retention.keep_sessions) == (days, most)
 
 
 @pytest.mark.parametrize("query", ["keep_days=soon", "keep_sessions=1.5", "keep_days=-1", "keep=1", "keep_days=nan"])

@@ -228,12 +228,12 @@ def compared(driver: Any, said: list[str]) -> list[str]:
     notices = {each: notice for each in said if (notice := read_notice(each)) is not None}
     if not notices:
         return said
-    names = msgspec.json.encode([Id.written(run_id) for run_id, _, _ in notices.values()])
+    names = msgspec.json.encode([Id.encode(run_id) for run_id, _, _ in notices.values()])
     answer = driver.pgconn.exec_params(_ASKED, [names])  # past the driver, like the ping
     if answer.error_message:
         return [LOOK]
     rows = [(answer.get_value(n, 0), answer.get_value(n, 1)) for n in range(answer.ntuples)]
-    known = {Id.read(run_id.decode()): read_request(cancel) for run_id, cancel in rows}
+    known = {Id.decode(run_id.decode()): read_request(cancel) for run_id, cancel in rows}
     checked: list[str] = []
     for each in said:
         run_id, _, request = notices.get(each, (None, None, None))

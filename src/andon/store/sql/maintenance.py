@@ -40,7 +40,7 @@ SECRET_BYTES = 32
 
 def block(tx: Tx, wanted: Block) -> None:
     Id.check(wanted.id)
-    tx.pass_gate(shut=True)  # a run that is entering now is in the line before this is known, and can be cancelled
+    tx.lock_blocks(exclusive=True)  # a run that is entering now is in the queue first, and can be cancelled
     data = dump(wanted)
     row = {"kind": wanted.kind, "id": wanted.id, "data": data}
     tx.execute(tx.insert(blocks).values(row).on_conflict_do_update(index_elements=["kind", "id"], set_={"data": data}))
@@ -133,6 +133,9 @@ def forget_cancels(tx: Tx, before: float) -> dict[str, int]:
     return {"cancels": counted} if counted else {}
 
 
+PRUNING_STEPS = (forget_sessions, forget_strays, forget_events, forget_cancels)
+
+
 def count_old(tx: Tx, before: float) -> dict[str, int]:
     """How many sessions, runs and events would be forgotten."""
     live = exists().where(runs.c.session == sessions.c.id, LIVE)
@@ -150,7 +153,7 @@ def count_old(tx: Tx, before: float) -> dict[str, int]:
 def ping(tx: Tx) -> int | None:
     """Write something tiny, as a run would: a disk may be full, and a database read-only. Returns the version."""
     if tx.postgres:
-        for version, read_only, _ in tx.at_once(_PING):
+        for version, read_only, _ in tx.execute_autocommit(_PING):
             if read_only == "on":
                 raise StoreError(_READ_ONLY)
             return int(version)

@@ -17,8 +17,7 @@ from andon.core.selection import Selection
 from andon.core.shared.store import Lease, Progress
 from andon.core.states import CancelCause, CancelOutcome, Phase
 from andon.errors import LeaseLostError, StoreError
-from andon.store.sql import SQLStore, database, holding, push, transaction
-from andon.store.sql import asking as asking_in_steps
+from andon.store.sql import SQLStore, cancels, database, leases, notifications, transaction
 from andon.store.sql.faults import is_transient
 from tests.store.making import KEY, LONG, asking, events, opened, record, said
 from tests.store.test_processes import Bell
@@ -261,8 +260,8 @@ def test_what_is_not_usual_is_done_in_steps(postgres_url: str, monkeypatch: pyte
 
         monkeypatch.setattr(module, name, watched)
 
-    watch(holding, "finish")
-    watch(asking_in_steps, "request_cancel")
+    watch(leases, "finish")
+    watch(cancels, "request_cancel")
 
     async def main() -> None:
         async with begun(postgres_url) as (store, lease):
@@ -337,7 +336,7 @@ def test_an_end_is_answered_before_the_others_are_told_and_also_if_they_cannot_b
     async def main() -> None:
         async with begun(postgres_url) as (store, lease):
             caplog.clear()  # of what was said of the tests' hasty server
-            tell, answered, lost = transaction.Tx.tell, Flag(), list[int]()
+            tell, answered, lost = transaction.Tx.send_notifications, Flag(), list[int]()
 
             def lose(tx: transaction.Tx) -> None:
                 if tx.ended is None:  # of what came before
@@ -350,7 +349,7 @@ def test_an_end_is_answered_before_the_others_are_told_and_also_if_they_cannot_b
                 lost.append(pid)
 
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(transaction.Tx, "tell", lose)
+                patched.setattr(transaction.Tx, "send_notifications", lose)
                 assert await store.finish(lease, record("r1", RunStatus.completed), [], events("r1", (1,))) is None
                 answered.set()
                 await until(lambda: bool(lost))
@@ -396,7 +395,7 @@ def test_what_can_never_be_written_is_tried_once(postgres_url: str, undone: list
 
 
 def test_who_supersedes_a_run_says_so_itself(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push, "PING_SECONDS", LONG)
+    monkeypatch.setattr(notifications, "PING_SECONDS", LONG)
 
     async def main() -> None:
         async with begun(postgres_url) as (store, _):

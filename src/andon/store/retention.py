@@ -81,7 +81,7 @@ class Touched:
         return next(iter(self._of[next(iter(self._groups[self._most]))]))
 
 
-class Forgetting:
+class Retention:
     """Says which sessions are due. None means no limit."""
 
     def __init__(self, keep_days: float | None, keep_sessions: int | None) -> None:

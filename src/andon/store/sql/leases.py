@@ -17,22 +17,22 @@ from andon.core.session import OnBusy, refusal
 from andon.core.shared.store import Granted, Lease, Renewal, Taken
 from andon.core.states import CancelCause, RunStatus
 from andon.errors import LeaseLostError, RunIdTakenError, SessionBusyError
-from andon.store.sql import asking, clocks, keys, sessions
+from andon.store.sql import cancels, clocks, keys, sessions
 from andon.store.sql.codec import CHANGED, LOOK_AT, dump_names, read_block, read_messages, read_request
+from andon.store.sql.encoded import EncodedEnd, EncodedProgress
 from andon.store.sql.tables import HELD, LIVE, Id, blocks, events, records, runs
 from andon.store.sql.transaction import Tx, chunks
-from andon.store.sql.written import Ending, News
 
 # -- entering ---------------------------------------------------------------------------------------------------------
 
 
 def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float, on_busy: OnBusy) -> Granted:
     """`text` is the record, as it is kept."""
-    tx.pass_gate()
+    tx.lock_blocks()
     if record.request_key is not None:  # first: who asks for the same again is told that, and not that it is busy
         keys.take(tx, record.request_key, record.session, record.run_id)
-    head = sessions.head_of_line(tx, record.session, record.created_at)
-    line = select(runs, records.c.record, clocks.nobodys(tx.postgres).label("nobodys"))
+    head = sessions.lock_or_create(tx, record.session, record.created_at)
+    line = select(runs, records.c.record, clocks.unowned(tx.postgres).label("unowned"))
     line = line.join(records, records.c.number == runs.c.number).where(runs.c.session == head.id, LIVE)
     ahead = tx.execute(line.order_by(runs.c.number).with_for_update(of=runs, key_share=True)).all()
     for other in ahead:
@@ -46,7 +46,7 @@ def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float, on_b
     if on_busy == "reject":
         _check_free(ahead)
     elif on_busy == "cancel":
-        asking.ask(tx, ahead, CancelRequest.make(CancelCause.superseded, f"run {record.run_id} takes over"))
+        cancels.apply(tx, ahead, CancelRequest.make(CancelCause.superseded, f"run {record.run_id} takes over"))
     status = RunStatus.pending if ahead else RunStatus.running
     columns = {"status": status.value, "epoch": 1, "owner": owner, **clocks.lease(tx.postgres, seconds)}
     if not sessions.insert_run(tx, record, text, head.id, **columns):
@@ -65,7 +65,7 @@ class Busy(Exception):  # noqa: N818 - not an error yet: `refusal` makes one, af
 def _check_free(ahead: Sequence[Row[Any]]) -> None:
     """A run that is being cancelled, or has lost its worker, will be gone soon."""
     for other in ahead:
-        if other.cancel is None and not (other.nobodys and other.status in HELD):
+        if other.cancel is None and not (other.unowned and other.status in HELD):
             raise Busy(other)
 
 
@@ -86,7 +86,7 @@ def _check_blocks(tx: Tx, record: RunRecord) -> None:
 def take_turn(tx: Tx, lease: Lease) -> bool:
     row = sessions.lock_run(tx, lease.run_id)
     if row is None or row.epoch != lease.epoch or row.status not in HELD:
-        raise lost(lease)
+        raise lease_lost(lease)
     if row.status == RunStatus.running.value:
         return True
     if tx.execute(_AHEAD, {"line": row.session, "place": row.number}).first() is not None:
@@ -99,7 +99,7 @@ _AHEAD = select(runs.c.number).where(runs.c.session == bindparam("line"), LIVE, 
 _AHEAD = _AHEAD.limit(1)
 
 
-def lost(lease: Lease) -> LeaseLostError:
+def lease_lost(lease: Lease) -> LeaseLostError:
     return LeaseLostError(f"run {lease.run_id!r} belongs to another worker now, or has ended")
 
 
@@ -135,7 +135,7 @@ def renew(tx: Tx, leases: Sequence[Lease], seconds: float | None) -> Renewal:
     return answer
 
 
-def write(tx: Tx, batch: Sequence[News]) -> list[str]:
+def write(tx: Tx, batch: Sequence[EncodedProgress]) -> list[str]:
     there = sessions.lock_all(tx, [each.lease.run_id for each in batch if each.messages is not None])
     rows = _find(tx, (each.lease.run_id for each in batch), _KEEP_HOLD)
     refused: dict[str, None] = {}
@@ -155,7 +155,7 @@ def write(tx: Tx, batch: Sequence[News]) -> list[str]:
     if touched:
         sessions.touch(tx, touched)
     _append(tx, new)
-    tx.say(dump_names(CHANGED, (each.lease.run_id for each in batch if each.lease.run_id not in refused)))
+    tx.notify(dump_names(CHANGED, (each.lease.run_id for each in batch if each.lease.run_id not in refused)))
     return list(refused)
 
 
@@ -177,14 +177,14 @@ _LAST = select(func.coalesce(func.max(events.c.seq), 0)).where(events.c.number =
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
-def finish(tx: Tx, end: Ending) -> RunRecord | CancelRequest | None:
+def finish(tx: Tx, end: EncodedEnd) -> RunRecord | CancelRequest | None:
     lease, record = end.lease, end.record
     given_back = record.status is RunStatus.paused and not end.rows  # it was taken up, and is as it was
     if given_back:
         keys.lock_answers(tx, lease.run_id)
-    row = sessions.lock_both(tx, lease.run_id)
+    row = sessions.lock_run_and_session(tx, lease.run_id)
     if row is None:
-        raise lost(lease)
+        raise lease_lost(lease)
     # A paused run is nobody's, but it may be cancelled, and whoever paused it may still say so.
     may_end = (*HELD, RunStatus.paused.value) if record.status is RunStatus.cancelled else HELD
     if row.epoch != lease.epoch or row.status not in may_end:
@@ -210,12 +210,12 @@ def finish(tx: Tx, end: Ending) -> RunRecord | CancelRequest | None:
         sessions.touch(tx, {row.there})
     _append(tx, _rows(row, end.rows))
     if row.cancel is None and end.request is not None:
-        asking.note(tx, row, end.request)
+        cancels.log_cancel(tx, row, end.request)
     if tx.postgres:
-        tx.ended = Id.written(row.run_id)  # who is next may be entering at this very moment
+        tx.ended = Id.encode(row.run_id)  # who is next may be entering at this very moment
     else:
         ahead = tx.execute(_NEXT, {"line": row.session, "which": row.number}).scalar()
-        tx.say(dump_names(CHANGED, [row.run_id, ahead]))
+        tx.notify(dump_names(CHANGED, [row.run_id, ahead]))
     return None
 
 
@@ -223,7 +223,7 @@ _NEXT = select(runs.c.run_id).where(runs.c.session == bindparam("line"), LIVE, r
 _NEXT = _NEXT.order_by(runs.c.number).limit(1)
 
 
-class Found(NamedTuple):
+class TakenRow(NamedTuple):
     """A run that was taken over, as it is kept: what is JSON in it is read after the transaction."""
 
     row: Row[Any]
@@ -241,7 +241,7 @@ class Found(NamedTuple):
         return Taken(Lease(row.run_id, self.epoch), record, messages, cancel, self.last_seq, self.since)
 
 
-def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[Found]:
+def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[TakenRow]:
     """Give these runs, which are locked, to a new owner."""
     taken = []
     for row in found:
@@ -252,16 +252,16 @@ def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[
             .values(epoch=row.epoch + 1, owner=owner, status=status.value, **clocks.lease(tx.postgres, seconds))
         )
         taken.append(_taken_over(tx, row, row.epoch + 1))
-    tx.say(dump_names(LOOK_AT, [row.run_id for row in found]))
+    tx.notify(dump_names(LOOK_AT, [row.run_id for row in found]))
     return taken
 
 
-def _taken_over(tx: Tx, row: Row[Any], epoch: int) -> Found:
+def _taken_over(tx: Tx, row: Row[Any], epoch: int) -> TakenRow:
     kept = tx.execute(select(records).where(records.c.number == row.number)).one()
-    return Found(row, kept, epoch, tx.execute(_LAST, {"of": row.number}).scalar_one(), tx.began)
+    return TakenRow(row, kept, epoch, tx.execute(_LAST, {"of": row.number}).scalar_one(), tx.began)
 
 
-def take_up(tx: Tx, run_id: str, owner: str, seconds: float, request_key: RequestKey | None = None) -> Found | None:
+def take_up(tx: Tx, run_id: str, owner: str, seconds: float, request_key: RequestKey | None = None) -> TakenRow | None:
     after: int | None = None
     fresh: tuple[RequestKey, SessionKey] | None = None
     if request_key is not None:
@@ -292,6 +292,6 @@ def has_orphans(tx: Tx) -> bool:
     return tx.execute(_orphans(tx, 1)).first() is not None
 
 
-def take_orphans(tx: Tx, owner: str, seconds: float, limit: int) -> list[Found]:
+def take_orphans(tx: Tx, owner: str, seconds: float, limit: int) -> list[TakenRow]:
     found = tx.execute(_orphans(tx, limit).with_for_update(skip_locked=True)).all()
     return take(tx, found, owner, seconds)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from andon.store.sql import SQLStore, private
+from andon.store.sql import SQLStore, permissions
 from tests.store.making import KEY, opened
 from tests.support import play
 
@@ -65,7 +65,7 @@ def test_a_file_that_a_link_leads_to(tmp_path: Path) -> None:
 def test_the_copy_that_is_made_before_a_migration(tmp_path: Path) -> None:
     dump = (Path(__file__).parent / "version_1" / "sqlite.sql").read_text()
     path = tmp_path / "andon.db"
-    private.make(path)
+    permissions.make_file(path)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript(dump)
 

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from andon.core.shared.store import Lease, Progress
-from andon.store.sql import at_once, holding, written
-from andon.store.sql.written import News, in_parts
+from andon.store.sql import encoded, leases, postgres_fast
+from andon.store.sql.encoded import EncodedProgress, in_parts
 from tests.store.making import KEY, LONG, events, opened, record, said
 from tests.support import play
 
 
-def news(run_id: str, *sizes: int, messages: int | None = None) -> News:
+def news(run_id: str, *sizes: int, messages: int | None = None) -> EncodedProgress:
     rows = [(seq, "x" * size) for seq, size in enumerate(sizes, 1)]
-    return News(Lease(run_id, 1), None if messages is None else "x" * messages, rows, None)
+    return EncodedProgress(Lease(run_id, 1), None if messages is None else "x" * messages, rows, None)
 
 
 def test_parts_are_not_much_larger_than_they_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(written, "PART", 100)
+    monkeypatch.setattr(encoded, "PART", 100)
     batch = [news("a", 60), news("b", 30, 10), news("c", 300), news("d", messages=99), news("e"), news("f", 1)]
     parts = list(in_parts(iter(batch)))
     assert [each.size for each in batch] == [60, 40, 300, 99, 0, 1]
@@ -31,7 +31,7 @@ def test_parts_are_not_much_larger_than_they_may_be(monkeypatch: pytest.MonkeyPa
 
 def test_a_part_is_made_when_the_one_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is JSON in it does not lie about while others are written."""
-    monkeypatch.setattr(written, "PART", 100)
+    monkeypatch.setattr(encoded, "PART", 100)
     made: list[str] = []
 
     def making() -> Any:
@@ -46,11 +46,11 @@ def test_a_part_is_made_when_the_one_before_it_is_written(monkeypatch: pytest.Mo
 
 def test_the_progress_of_many_large_runs_is_several_transactions(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it is written, and all that nobody holds any more is told of, whichever part it was in."""
-    monkeypatch.setattr(written, "PART", 2_000)
-    namesake: Any = holding if url.startswith("sqlite") else at_once
+    monkeypatch.setattr(encoded, "PART", 2_000)
+    namesake: Any = leases if url.startswith("sqlite") else postgres_fast
     write, parts = namesake.write, list[list[str]]()
 
-    def noting(tx: Any, batch: list[News]) -> list[str]:
+    def noting(tx: Any, batch: list[EncodedProgress]) -> list[str]:
         parts.append([each.lease.run_id for each in batch])
         refused: list[str] = write(tx, batch)
         return refused

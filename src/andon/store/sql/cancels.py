@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What others may ask of a run that they do not hold: to stop, and how it stands.
+
+The first request is the one that counts, and it is committed before anybody is woken. A later one can only ask for
+more: a stronger mode, or a bound. Whatever changes something is on record, with who asked.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row, Select, bindparam, insert, select, update
+
+from andon.core.receipt import CancelRequest, Receipt
+from andon.core.records import SessionKey
+from andon.core.selection import CancelEntry, Outcomes, Selection
+from andon.core.states import CancelMode, CancelOutcome
+from andon.store.sql import clocks, queries
+from andon.store.sql.codec import LOOK_AT, dump, dump_names, dump_notice, read_request
+from andon.store.sql.tables import LIVE, cancels, runs
+from andon.store.sql.transaction import Tx, chunks
+
+
+def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes:
+    if which.run_id is None:
+        wanted = (
+            _wanted(tx.postgres)
+            .where(*queries.fits(which, runs), *queries.has_status(which), LIVE)
+            .order_by(runs.c.number)
+        )
+        return apply(tx, tx.execute(wanted.with_for_update(key_share=True)).all(), request)
+    tx.limit_lock_wait()  # of many runs, those that are locked are waited for
+    if which.statuses:
+        wanted = _wanted(tx.postgres).where(*queries.fits(which, runs), *queries.has_status(which))
+        row = tx.execute(wanted.with_for_update(key_share=True)).first()
+    else:
+        given = queries.given(which)
+        row = tx.execute(_that(tx.postgres, *given), given).first()
+    if row is not None and row.ended is None:
+        return apply(tx, [row], request)
+    tx.early = False
+    return Outcomes({which.run_id: CancelOutcome.unknown if row is None else CancelOutcome.already_finished})
+
+
+def apply(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> Outcomes:
+    """Ask these runs, which are locked and have not ended; `unowned` says of each whether nobody else will end it."""
+    outcomes, fresh, said, changed_again = Outcomes(), [], dump(request), []
+    outcomes.nobodys = any(row.unowned for row in rows)
+    log = [_entry(row, said) for row in rows if row.cancel is None]
+    for row in rows:
+        if row.cancel is None:
+            fresh.append(row.number)
+            outcomes[row.run_id] = CancelOutcome.requested
+            continue
+        if row.cancel == said:  # asked before, and only the answer was lost
+            outcomes[row.run_id] = CancelOutcome.requested
+            continue
+        outcomes[row.run_id] = CancelOutcome.already_requested
+        before = read_request(row.cancel)
+        after = merge(before, request)
+        if after != before:
+            tx.write(_ASK, {"numbers": [row.number], "cancel": dump(after)})
+            log.append(_entry(row, said))
+            changed_again.append(row.run_id)
+    for these in chunks(fresh):
+        tx.write(_ASK, {"numbers": these, "cancel": said})
+    if log:
+        tx.write(_NOTE.values(at=tx.wall), log)
+    # Of many, or of what has changed once more, who holds them looks.
+    changed = [*changed_again, *(row.run_id for row in rows if row.cancel is None)]
+    notice = dump_notice(rows[0].run_id, rows[0].owner, request) if len(fresh) == len(rows) == 1 else ""
+    tx.notify([notice] if notice else dump_names(LOOK_AT, changed))
+    return outcomes
+
+
+def _wanted(postgres: bool) -> Select[Any]:
+    return select(runs, clocks.unowned(postgres).label("unowned"))
+
+
+@functools.cache
+def _that(postgres: bool, *names: str) -> Select[Any]:
+    """One run, by its names. By `key_share`, nobody waits here for a batch of events to be written."""
+    wanted = _wanted(postgres).where(*(runs.c[name] == bindparam(name) for name in names))
+    return wanted.with_for_update(key_share=True)
+
+
+_ASK = update(runs).where(runs.c.number.in_(bindparam("numbers", expanding=True)))
+_NOTE = insert(cancels).inline()
+
+
+def merge(before: CancelRequest, request: CancelRequest) -> CancelRequest:
+    """The first request, with what a later one adds to it: it may stop more, or sooner."""
+    if before.mode is CancelMode.now:
+        return before
+    mode = max(before.mode, request.mode, key=lambda mode: mode.rank)
+    bounds = [each.grace for each in (before, request) if each.grace is not None]
+    return msgspec.structs.replace(
+        before, mode=mode, grace=None if mode is CancelMode.now else min(bounds, default=None)
+    )
+
+
+def _entry(row: Row[Any], request: str) -> dict[str, Any]:
+    return {
+        "run_id": row.run_id,
+        "agent_id": row.agent_id,
+        "user_id": row.user_id,
+        "session_id": row.session_id,
+        "request": request,
+    }
+
+
+def log_cancel(tx: Tx, row: Row[Any], request: str) -> None:
+    """Put on record a cancel that the worker knew of before the store did."""
+    tx.write(_NOTE.values(at=tx.wall), _entry(row, request))
+
+
+def request_of(receipt: Receipt) -> CancelRequest:
+    return CancelRequest(receipt.cause, receipt.reason, receipt.by, receipt.mode, None, receipt.requested_at)
+
+
+def cancel_log(tx: Tx, which: Selection, limit: int) -> list[CancelEntry]:
+    wanted = select(cancels).where(*queries.fits(which, cancels))
+    if which.statuses:
+        wanted = wanted.where(cancels.c.run_id.in_(select(runs.c.run_id).where(*queries.has_status(which))))
+    found = tx.execute(wanted.order_by(cancels.c.id.desc()).limit(limit))
+    return [
+        CancelEntry(
+            row.run_id, read_request(row.request), SessionKey(row.agent_id, row.user_id or None, row.session_id)
+        )
+        for row in found
+    ]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -39,13 +40,25 @@ def own_server(server: Server) -> Iterator[Server]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture
-def postgres_url(server: Server) -> Iterator[str]:
+@contextlib.contextmanager
+def _database(server: Server) -> Iterator[str]:
     name = f"test_{next(_numbers)}"
     with psycopg.connect(server.url("postgres"), autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} STRATEGY file_copy")
         yield server.url(name)
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def postgres_url(server: Server) -> Iterator[str]:
+    with _database(server) as url:
+        yield url
+
+
+@pytest.fixture
+def second_postgres_url(server: Server) -> Iterator[str]:
+    with _database(server) as url:
+        yield url
 
 
 @pytest.fixture

@@ -76,7 +76,8 @@ def _taken(record: RunRecord) -> RunIdTakenError:
 def _check_blocks(tx: Tx, record: RunRecord) -> None:
     agent = and_(blocks.c.kind == "agent", blocks.c.id == record.session.agent_id)
     user = and_(blocks.c.kind == "user", blocks.c.id == (record.session.user_id or ""))
-    if (data := tx.execute(select(blocks.c.data).where(or_(agent, user))).scalar()) is not None:
+    wanted = select(blocks.c.data).where(or_(agent, user)).order_by(blocks.c.kind)
+    if (data := tx.execute(wanted).scalar()) is not None:
         raise read_block(data).refusal()
 
 

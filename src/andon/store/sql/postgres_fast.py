@@ -102,9 +102,9 @@ def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float, dead
 
 _IS_HEAD = "agent_id = %(agent_id)s AND user_id = %(user_id)s AND session_id = %(session_id)s"
 _LOCK_BLOCKS = f"SELECT pg_advisory_xact_lock_shared({LOCK}, 2)"
-_MAKE_HEAD = """
+_MAKE_HEAD = f"""
 INSERT INTO andon_sessions (agent_id, user_id, session_id, begun, created, updated)
-VALUES (%(agent_id)s, %(user_id)s, %(session_id)s, FALSE, %(created)s::float8, %(created)s::float8)
+VALUES (%(agent_id)s, %(user_id)s, %(session_id)s, FALSE, %(created)s::float8, {SERVER_CLOCK})
 ON CONFLICT DO NOTHING
 """
 _LOCK_HEAD = f"SELECT FROM andon_sessions WHERE {_IS_HEAD} FOR UPDATE"
@@ -174,18 +174,19 @@ def renew(tx: Tx, leases: Sequence[Lease], seconds: float) -> Renewal:
     """Those that somebody has locked are not waited for: one that is stuck must not cost the others their leases."""
     run_ids = [Id.encode(lease.run_id) for lease in leases]
     values = {"run_ids": run_ids, "epochs": _numbers(lease.epoch for lease in leases), "seconds": seconds}
-    renewed = {run_id for run_id, _ in tx.execute_autocommit(_RENEW, values)}
-    found = {run_id: (held, cancel) for run_id, held, cancel in tx.execute_autocommit(_STATES, values)}
+    renewed = {(run_id, epoch) for run_id, epoch, _ in tx.execute_autocommit(_RENEW, values)}
+    found = {(run_id, epoch): state for run_id, epoch, *state in tx.execute_autocommit(_STATES, values)}
     tx.wait_for_disk()
     answer = Renewal([], {}, tx.began, [])
     for lease, run_id in zip(leases, run_ids, strict=True):
-        if run_id not in found:
+        this = (run_id, lease.epoch)
+        if this not in found:
             answer.lost.append(lease.run_id)
             continue
-        held, cancel = found[run_id]
+        held, cancel = found[this]
         if cancel is not None:
             answer.cancels[lease.run_id] = read_request(cancel)
-        if held and run_id not in renewed:
+        if held and this not in renewed:
             answer.locked.append(lease.run_id)
     return answer
 
@@ -198,31 +199,31 @@ WITH mine AS (
 )
 UPDATE andon_runs SET lease_until = {SERVER_CLOCK} + %(seconds)s::float8, lease_seconds = %(seconds)s::float8
 FROM mine WHERE andon_runs.number = mine.number
-RETURNING run_id, {_EARLY}
+RETURNING run_id, epoch, {_EARLY}
 """
 _STATES = f"""
-SELECT run_id, status IN {HELD}, cancel FROM andon_runs JOIN {_LEASES} USING (run_id, epoch) WHERE ended IS NULL
+SELECT run_id, epoch, status IN {HELD}, cancel FROM andon_runs JOIN {_LEASES} USING (run_id, epoch) WHERE ended IS NULL
 """
 
 
 def write(tx: Tx, batch: Sequence[EncodedProgress]) -> list[str]:
-    """Those that have said something one by one; of all the others, what has happened to them, together."""
-    refused = []
+    """Runs with new messages one by one; the events of all other runs together."""
+    refused = set()
     for each in batch:
         if each.messages is not None:
             values = _values(each) | {"continues": Id.encode_or_none(each.continues)}
             values["news"] = dump_names(CHANGED, [each.lease.run_id])[0]
             if not tx.execute_autocommit(_WRITE, values):
-                refused.append(each.lease.run_id)
-    refused += _add(tx, [each for each in batch if each.messages is None])
+                refused.add(each.lease.run_id)
+    refused |= _add(tx, [each for each in batch if each.messages is None])
     if batch:
         tx.wait_for_disk()
-    return refused
+    return [run_id for run_id in dict.fromkeys(each.lease.run_id for each in batch) if run_id in refused]
 
 
-def _add(tx: Tx, batch: Sequence[EncodedProgress]) -> list[str]:
+def _add(tx: Tx, batch: Sequence[EncodedProgress]) -> set[str]:
     if not batch:
-        return []
+        return set()
     rows = [(place, *row) for place, each in enumerate(batch, 1) for row in each.rows]
     values = {
         "run_ids": [Id.encode(each.lease.run_id) for each in batch],
@@ -233,7 +234,7 @@ def _add(tx: Tx, batch: Sequence[EncodedProgress]) -> list[str]:
         "news": dump_names(CHANGED, [each.lease.run_id for each in batch]),
     }
     held = {row[0] for row in tx.execute_autocommit(_ADD, values)}
-    return [each.lease.run_id for place, each in enumerate(batch, 1) if place not in held]
+    return {each.lease.run_id for place, each in enumerate(batch, 1) if place not in held}
 
 
 _ADD = f"""

@@ -30,7 +30,7 @@ def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float) -> G
     if tx.execute_sqlite(_IS_TAKEN, (run_id,)).fetchone() or tx.execute_sqlite(_BLOCK, names[:2]).fetchone():
         return None
     if head is None:
-        session, begun = tx.execute_sqlite(_BEGIN, (*names, record.created_at, record.created_at)).lastrowid, False
+        session, begun = tx.execute_sqlite(_BEGIN, (*names, record.created_at, time.time())).lastrowid, False
     else:
         session, begun = head
         if tx.execute_sqlite(_LINE, (session,)).fetchone():

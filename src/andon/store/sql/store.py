@@ -75,6 +75,10 @@ class SQLStore:
         self._locks = SessionLocks()
         self.max_state = checked_limit(max_state)
         """How many bytes the state of a session may take, as JSON."""
+        self._fast_path = True
+        """Whether the usual cases go through `postgres_fast` or `sqlite_fast`. Without it, the generic statements do the
+        same for every case. A test compares both.
+        """
 
     def __repr__(self) -> str:
         return f"<SQLStore {self._db.address.shown}>"
@@ -83,6 +87,14 @@ class SQLStore:
     def shown(self) -> str:
         """Where the database is, without its password."""
         return self._db.address.shown
+
+    @property
+    def _postgres_fast(self) -> bool:
+        return self._fast_path and self._db.postgres
+
+    @property
+    def _sqlite_fast(self) -> bool:
+        return self._fast_path and not self._db.postgres
 
     @property
     def lag(self) -> float:
@@ -170,11 +182,11 @@ class SQLStore:
         text = dump(record)
 
         def enter(tx: Tx) -> Granted:
-            quick = not self._db.postgres and record.request_key is None
-            usual = sqlite_fast.enter(tx, record, text, owner, seconds) if quick else None
+            fast = self._sqlite_fast and record.request_key is None
+            usual = sqlite_fast.enter(tx, record, text, owner, seconds) if fast else None
             return usual or run_leases.enter(tx, record, text, owner, seconds, on_busy)
 
-        if self._db.postgres and record.request_key is None:
+        if self._postgres_fast and record.request_key is None:
             deadline = time.monotonic() + database.ANSWER_SECONDS
             usual = await self._db.change(
                 lambda tx: postgres_fast.enter(tx, record, text, owner, seconds, deadline), autocommit=True
@@ -186,7 +198,7 @@ class SQLStore:
         except run_leases.Busy as busy:
             raise busy.refusal(record.session) from None
         except StartError:
-            if self._db.postgres:  # what is done at once has made the session, and nobody is in it
+            if self._postgres_fast:  # it has committed the session's row, and no run is in it
                 with contextlib.suppress(StoreError):
                     await self._db.change(lambda tx: sessions.drop_if_unused(tx, record.session))
             raise
@@ -201,27 +213,28 @@ class SQLStore:
     async def renew(self, leases: Sequence[Lease], seconds: float | None) -> Renewal:
         if seconds is None:
             return await self._db.look(lambda tx: run_leases.renew(tx, leases, None))
-        if self._db.postgres:
+        if self._postgres_fast:
             return await self._db.renew(lambda tx: postgres_fast.renew(tx, leases, seconds), autocommit=True)
         return await self._db.renew(lambda tx: run_leases.renew(tx, leases, seconds))
 
     async def write(self, batch: Sequence[Progress]) -> list[str]:
-        write = postgres_fast.write if self._db.postgres else run_leases.write
+        fast = self._postgres_fast
+        write = postgres_fast.write if fast else run_leases.write
         lost: list[str] = []
         for news in in_parts(encode_progress(batch)):  # others wait for each, so none is very large
-            lost += await self._db.progress(partial(write, batch=news), autocommit=self._db.postgres)
+            lost += await self._db.progress(partial(write, batch=news), autocommit=fast)
         return lost
 
     async def finish(
         self, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]
     ) -> RunRecord | CancelRequest | None:
         end = EncodedEnd.of(lease, record, messages, events)
-        if self._db.postgres and await self._db.end(lambda tx: postgres_fast.finish(tx, end), autocommit=True):
+        if self._postgres_fast and await self._db.end(lambda tx: postgres_fast.finish(tx, end), autocommit=True):
             return None
         return await self._db.end(lambda tx: self._finish(tx, end))
 
     def _finish(self, tx: Tx, end: EncodedEnd) -> RunRecord | CancelRequest | None:
-        if not self._db.postgres and sqlite_fast.finish(tx, end):
+        if self._sqlite_fast and sqlite_fast.finish(tx, end):
             return None
         return run_leases.finish(tx, end)
 
@@ -243,7 +256,7 @@ class SQLStore:
         return [each.read() for each in found]
 
     async def request_cancel(self, which: Selection, request: CancelRequest) -> Outcomes:
-        if self._db.postgres and which.run_id is not None and not which.statuses:
+        if self._postgres_fast and which.run_id is not None and not which.statuses:
             ask = partial(postgres_fast.request_cancel, which=which, request=request)
             outcomes = await self._db.cancel(ask, autocommit=True)
             if outcomes is not None:

@@ -17,10 +17,9 @@ import pytest
 from andon import Agent, RunStatus
 from andon.errors import ConfigurationError
 from andon.models.openai import OpenAIChat
-from andon.models.openai.clients import Settings, _Shelf, clients
-from andon.models.reads import join_chunks
+from andon.models.openai.clients import clients
 from andon.testing.providers import FakeChat, silence, stall, text
-from tests.support import Flag, Worker, eventually, play, until
+from tests.support import Worker, eventually, play, until
 from tests.support.openai import ID, Api, Fake, each_api
 
 
@@ -106,12 +105,12 @@ def test_many_loops_leave_nothing_behind() -> None:
         agent = Agent("Tester", OpenAIChat(ID, base_url=fake.base_url, api_key=fake.api_key))
         asyncio.run(ask(agent))
         fake.wait_until(lambda: fake.open_connections == 0)
-        before, shelves = open_files(), len(clients._shelves)
+        before, loops = open_files(), clients.loops
         for _ in range(50):
             asyncio.run(ask(agent))
         fake.wait_until(lambda: fake.open_connections == 0)
         eventually(lambda: open_files() <= before)  # the fake closes its end of a connection a moment later
-        assert len(clients._shelves) == shelves
+        assert clients.loops == loops
 
 
 @pytest.mark.filterwarnings("ignore:unclosed resource <TCPTransport:ResourceWarning")  # uvloop's, when it is closed
@@ -159,30 +158,6 @@ def test_a_cancel_from_another_thread_reaches_the_provider() -> None:
         worker.join()
         assert fake.wait_for(at="left").sent_after_left == 0
         assert agent.run("and now?").content == "Fine."
-
-
-def test_whoever_asks_the_moment_a_client_is_open_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The future is done, and the callback that puts the client on its shelf is still to come: no reason to spin."""
-    opening, asked = _Shelf.open, 0
-
-    async def counted(self: _Shelf, settings: Settings) -> None:
-        nonlocal asked
-        asked += 1
-        assert asked < 5, "it spins"
-        await opening(self, settings)
-
-    async def main() -> None:
-        settings, opened, user = Settings("key", "http://localhost/v1"), object(), Flag()
-        shelf = await clients._shelf()
-        future = shelf.opening[settings] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(partial(shelf._opened, settings))
-        future.set_result(opened)
-        assert await clients.get(settings, user) is opened
-        await asyncio.sleep(0)  # the callback comes, and finds it done
-        assert shelf.clients.pop(settings).sdk_client is opened
-
-    monkeypatch.setattr(_Shelf, "open", counted)
-    play(main)
 
 
 def test_a_client_of_yours_is_used_as_it_is_and_stays_open() -> None:
@@ -246,35 +221,6 @@ def test_a_client_that_can_not_be_opened_is_tried_anew() -> None:
             await ask(agent)
 
     play(main)
-
-
-def test_chunks_are_joined_on_the_sdks_own_http_library() -> None:
-    """If this fails, the library has changed inside: streams are right, but slow. See `models/reads.py`."""
-
-    async def main() -> None:
-        import openai
-
-        with FakeChat([[text(pieces=["word "] * 500)]], split=50) as fake:
-            async with openai.AsyncOpenAI(base_url=fake.base_url, api_key=fake.api_key) as client:
-                body = {"model": ID, "messages": [{"role": "user", "content": "go"}], "stream": True}
-                import httpx2
-
-                reads: list[list[bytes]] = []
-                for joined in (False, True):
-                    response = await client.post("/chat/completions", cast_to=httpx2.Response, body=body, stream=True)
-                    assert not joined or join_chunks(response)
-                    reads.append([read async for read in response.aiter_bytes()])
-                    await response.aclose()
-                apart, together = reads
-                assert b"".join(apart).count(b"word ") == b"".join(together).count(b"word ") == 500
-                assert len(together) < len(apart) / 10
-            assert [each.connection for each in fake.served] == [1, 1], "the connection was not used again"
-
-    play(main)
-
-
-def test_chunks_of_anything_else_are_left_alone() -> None:
-    assert join_chunks(object()) is False
 
 
 def test_without_the_sdk_the_error_names_what_to_install() -> None:

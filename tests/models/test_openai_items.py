@@ -12,7 +12,6 @@ from andon import Agent, RunStatus, tool
 from andon.errors import ModelError
 from andon.messages import Reasoning, Text
 from andon.models.openai import OpenAIResponses
-from andon.models.reads import join_chunks
 from andon.testing.providers import FakeResponses, raw, text
 from tests.support import play
 
@@ -116,33 +115,6 @@ def test_usage_that_can_not_be_read_costs_no_answer() -> None:
     result = ask([text("Fine."), odd])
     assert result.content == "Fine."
     assert result.usage.input_tokens is None
-
-
-def test_a_chunk_that_is_broken_comes_after_those_that_are_not() -> None:
-    """What was joined is handed on; the error comes with the next read."""
-    import h11
-
-    connection = h11.Connection(h11.CLIENT)
-    connection.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
-    connection.send(h11.EndOfMessage())
-    connection.receive_data(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\nno chunk\r\n")
-    assert isinstance(connection.next_event(), h11.Response)
-
-    class Layer:
-        """One of the library's layers, as far as it is looked at."""
-
-        def __init__(self, name: str, below: object) -> None:
-            setattr(self, name, below)
-
-    response: object = connection
-    for name in ("_h11_state", "_connection", "_stream", "_httpcore_stream", "_stream", "stream"):
-        response = Layer(name, response)
-    assert join_chunks(response)
-    data = connection.next_event()
-    assert isinstance(data, h11.Data)
-    assert data.data == b"abc"
-    with pytest.raises(h11.RemoteProtocolError, match="illegal chunk header"):
-        connection.next_event()
 
 
 def test_items_of_a_kind_that_is_not_known_may_look_as_they_like() -> None:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import email.utils
-import time
 from typing import Any
 
 import openai
@@ -22,7 +20,7 @@ from andon.errors import (
     SetupError,
 )
 from andon.messages import Reasoning, Text, ToolCall, ToolResult
-from andon.models.openai import OpenAIChat, OpenAIResponses, faults
+from andon.models.openai import OpenAIChat, OpenAIResponses
 from andon.testing.providers import FakeChat, FakeResponses, call, fail, raw, reasoning, stall, text, usage
 from tests.support import HANG, play
 from tests.support.openai import ID, Api, each_api
@@ -404,28 +402,6 @@ def test_a_provider_that_does_not_answer_in_time(api: Api) -> None:
         assert result.error.retryable
         fake.wait_for(request=1, at="left")
         assert len(fake.served) == 2, "nothing was shown, so it was to be tried again"
-
-
-@pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [
-        ({}, None),
-        ({"retry-after": "7"}, 7),
-        ({"retry-after": "0.5"}, 0.5),
-        ({"retry-after-ms": "250", "retry-after": "7"}, 0.25),
-        ({"retry-after": "-3"}, 0),
-        ({"retry-after": "nan"}, None),
-        ({"retry-after": "soon"}, None),
-        ({"retry-after": "Thu, 01 Jan 1970 00:00:00 GMT"}, 0),
-    ],
-)
-def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
-    assert faults.retry_after(headers) == seconds
-
-
-def test_retry_after_a_date() -> None:
-    moment = email.utils.formatdate(time.time() + 100, usegmt=True)
-    assert 90 < (faults.retry_after({"retry-after": moment}) or 0) <= 100
 
 
 @each_api

@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from andon.messages import Usage, sendable_json
+from andon.messages import Usage
 from andon.models.base import Sink
-from andon.models.openai import faults
+from andon.models.common.errors import UNREADABLE, mended
+from andon.models.openai import errors
 
 TEXT = "response.output_text.delta"
 
@@ -153,12 +154,10 @@ class ResponsesAnswer:
                         self._untyped(payload)
                     continue
                 handle(_decode_more(payload))
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            except UNREADABLE as error:
                 if payload == b"[DONE]":  # this interface has no such line, but gateways add it
                     continue
-                if (whole := sendable_json(payload)) == payload:
-                    raise faults.broken(payload, error) from None
-                self.take([whole])
+                self.take([mended(payload, error)])
             if self.finished:
                 return
 
@@ -167,7 +166,7 @@ class ResponsesAnswer:
 
     def _untyped(self, payload: bytes) -> None:
         if (more := _decode_more(payload)).error is not None:
-            raise faults.reported(more.error)
+            raise errors.in_stream(more.error)
 
     # -- words --------------------------------------------------------------------------------------------------------
 
@@ -228,8 +227,8 @@ class ResponsesAnswer:
     def _fail(self, more: _More) -> None:
         if more.response is not None:
             self._take_usage(more.response.usage)
-            raise faults.reported(more.response.error)
-        raise faults.reported(more.error or {"message": more.message, "code": more.code})
+            raise errors.in_stream(more.response.error)
+        raise errors.in_stream(more.error or {"message": more.message, "code": more.code})
 
     def _take_usage(self, said: object) -> None:
         try:

@@ -13,15 +13,17 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from andon.messages import Message, Text, ToolCall, Usage, sendable_json
+from andon.messages import Message, Text, ToolCall, Usage
 from andon.models.base import ModelRequest, OutputSpec, Sink, ToolSpec
-from andon.models.openai import faults
-from andon.models.openai.clients import ApiKey, HttpClient, Settings
+from andon.models.common.errors import UNREADABLE, gave_up, mended
+from andon.models.common.setup import ApiKey, HttpClient, check_id
+from andon.models.openai import errors
+from andon.models.openai.clients import Settings
+from andon.models.openai.endpoint import Endpoint, without_none
 from andon.models.openai.schema import strict
-from andon.models.openai.wire import OpenAIModel
 
 
-class OpenAIChat(OpenAIModel):
+class OpenAIChat:
     """A model behind Chat Completions: OpenAI's own, or any compatible server's through `base_url`.
 
     >>> OpenAIChat("llama3.3", base_url="http://localhost:11434/v1")
@@ -30,7 +32,7 @@ class OpenAIChat(OpenAIModel):
     provider's defaults hold; what this list does not have goes into `extra_body`.
     """
 
-    _path = "/chat/completions"
+    provider = "OpenAI"
 
     def __init__(
         self,
@@ -65,7 +67,9 @@ class OpenAIChat(OpenAIModel):
         extra_query: Mapping[str, object] | None = None,
         extra_body: Mapping[str, object] | None = None,
     ) -> None:
+        check_id(id, f'{type(self).__name__}("gpt-5.2")')
         options = {
+            "model": id,
             "timeout": timeout,
             "temperature": temperature,
             "top_p": top_p,
@@ -87,10 +91,25 @@ class OpenAIChat(OpenAIModel):
             "extra_query": extra_query,
             "extra_body": extra_body,
         }
-        super().__init__(id, Settings(api_key, base_url, organization, project, http_client), client, options)
-        # Providers refuse these two where there are no tools.
-        with_tools = {"parallel_tool_calls": parallel_tool_calls, "tool_choice": tool_choice}
-        self._with_tools = {name: value for name, value in with_tools.items() if value is not None}
+        settings = Settings(api_key, base_url, organization, project, http_client)
+        self.id = id
+        self._endpoint = Endpoint("/chat/completions", settings, client, options)
+        # Providers refuse these two if a request has no tools.
+        self._with_tools = without_none({"parallel_tool_calls": parallel_tool_calls, "tool_choice": tool_choice})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id!r})"  # without the settings: the key is one of them
+
+    def check_setup(self) -> None:
+        """Raise `SetupError` for what would keep every request from being sent: no key, no package, a bad option."""
+        self._endpoint.check_setup()
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections, unless other models use them too.
+
+        A client that was passed as `client=` stays open. Without this call they are closed with the loop.
+        """
+        await self._endpoint.aclose()
 
     async def stream(self, request: ModelRequest, sink: Sink) -> None:
         body: dict[str, Any] = {"messages": _messages(request)}
@@ -98,7 +117,7 @@ class OpenAIChat(OpenAIModel):
             body |= {"tools": [_tool(spec) for spec in request.tools], **self._with_tools}
         if request.output is not None:
             body["response_format"] = _format(request.output)
-        await self._ask(body, _Answer(sink))
+        await self._endpoint.ask(body, _Answer(sink))
 
 
 # -- what is sent -----------------------------------------------------------------------------------------------------
@@ -228,10 +247,8 @@ class _Answer:
                 break
             try:
                 chunk = _decode(payload)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                if (whole := sendable_json(payload)) == payload:
-                    raise faults.broken(payload, error) from None
-                self.take([whole])
+            except UNREADABLE as error:
+                self.take([mended(payload, error)])
                 continue
             # Only what is there costs something: this is once per token.
             for choice in chunk.choices or ():
@@ -248,11 +265,11 @@ class _Answer:
                 if choice.finish_reason:  # some servers send an empty one all along
                     self._reason = choice.finish_reason
                     if choice.error:
-                        raise faults.reported(choice.error)
+                        raise errors.in_stream(choice.error)
             if chunk.usage is not None:
                 self._take_usage(chunk.usage)
             if chunk.error:
-                raise faults.reported(chunk.error)
+                raise errors.in_stream(chunk.error)
         self._said = self._said or said
 
     def end(self) -> None:
@@ -263,7 +280,7 @@ class _Answer:
         and the last line is none.
         """
         if self._reason in _FAILED:
-            raise faults.given_up(self._reason)
+            raise gave_up(self._reason)
         self.finished = self._reason is not None or (self.finished and (self._said or bool(self._calls)))
         if not self.finished:
             return

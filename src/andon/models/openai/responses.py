@@ -18,17 +18,18 @@ import msgspec
 from andon.core.markers import is_cut
 from andon.messages import Message, Reasoning, Text, ToolCall
 from andon.models.base import ModelRequest, OutputSpec, Sink, ToolSpec
+from andon.models.common.setup import ApiKey, HttpClient, check_id
 from andon.models.openai.answer import ResponsesAnswer, Seal
-from andon.models.openai.clients import ApiKey, HttpClient, Settings
+from andon.models.openai.clients import Settings
+from andon.models.openai.endpoint import Endpoint, without_none
 from andon.models.openai.schema import strict
-from andon.models.openai.wire import OpenAIModel
 
 _REASONS = re.compile(r"(?:.*/)?(?:gpt-(?:[5-9]|\d{2,})|o\d|codex|computer-use|gpt-oss)")
 _CHATS = re.compile(r".*-chat(?:-|$)")
 ENCRYPTED = "reasoning.encrypted_content"
 
 
-class OpenAIResponses(OpenAIModel):
+class OpenAIResponses:
     """A model of OpenAI's, behind its Responses interface.
 
     >>> OpenAIResponses("gpt-5.2", reasoning_effort="low", reasoning_summary="auto")
@@ -38,7 +39,7 @@ class OpenAIResponses(OpenAIModel):
     encrypted reasoning, which goes back to them. What this list does not have goes into `extra_body`.
     """
 
-    _path = "/responses"
+    provider = "OpenAI"
 
     def __init__(
         self,
@@ -71,15 +72,16 @@ class OpenAIResponses(OpenAIModel):
         extra_query: Mapping[str, object] | None = None,
         extra_body: Mapping[str, object] | None = None,
     ) -> None:
-        reasoning = {"effort": reasoning_effort, "summary": reasoning_summary}
+        check_id(id, f'{type(self).__name__}("gpt-5.2")')
         if include is None and _reasons(id):
             include = [ENCRYPTED]
         options = {
+            "model": id,
             "timeout": timeout,
             "temperature": temperature,
             "top_p": top_p,
             "max_output_tokens": max_output_tokens,
-            "reasoning": {name: value for name, value in reasoning.items() if value is not None} or None,
+            "reasoning": without_none({"effort": reasoning_effort, "summary": reasoning_summary}) or None,
             "store": store,
             "include": list(include or ()) or None,
             "truncation": truncation,
@@ -92,12 +94,27 @@ class OpenAIResponses(OpenAIModel):
             "extra_query": extra_query,
             "extra_body": extra_body,
         }
-        super().__init__(id, Settings(api_key, base_url, organization, project, http_client), client, options)
-        # Providers refuse these two where there are no tools.
-        with_tools = {"parallel_tool_calls": parallel_tool_calls, "tool_choice": tool_choice}
-        self._with_tools = {name: value for name, value in with_tools.items() if value is not None}
+        settings = Settings(api_key, base_url, organization, project, http_client)
+        self.id = id
+        self._endpoint = Endpoint("/responses", settings, client, options)
+        # Providers refuse these two if a request has no tools.
+        self._with_tools = without_none({"parallel_tool_calls": parallel_tool_calls, "tool_choice": tool_choice})
         self._text = {} if verbosity is None else {"verbosity": verbosity}
         self._stored = store
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id!r})"  # without the settings: the key is one of them
+
+    def check_setup(self) -> None:
+        """Raise `SetupError` for what would keep every request from being sent: no key, no package, a bad option."""
+        self._endpoint.check_setup()
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections, unless other models use them too.
+
+        A client that was passed as `client=` stays open. Without this call they are closed with the loop.
+        """
+        await self._endpoint.aclose()
 
     async def stream(self, request: ModelRequest, sink: Sink) -> None:
         body: dict[str, Any] = {"input": _items(request.messages, self._stored)}
@@ -108,13 +125,12 @@ class OpenAIResponses(OpenAIModel):
         text = self._text if request.output is None else self._text | _format(request.output)
         if text:
             body["text"] = text
-        await self._ask(body, ResponsesAnswer(sink))
+        await self._endpoint.ask(body, ResponsesAnswer(sink))
 
 
 def _reasons(model: str) -> bool:
     """Whether the model is one that reasons: the others refuse to be asked for it."""
-    name = str(model)
-    return _REASONS.match(name) is not None and _CHATS.match(name) is None
+    return _REASONS.match(model) is not None and _CHATS.match(model) is None
 
 
 # -- what is sent -----------------------------------------------------------------------------------------------------

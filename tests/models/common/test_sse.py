@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from andon.errors import ModelStreamError
-from andon.models import sse
-from andon.models.sse import Splitter
+from andon.models.common import sse
+from andon.models.common.sse import SseSplitter
 
 STREAM = (
     'event: x\ndata: {"a": "ä€𝄞"}\n\n: a comment\nid: 7\ndata:no blank\n\n'
@@ -17,7 +17,7 @@ PAYLOADS = ['{"a": "ä€𝄞"}', "no blank", "two\nlines", "[DONE]"]
 
 
 def split(stream: bytes, size: int) -> list[str]:
-    splitter = Splitter()
+    splitter = SseSplitter()
     found = [each for start in range(0, len(stream), size) for each in splitter.feed(stream[start : start + size])]
     return [each.decode() for each in [*found, *splitter.finish()]]
 
@@ -30,7 +30,7 @@ def test_it_does_not_matter_where_it_is_cut(newline: str, size: int, bom: str) -
 
 
 def test_each_event_comes_with_the_read_that_completes_it() -> None:
-    splitter = Splitter()
+    splitter = SseSplitter()
     assert splitter.feed(b"data: one") == []
     assert splitter.feed(b"\r") == []
     assert splitter.feed(b"\n\r") == [b"one"]  # not held back for the line feed that may follow
@@ -46,7 +46,7 @@ def test_the_last_blank_line_may_be_missing() -> None:
 
 def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_LINE_BYTES", 1000)
-    splitter = Splitter()
+    splitter = SseSplitter()
     with pytest.raises(ModelStreamError, match="a line of more than"):
         for _ in range(200):
             splitter.feed(b"data: xxxxxxx")

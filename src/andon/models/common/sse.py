@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Server-sent events, from bytes to the `data` of each event, and nothing more.
 
-This is the hot path of every model, once per token. It works on bytes, so it does not matter where a read was cut: in
-a line, between CR and LF, inside a character. Names, ids and comments are skipped.
+This is the hot path of most models: it runs once per token. It works on bytes, so a read may end anywhere: in a line,
+between CR and LF, inside a character. Names, ids and comments are skipped.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ BOM = b"\xef\xbb\xbf"
 MAX_LINE_BYTES = 64 * 1024 * 1024
 
 
-class Splitter:
-    """Takes what was read, as it was read, and gives the payloads that are complete by then."""
+class SseSplitter:
+    """Takes the bytes of each read, and returns the payloads that are complete by then."""
 
     __slots__ = ("_after_cr", "_begun", "_data", "_held", "_size")
 
@@ -50,7 +50,7 @@ class Splitter:
         return self._payloads(lines)
 
     def finish(self) -> list[bytes]:
-        """What is there when the stream ends: some servers leave out the last blank line."""
+        """The payloads that the end of the stream completes: some servers leave out the last blank line."""
         return self.feed(b"\n\n")
 
     def _hold(self, piece: bytes) -> None:

@@ -84,13 +84,14 @@ def test_what_is_unusual_and_good() -> None:
     setup.check_timeout(object())
     setup.check_headers({"X-A": "a\tb", "User-Agent": object()})
     setup.check_json({"at": datetime(2026, 1, 1), "model": Model()})
-    setup.check_id("m", "Acme('m')")
+    assert setup.check_id("m", "Acme('m')") == "m"
     setup.check_client(None, ["key"])
     setup.check_client(object(), [None, None])
 
 
 def test_an_id_and_a_client() -> None:
-    for id in (None, " ", 7):
+    wrong: list[Any] = [None, " ", 7]
+    for id in wrong:
         with pytest.raises(ConfigurationError, match=r"it is the name of a model, as in Acme\('m'\)"):
             setup.check_id(id, "Acme('m')")
     with pytest.raises(ConfigurationError, match="either client= or what makes one"):

@@ -62,10 +62,11 @@ def check_url(base_url: str | None) -> None:
 # -- what a model is given --------------------------------------------------------------------------------------------
 
 
-def check_id(id: object, example: str) -> None:
-    """Raise for what is not the name of a model."""
+def check_id(id: str, example: str) -> str:
+    """The id, if it can be the name of a model."""
     if not isinstance(id, str) or not id.strip():
         raise ConfigurationError(f"the model's id is {id!r}; it is the name of a model, as in {example}")
+    return id
 
 
 def check_client(client: object, settings: Iterable[object]) -> None:

@@ -67,9 +67,8 @@ class OpenAIChat:
         extra_query: Mapping[str, object] | None = None,
         extra_body: Mapping[str, object] | None = None,
     ) -> None:
-        check_id(id, f'{type(self).__name__}("gpt-5.2")')
+        self.id = check_id(id, f'{type(self).__name__}("gpt-5.2")')
         options = {
-            "model": id,
             "timeout": timeout,
             "temperature": temperature,
             "top_p": top_p,
@@ -92,8 +91,7 @@ class OpenAIChat:
             "extra_body": extra_body,
         }
         settings = Settings(api_key, base_url, organization, project, http_client)
-        self.id = id
-        self._endpoint = Endpoint("/chat/completions", settings, client, options)
+        self._endpoint = Endpoint("/chat/completions", settings, client, {"model": id, **options})
         # Providers refuse these two if a request has no tools.
         self._with_tools = without_none({"parallel_tool_calls": parallel_tool_calls, "tool_choice": tool_choice})
 

@@ -72,11 +72,10 @@ class OpenAIResponses:
         extra_query: Mapping[str, object] | None = None,
         extra_body: Mapping[str, object] | None = None,
     ) -> None:
-        check_id(id, f'{type(self).__name__}("gpt-5.2")')
+        self.id = check_id(id, f'{type(self).__name__}("gpt-5.2")')
         if include is None and _reasons(id):
             include = [ENCRYPTED]
         options = {
-            "model": id,
             "timeout": timeout,
             "temperature": temperature,
             "top_p": top_p,
@@ -95,8 +94,7 @@ class OpenAIResponses:
             "extra_body": extra_body,
         }
         settings = Settings(api_key, base_url, organization, project, http_client)
-        self.id = id
-        self._endpoint = Endpoint("/responses", settings, client, options)
+        self._endpoint = Endpoint("/responses", settings, client, {"model": id, **options})
         # Providers refuse these two if a request has no tools.
         self._with_tools = without_none({"parallel_tool_calls": parallel_tool_calls, "tool_choice": tool_choice})
         self._text = {} if verbosity is None else {"verbosity": verbosity}

@@ -20,8 +20,8 @@ from andon.messages import Block, Reasoning, Text, ToolCall, ToolResult, assista
 from andon.models.base import Model, ModelRequest
 from andon.models.openai.chat import _messages as chat_messages
 from andon.models.openai.responses import _items as responses_items
-from andon.testing.providers import chat_rules, responses_rules
-from andon.testing.providers.memory import Memory
+from andon.testing.providers.openai import chat_rules, responses_rules
+from andon.testing.providers.openai.memory import Memory
 from andon.testing.validators import validate
 
 

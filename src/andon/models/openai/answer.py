@@ -16,7 +16,7 @@ from msgspec import Struct
 from andon.messages import Usage
 from andon.models.base import Sink
 from andon.models.common.errors import UNREADABLE, mended
-from andon.models.openai import errors
+from andon.models.openai.errors import in_stream
 
 TEXT = "response.output_text.delta"
 
@@ -166,7 +166,7 @@ class ResponsesAnswer:
 
     def _untyped(self, payload: bytes) -> None:
         if (more := _decode_more(payload)).error is not None:
-            raise errors.in_stream(more.error)
+            raise in_stream(more.error)
 
     # -- words --------------------------------------------------------------------------------------------------------
 
@@ -227,8 +227,8 @@ class ResponsesAnswer:
     def _fail(self, more: _More) -> None:
         if more.response is not None:
             self._take_usage(more.response.usage)
-            raise errors.in_stream(more.response.error)
-        raise errors.in_stream(more.error or {"message": more.message, "code": more.code})
+            raise in_stream(more.response.error)
+        raise in_stream(more.error or {"message": more.message, "code": more.code})
 
     def _take_usage(self, said: object) -> None:
         try:

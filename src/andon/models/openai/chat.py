@@ -17,9 +17,9 @@ from andon.messages import Message, Text, ToolCall, Usage
 from andon.models.base import ModelRequest, OutputSpec, Sink, ToolSpec
 from andon.models.common.errors import UNREADABLE, gave_up, mended
 from andon.models.common.setup import ApiKey, HttpClient, check_id
-from andon.models.openai import errors
 from andon.models.openai.clients import Settings
 from andon.models.openai.endpoint import Endpoint, without_none
+from andon.models.openai.errors import in_stream
 from andon.models.openai.schema import strict
 
 
@@ -263,11 +263,11 @@ class _Answer:
                 if choice.finish_reason:  # some servers send an empty one all along
                     self._reason = choice.finish_reason
                     if choice.error:
-                        raise errors.in_stream(choice.error)
+                        raise in_stream(choice.error)
             if chunk.usage is not None:
                 self._take_usage(chunk.usage)
             if chunk.error:
-                raise errors.in_stream(chunk.error)
+                raise in_stream(chunk.error)
         self._said = self._said or said
 
     def end(self) -> None:

@@ -10,9 +10,9 @@
 - `connect_never` is an address at which connecting hangs (never).
 """
 
-from andon.testing.providers.chat import FakeChat
 from andon.testing.providers.never import ConnectNever, connect_never
-from andon.testing.providers.responses import FakeResponses
+from andon.testing.providers.openai.chat import FakeChat
+from andon.testing.providers.openai.responses import FakeResponses
 from andon.testing.providers.script import (
     Answer,
     Script,

@@ -7,15 +7,13 @@ What must stay true: a request that the provider would reject is rejected and ta
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, ClassVar, Self, TypedDict
+from typing import Any, Generic, Self, TypedDict, TypeVar
 
 from andon.errors import show
-from andon.testing.providers import rules
-from andon.testing.providers.play import Player, Writer
-from andon.testing.providers.rules import Json, Rejected
+from andon.testing.providers.api import Api, Json, Rejection
+from andon.testing.providers.play import Player
 from andon.testing.providers.script import Answer, Script, Word, text, words
 from andon.testing.providers.served import Bell, Served
 from andon.testing.providers.server import Connection, Request, Server
@@ -27,35 +25,35 @@ class Options(TypedDict, total=False):
     """What every fake can be told."""
 
     api_key: str
-    extra: Collection[str]
     newline: str
     split: int | None
 
 
-class Fake(ABC):
+AnApi = TypeVar("AnApi", bound=Api)
+
+
+class Fake(Generic[AnApi]):
     """A provider on loopback, while it is entered: `with FakeChat(…) as fake:`, or `async with`.
 
     `script` is a list with one answer per request, of which the last one answers all later requests as well, or a
-    function of the request's body. `extra` names parameters that this server takes besides OpenAI's own, as compatible
-    servers do. `newline` ends the lines of a stream; `split` cuts it into chunks of so many bytes, wherever that is.
+    function of the request's body. `newline` ends the lines of a stream; `split` cuts the stream into chunks of so many
+    bytes, wherever that is. A fake of a provider only chooses its `api`, and has no state of its own.
     """
-
-    path: ClassVar[str]
 
     def __init__(
         self,
+        api: AnApi,
         script: Script | None = None,
         *,
         api_key: str = "sk-fake",
-        extra: Collection[str] = (),
         newline: str = "\n",
         split: int | None = None,
     ) -> None:
+        self.api = api
         self.api_key = api_key
         self.served: list[Served] = []
         """A record of every request for an answer, in the order in which they came."""
         self._script = _checked(script)
-        self._extra = frozenset(extra)
         self._newline = newline.encode()
         if split is not None and split < 1:
             raise ValueError(f"split must be at least 1 byte, not {split}")
@@ -85,8 +83,8 @@ class Fake(ABC):
     @property
     def base_url(self) -> str:
         if not self._server.port:
-            raise RuntimeError("a fake has an address while it is entered: with FakeChat(…) as fake: …")
-        return f"http://127.0.0.1:{self._server.port}/v1"
+            raise RuntimeError(f"a fake has an address while it is entered: with {type(self).__name__}(…) as fake: …")
+        return f"http://127.0.0.1:{self._server.port}{self.api.root}"
 
     # -- looking
 
@@ -137,57 +135,38 @@ class Fake(ABC):
 
     # -- answering, in the server's thread
 
-    @abstractmethod
-    def _check(self, body: Json) -> None:
-        """Raises `Rejected` for what the provider would reject."""
-
-    @abstractmethod
-    def _writer(self, body: Json) -> Writer:
-        """The provider's wire format, for one answer."""
-
     async def _answer(self, connection: Connection, request: Request) -> bool:
-        path = request.path.partition("?")[0]
-        if path == "/v1/models" and request.method == "GET":
-            models = {"object": "list", "data": [{"id": "fake", "object": "model", "created": 0, "owned_by": "andon"}]}
-            return await self._tell(connection, request, 200, models)
-        if path != self.path or request.method != "POST":
-            error = Rejected(f"Invalid URL ({request.method} {path})", status=404)
-            return await self._tell(connection, request, error.status, {"error": error.error})
+        if not self.api.is_for_answer(request):
+            return await self._tell(connection, request, *self.api.other(request))
         return await self._serve(connection, request)
 
     async def _serve(self, connection: Connection, request: Request) -> bool:
         body: Json = {}
         try:
-            rules.authorized(request.headers, self.api_key)
-            body = rules.parsed(request.body)
-            self._check(body)
+            body = self.api.parse(request, self.api_key)
+            self.api.check(body)
             problem = None
-        except Rejected as rejected:
+        except Rejection as rejected:
             problem = rejected
         record = Served(len(self.served), connection.number, body, request.headers, self._bell)
         self.served.append(record)
         if problem is not None:
             record.error = problem.error
             record.mark("rejected")
-            return await self._tell(connection, request, problem.status, {"error": problem.error})
+            return await self._tell(connection, request, problem.status, problem.body)
         self._bell.ring()
         try:
             answer = self._next(body)
         except Exception as error:  # noqa: BLE001 - a script's mistake is told to the client, which fails with it
             record.mark("failed")
-            mistake = {
-                "message": f"the fake's script failed: {show(error)}",
-                "type": "fake",
-                "param": None,
-                "code": None,
-            }
-            return await self._tell(connection, request, 500, {"error": mistake})
+            mistake = self.api.mistake(f"the fake's script failed: {show(error)}")
+            return await self._tell(connection, request, 500, mistake)
         connection.on_left = lambda: record.mark("left")
         player = Player(
             connection,
             record,
-            self._writer(body),
-            streams=bool(body.get("stream")),
+            self.api.writer(body),
+            streams=self.api.streams(body),
             newline=self._newline,
             split=self._split,
             headers={"x-request-id": f"req_{record.number}"},

@@ -40,16 +40,21 @@ from andon.testing.providers.server import Connection, head
 BATCH = 64 * 1024
 """Pieces without a pace go out together, about so many bytes in one chunk: the fake must not be what is slow."""
 
-_STREAM = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "transfer-encoding": "chunked",
-}
+SSE = "text/event-stream; charset=utf-8"
+_STREAM = {"cache-control": "no-cache", "transfer-encoding": "chunked"}
 _JSON = {"content-type": "application/json"}
 
 
 class Writer(Protocol):
-    """A provider's wire format: words to events, each with its blank line, and to the body of a plain answer."""
+    """A provider's wire format, for one answer: words as events of a stream, and the body of a plain answer.
+
+    Each item of a list that a method returns is one event, whole.
+    """
+
+    @property
+    def content_type(self) -> str:
+        """Of a stream."""
+        ...
 
     def start(self) -> bytes: ...
     def text(self, word: Text) -> list[bytes]: ...
@@ -57,7 +62,15 @@ class Writer(Protocol):
     def calls(self, words: Sequence[Call]) -> list[bytes]: ...
     def spent(self, word: Spent) -> None: ...
     def finish(self, word: Finish) -> None: ...
-    def failed(self, word: Fail) -> bytes: ...
+
+    def failed(self, word: Fail) -> bytes:
+        """The event of a stream that fails."""
+        ...
+
+    def failed_at_once(self, word: Fail) -> dict[str, Any]:
+        """The body of an HTTP error."""
+        ...
+
     def last(self) -> bytes: ...
     def whole(self) -> dict[str, Any]: ...
 
@@ -163,7 +176,7 @@ class Player:
     async def _headers_sent(self) -> None:
         if not self._open:
             self._open = True
-            await self._write(head(200, {**_STREAM, **self._headers}))
+            await self._write(head(200, {"content-type": self._writer.content_type, **_STREAM, **self._headers}))
             await self._send(self._writer.start())
 
     async def _send(self, events: bytes) -> None:
@@ -198,9 +211,8 @@ class Player:
             self._over("failed")
             await self._write(self._chunks(events) + b"0\r\n\r\n")
         else:
-            error = {"message": word.message, "type": word.type or _type(word.status), "param": None, "code": word.code}
-            headers = {**_JSON, **word.headers}
-            await self._whole(word.status, headers, json.dumps({"error": error}).encode(), "failed")
+            body = json.dumps(self._writer.failed_at_once(word)).encode()
+            await self._whole(word.status, {**_JSON, **word.headers}, body, "failed")
         return True
 
     async def _foreign(self, word: Raw) -> bool:
@@ -252,9 +264,3 @@ def _batches(events: list[bytes], size: int) -> list[list[bytes]]:
 def _chunk(data: bytes) -> bytes:
     # An empty chunk would be the end of the body.
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-
-
-def _type(status: int) -> str:
-    if status == 429:
-        return "rate_limit_error"
-    return "server_error" if status >= 500 else "invalid_request_error"

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from andon.testing.providers import rules
-from andon.testing.providers.memory import Memory
-from andon.testing.providers.rules import Json, Rejected
+from andon.testing.providers.api import Json
+from andon.testing.providers.openai import rules
+from andon.testing.providers.openai.memory import Memory
+from andon.testing.providers.openai.rules import Rejected
 
 ID_LENGTH = 64
 

@@ -10,42 +10,81 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import Any, ClassVar, Unpack
 
-from andon.testing.providers import responses_rules
+from andon.testing.providers.api import Json
 from andon.testing.providers.fake import Fake, Options
-from andon.testing.providers.memory import Issued, Memory
-from andon.testing.providers.play import Writer, as_json
-from andon.testing.providers.rules import Json
+from andon.testing.providers.openai import responses_rules, rules
+from andon.testing.providers.openai.memory import Issued, Memory
+from andon.testing.providers.play import SSE, as_json
 from andon.testing.providers.script import Call, Fail, Finish, Reasoning, Script, Spent, Text
+from andon.testing.providers.server import Request
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
-class FakeResponses(Fake):
+PATH = "/v1/responses"
+
+
+class FakeResponses(Fake["ResponsesApi"]):
     """OpenAI's Responses on loopback, as strict as the real one, and with a memory of what it has answered.
 
-    with FakeResponses([[reasoning("Hm."), call("search", {"q": "x"})], [text("Found it.")]]) as fake:
-        client = openai.OpenAI(base_url=fake.base_url, api_key=fake.api_key)
+        with FakeResponses([[reasoning("Hm."), call("search", {"q": "x"})], [text("Found it.")]]) as fake:
+            client = openai.OpenAI(base_url=fake.base_url, api_key=fake.api_key)
+
+    `extra` names parameters that this server takes besides OpenAI's own, as compatible servers do. The other options
+    are those of every fake: see `Fake`.
     """
 
-    path: ClassVar[str] = "/v1/responses"
+    path: ClassVar[str] = PATH
 
-    def __init__(self, script: Script | None = None, **options: Unpack[Options]) -> None:
-        super().__init__(script, **options)
+    def __init__(
+        self, script: Script | None = None, *, extra: Collection[str] = (), **options: Unpack[Options]
+    ) -> None:
+        super().__init__(ResponsesApi(frozenset(extra)), script, **options)
+
+    @property
+    def memory(self) -> Memory:
+        return self.api.memory
+
+
+class ResponsesApi:
+    """Responses, as a fake needs it."""
+
+    root: ClassVar[str] = "/v1"
+
+    def __init__(self, extra: frozenset[str]) -> None:
         self.memory = Memory()
+        self._extra = extra
 
-    def _check(self, body: Json) -> None:
+    def is_for_answer(self, request: Request) -> bool:
+        return rules.is_post(request, PATH)
+
+    def other(self, request: Request) -> tuple[int, Json]:
+        return rules.other(request)
+
+    def parse(self, request: Request, api_key: str) -> Json:
+        return rules.parse(request, api_key)
+
+    def check(self, body: Json) -> None:
         responses_rules.check(body, self._extra, self.memory)
 
-    def _writer(self, body: Json) -> Writer:
+    def streams(self, body: Json) -> bool:
+        return bool(body.get("stream"))
+
+    def writer(self, body: Json) -> ResponsesWriter:
         return ResponsesWriter(body, self.memory)
+
+    def mistake(self, message: str) -> Json:
+        return rules.mistake(message)
 
 
 class ResponsesWriter:
     """One answer of Responses."""
+
+    content_type: ClassVar[str] = SSE
 
     def __init__(self, body: Json, memory: Memory) -> None:
         self._body = body
@@ -143,6 +182,9 @@ class ResponsesWriter:
         if word.event == "nested":
             return self._event("error", error={"type": word.type or "server_error", **error, "param": None})
         return self._event("error", **error, param=None)
+
+    def failed_at_once(self, word: Fail) -> Json:
+        return rules.failure(word)
 
     def last(self) -> bytes:
         closed = b"".join(self._closed())

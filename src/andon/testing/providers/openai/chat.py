@@ -9,43 +9,79 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import ClassVar, Unpack
 
-from andon.testing.providers import chat_rules
+from andon.testing.providers.api import Json
 from andon.testing.providers.fake import Fake, Options
-from andon.testing.providers.play import Writer, as_json
-from andon.testing.providers.rules import Json
+from andon.testing.providers.openai import chat_rules, rules
+from andon.testing.providers.play import SSE, as_json
 from andon.testing.providers.script import Call, Fail, Finish, Reasoning, Script, Spent, Text
+from andon.testing.providers.server import Request
+
+PATH = "/v1/chat/completions"
 
 
-class FakeChat(Fake):
+class FakeChat(Fake["ChatApi"]):
     """OpenAI's Chat Completions on loopback, as strict as the real one.
 
         with FakeChat([[call("search", {"q": "x"})], [text("Found it.")]]) as fake:
             client = openai.OpenAI(base_url=fake.base_url, api_key=fake.api_key)
 
-    `reasoning_field` is the name by which compatible servers send reasoning, which OpenAI's own Chat never does.
+    `extra` names parameters that this server takes besides OpenAI's own, as compatible servers do. `reasoning_field` is
+    the name by which compatible servers send reasoning, which OpenAI's own Chat never does. The other options are those
+    of every fake: see `Fake`.
     """
 
-    path: ClassVar[str] = "/v1/chat/completions"
+    path: ClassVar[str] = PATH
 
     def __init__(
-        self, script: Script | None = None, *, reasoning_field: str = "reasoning_content", **options: Unpack[Options]
+        self,
+        script: Script | None = None,
+        *,
+        reasoning_field: str = "reasoning_content",
+        extra: Collection[str] = (),
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(script, **options)
-        self._reasoning_field = reasoning_field
+        super().__init__(ChatApi(reasoning_field, frozenset(extra)), script, **options)
 
-    def _check(self, body: Json) -> None:
+
+class ChatApi:
+    """Chat Completions, as a fake needs it."""
+
+    root: ClassVar[str] = "/v1"
+
+    def __init__(self, reasoning_field: str, extra: frozenset[str]) -> None:
+        self._reasoning_field = reasoning_field
+        self._extra = extra
+
+    def is_for_answer(self, request: Request) -> bool:
+        return rules.is_post(request, PATH)
+
+    def other(self, request: Request) -> tuple[int, Json]:
+        return rules.other(request)
+
+    def parse(self, request: Request, api_key: str) -> Json:
+        return rules.parse(request, api_key)
+
+    def check(self, body: Json) -> None:
         chat_rules.check(body, self._extra)
 
-    def _writer(self, body: Json) -> Writer:
+    def streams(self, body: Json) -> bool:
+        return bool(body.get("stream"))
+
+    def writer(self, body: Json) -> ChatWriter:
         return ChatWriter(body, self._reasoning_field)
+
+    def mistake(self, message: str) -> Json:
+        return rules.mistake(message)
 
 
 class ChatWriter:
     """One answer of Chat Completions."""
+
+    content_type: ClassVar[str] = SSE
 
     def __init__(self, body: Json, reasoning_field: str) -> None:
         self._head: Json = {
@@ -104,6 +140,9 @@ class ChatWriter:
     def failed(self, word: Fail) -> bytes:
         error = {"message": word.message, "type": word.type or "server_error", "param": None, "code": word.code}
         return _data({"error": error})
+
+    def failed_at_once(self, word: Fail) -> Json:
+        return rules.failure(word)
 
     def last(self) -> bytes:
         events = [self._event({}, self._finish_reason)]

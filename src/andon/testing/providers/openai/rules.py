@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How OpenAI says no: its errors, in its words as far as they are known, and the checks that both APIs share.
+"""How OpenAI rejects a request: its errors, in its words as far as they are known, and the checks of both APIs.
 
 A check returns nothing or raises `Rejected`, which is sent as it is. What must stay true: a check reads the request as
-it came over the wire and never changes it; and each says in `param` where the fault is, as OpenAI does.
+it came over the wire and never changes it; and each error says in `param` where the fault is, as OpenAI does.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
-Json: TypeAlias = dict[str, Any]
+from andon.testing.providers.api import Json, Rejection
+from andon.testing.providers.script import Fail
+from andon.testing.providers.server import Request
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]+")
 NAME_LENGTH = 64
@@ -29,8 +31,8 @@ _PART_KEYS = {
 }
 
 
-class Rejected(Exception):  # noqa: N818 - it is an answer, not an error of ours
-    """The request is answered with an error."""
+class Rejected(Rejection):
+    """The request is answered with an error in OpenAI's form."""
 
     def __init__(
         self,
@@ -41,9 +43,8 @@ class Rejected(Exception):  # noqa: N818 - it is an answer, not an error of ours
         status: int = 400,
         type: str = "invalid_request_error",
     ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.error: Json = {"message": message, "type": type, "param": param, "code": code}
+        error = {"message": message, "type": type, "param": param, "code": code}
+        super().__init__(message, status, error, {"error": error})
 
 
 # -- the sentences ----------------------------------------------------------------------------------------------------
@@ -89,6 +90,44 @@ def _kind(value: object) -> str:
         return "null"
     kinds = {bool: "a boolean", int: "an integer", float: "a decimal", str: "a string", list: "an array"}
     return kinds.get(type(value), "an object")
+
+
+# -- what both APIs do ------------------------------------------------------------------------------------------------
+
+
+def other(request: Request) -> tuple[int, Json]:
+    """The answer to a request that asks no model: a list of models, or that there is no such path."""
+    path = request.path.partition("?")[0]
+    if path == "/v1/models" and request.method == "GET":
+        return 200, {"object": "list", "data": [{"id": "fake", "object": "model", "created": 0, "owned_by": "andon"}]}
+    error = Rejected(f"Invalid URL ({request.method} {path})", status=404)
+    return error.status, error.body
+
+
+def is_post(request: Request, path: str) -> bool:
+    return request.method == "POST" and request.path.partition("?")[0] == path
+
+
+def parse(request: Request, api_key: str) -> Json:
+    authorized(request.headers, api_key)
+    return parsed(request.body)
+
+
+def mistake(message: str) -> Json:
+    return {"error": {"message": message, "type": "fake", "param": None, "code": None}}
+
+
+def failure(word: Fail) -> Json:
+    """The body of an HTTP error that a script asks for."""
+    return {
+        "error": {"message": word.message, "type": word.type or _type(word.status), "param": None, "code": word.code}
+    }
+
+
+def _type(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "server_error" if status >= 500 else "invalid_request_error"
 
 
 # -- the checks -------------------------------------------------------------------------------------------------------

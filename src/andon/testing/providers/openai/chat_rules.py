@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from andon.testing.providers import rules
-from andon.testing.providers.rules import Json, Rejected
+from andon.testing.providers.api import Json
+from andon.testing.providers.openai import rules
+from andon.testing.providers.openai.rules import Rejected
 
 ID_LENGTH = 40
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from andon.testing.providers.rules import Json
+from andon.testing.providers.api import Json
 
 
 @dataclass(slots=True)

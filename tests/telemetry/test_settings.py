@@ -142,16 +142,15 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     Telemetry(content=True, enabled=False)
 
 
-@pytest.mark.parametrize(("module", "said", "provider"), [
-    ("andon.models.openai.chat", "OpenAI", "openai"),
-    ("andon.models.bedrock", "Amazon", "aws.bedrock"),
-    ("andon.models.scripted", "Andon", "andon"),
-    ("acme.llm", "Groq", "groq"),
-    ("acme.llm", None, "acme"),
+@pytest.mark.parametrize(("facts_of_the_class", "provider"), [
+    ({"provider": "OpenAI"}, "openai"),
+    ({"provider": "Amazon", "telemetry_name": "aws.bedrock"}, "aws.bedrock"),
+    ({"provider": "Andon"}, "andon"),
+    ({"provider": None}, "acme"),
 ])  # fmt: skip
-def test_the_provider_is_named_as_the_conventions_name_it(module: str, said: str | None, provider: str) -> None:
+def test_the_provider_is_named_as_the_conventions_name_it(facts_of_the_class: dict[str, Any], provider: str) -> None:
     watch = Watch()
-    model = type("Model", (ScriptedModel,), {"__module__": module, "provider": said})("Hello.")
+    model = type("Model", (ScriptedModel,), {"__module__": "acme.llm", **facts_of_the_class})("Hello.")
     watch.agent("A", model).run("Hello")
     assert facts(watch.one("chat scripted"))["gen_ai.provider.name"] == provider
 

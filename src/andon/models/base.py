@@ -83,9 +83,11 @@ class Sink(Protocol):
 class Model(Protocol):
     """A language model.
 
-    It may also have a `provider`: who runs it, for people to read. And it may have a method `check_setup()`, which is
-    called where a run is asked for: it raises `SetupError` if the model can't be asked as it is set up, and must not
-    wait.
+    It may also have a `provider`: the name of the company that runs it, for people to read. If OpenTelemetry's
+    conventions call that provider otherwise, `telemetry_name` is their name: `"aws.bedrock"` for Amazon.
+
+    It may have a method `check_setup()`. It is called before a run starts, raises `SetupError` if no request can be
+    sent as the model is set up, and must not wait.
     """
 
     @property

@@ -26,7 +26,6 @@ from andon.models.base import ModelRequest
 from andon.telemetry import content
 from andon.telemetry.spans import CALL, MODEL, RUN, TURN, Facts, Spans, Tracing, harmless, type_of
 
-_PROVIDERS = {"openai": "openai", "anthropic": "anthropic", "bedrock": "aws.bedrock", "google": "gcp.gen_ai"}
 _BY_THE_END = frozenset({ToolOutcome.cut, ToolOutcome.abandoned, ToolOutcome.not_started})
 """What became of calls that did not come to an end of their own."""
 
@@ -335,9 +334,6 @@ def _model_facts(model: object) -> Facts:
 
 
 def _provider_of(model: object) -> str:
-    """As the conventions call it: by the file that it comes from, or by what the model says for people to read."""
-    package, _, rest = type(model).__module__.partition(".models.")
-    if package == "andon":
-        return _PROVIDERS.get(rest.partition(".")[0], "andon")
-    said = getattr(model, "provider", None)
-    return said.lower() if isinstance(said, str) else package.partition(".")[0]
+    """The provider, as the conventions call it: by what the model says, or by the package that it comes from."""
+    told = getattr(model, "telemetry_name", None) or getattr(model, "provider", None)
+    return told.lower() if isinstance(told, str) else type(model).__module__.partition(".")[0]

@@ -7,7 +7,7 @@ A map of the package. Imports point one way, from the bottom of this list to its
     plain       structs as plain data: for JSON, pydantic and FastAPI
     messages    provider-neutral messages and blocks, usage
     core/       runs and their cancelling: signal, step, run, journal, session, cord, receipt, runtime
-    models/     one protocol (base); OpenAI's models; the scripted model for offline work
+    models/     one protocol (base); the parts of all providers (common); OpenAI's models; the scripted model
     tools/      async functions, and sync functions in threads of our own
     store/      the in-memory store, and SQLite or Postgres (an extra); the seams are core/store and core/shared
     sync        the blocking facade

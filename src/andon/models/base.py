@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of models: they are given a request and a sink, and push what they receive.
+"""The protocol of models: a model is given a request and a sink, and pushes what it receives to the sink.
 
-There is no generator to close, and what was received before a cut is already in the sink. A cut reaches the model as
-one `CancelledError` where it waits; it closes what it opened and lets the error through.
+So there is no generator to close, and what was received before a cut is in the sink already. A cut reaches the model as
+one `CancelledError` at the `await` where it waits. The model closes what it opened, and lets the error through.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class ModelRequest(Struct, frozen=True, gc=False):
     instructions: str | None
     tools: list[ToolSpec]
     output: OutputSpec | None = None
-    """If set, the answer's text must be JSON of this form. A model that can't see to it may leave it out."""
+    """If set, the answer's text must be JSON of this form. A model that can't enforce it may ignore it."""
 
 
 class Sink(Protocol):
     """Where a model puts what it receives, one plain call each.
 
-    Calls after a cut are ignored, except `usage`: what the provider says about the cost is always welcome.
+    Calls after a cut are ignored, except `usage`: the provider's numbers are always taken.
     """
 
     def text(self, text: str) -> None:
@@ -54,7 +54,7 @@ class Sink(Protocol):
         ...
 
     def reasoning(self, text: str, signature: str | None = None) -> None:
-        """A piece of the model's reasoning; a signature completes the block."""
+        """A piece of the model's reasoning. A signature completes the block."""
         ...
 
     def tool_call(
@@ -72,11 +72,11 @@ class Sink(Protocol):
         cached_tokens: int | None = None,
         reasoning_tokens: int | None = None,
     ) -> None:
-        """What the call has cost so far; each report replaces the one before."""
+        """The cost of the call so far. Each report replaces the one before."""
         ...
 
     def warn(self, text: str) -> None:
-        """Something that the caller should know and that is no failure; it becomes one of the result's warnings."""
+        """Something that the caller should know and that is not a failure. It becomes one of the result's warnings."""
         ...
 
 
@@ -98,13 +98,13 @@ class Model(Protocol):
     async def stream(self, request: ModelRequest, sink: Sink) -> None:
         """Answer the request by pushing to the sink, and return when the answer is complete.
 
-        Raises `ModelError`, with `retryable=True` for what may work when it is tried again.
+        Raises `ModelError`, with `retryable=True` if another attempt may succeed.
         """
         ...
 
 
 def check_model(model: object) -> None:
-    """Refuse what can't be asked as a model."""
+    """Raise for an object that is not a model."""
     stream = getattr(model, "stream", None)
     if isinstance(model, type) or not callable(stream):
         raise ConfigurationError(f"{model!r} is no model: give an object that has the method stream(request, sink)")
@@ -113,7 +113,7 @@ def check_model(model: object) -> None:
 
 
 def check_setup(part: object) -> None:
-    """Raise what keeps a model, or what asks one, from being asked at all, if it can tell."""
+    """Call the `check_setup` of a model, or of a part that uses one, if it has one."""
     check = getattr(part, "check_setup", None)
     if check is not None:
         check()

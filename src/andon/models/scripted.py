@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model that says what it was told to say: offline, with the same answers each time; it stalls or fails when told to.
+"""A model that plays a script: offline, with the same answers each time. It stalls or fails when the script says so.
 
     ScriptedModel("Hello!")                                     # text
     ScriptedModel([Think("Hm."), Call("search", {"q": "x"})],   # reasoning and a tool call, then, in the next turn,
@@ -7,8 +7,8 @@
     ScriptedModel(["One moment", Stall()])                      # a stream that stalls; Stall() alone is silence
     ScriptedModel(Fail(ModelError("overloaded", retryable=True)), "Now it works.")
 
-What must stay true: every wait is a plain `await` and nothing here catches a cancel, so a cut is seen where it
-happens; one model serves any number of runs, threads and event loops at once; an endless turn takes no memory.
+What must stay true: every wait is a plain `await` and nothing here catches a cancel, so a cut arrives where it
+happens. One model serves any number of runs, threads and event loops at once. An endless turn takes no memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from andon.messages import Usage, estimate_tokens
 from andon.models.base import ModelRequest, Sink
 
 REQUESTS_KEPT = 1000
-"""A request holds its whole conversation, so a model that is used for long keeps the last ones only."""
+"""A request holds its whole conversation, so only the last ones are kept."""
 
 _WORD = re.compile(r"\s*\S+\s*")
 
@@ -88,8 +88,8 @@ class Think(Item):
 class Call(Item):
     """A tool call, its arguments streamed as JSON text in `pieces` pieces.
 
-    A str is sent as it is, so arguments can be as broken as a real model's. Without an `id` the model counts:
-    call_1, call_2, …, never the same one twice.
+    A str is sent as it is, so arguments can be as broken as a real model's. Without an `id` the calls are numbered:
+    call_1, call_2, …, and no number is used twice.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Pause(Item):
 
 @dataclass(frozen=True, slots=True)
 class Stall(Item):
-    """Nothing, for ever: only a cancel ends it."""
+    """Nothing, without an end: only a cancel ends it."""
 
     async def play(self, sink: Sink, model: ScriptedModel) -> None:
         # A bare future has no timer, so ten thousand stalled runs cost the loop nothing.
@@ -137,7 +137,7 @@ class Fail(Item):
     error: BaseException
 
     async def play(self, sink: Sink, model: ScriptedModel) -> None:
-        # An error that is raised again and again would otherwise carry the traceback, and frames, of every time.
+        # Otherwise an error that is raised many times would keep the traceback, with its frames, of each time.
         raise self.error.with_traceback(None)
 
 
@@ -145,7 +145,7 @@ class Fail(Item):
 class Spend(Item):
     """A report of usage: `Spend(Usage(10, 5))` or `Spend(input_tokens=10, output_tokens=5)`.
 
-    Numbers that are left out are unknown. A turn without this item reports none, as a provider does that was cut.
+    Numbers that are left out are unknown. A turn without this item reports none, like a stream that was cut.
     """
 
     usage: Usage | None = None
@@ -169,7 +169,7 @@ class Spend(Item):
 class Burst(Item):
     """The same piece of text, `count` times, as fast as it can: for benchmarks.
 
-    It lets the loop go on once per `every` pieces, as a client does that finds so many in one network read.
+    Other tasks run after every `every` pieces, as with a client that finds so many in one network read.
     """
 
     text: str
@@ -188,7 +188,7 @@ class ScriptedModel:
     """A model that plays a script, one turn per model call, in order.
 
     After the last turn every further call gets `then`. `pace` is the number of seconds between two pieces, for the
-    items that don't set their own; with 0, each item is pushed at once and the loop gets its turn after it.
+    items that don't set their own; with 0, each item is pushed at once, and other tasks run after it.
     """
 
     provider = "Andon"
@@ -197,7 +197,7 @@ class ScriptedModel:
         self.id = id
         self.pace = pace
         self.requests: deque[ModelRequest] = deque(maxlen=REQUESTS_KEPT)
-        """What the model was asked, oldest first; the last 1000."""
+        """The requests, oldest first; the last 1000."""
         self._turns = [_prepared(turn) for turn in turns]
         self._then = _prepared(then)
         # `next` of a count is atomic: runs on several threads never get the same turn, or the same id.
@@ -208,7 +208,7 @@ class ScriptedModel:
     def story(cls, pace: float = 0.02) -> ScriptedModel:
         """Endless for the first prompt of a conversation, short for later ones.
 
-        It decides by the request alone, so that any number of sessions can share it.
+        The answer depends on the request alone, so any number of sessions can share the model.
         """
         return cls(then=partial(_story, pace), pace=pace, id="story")
 
@@ -228,7 +228,7 @@ _Prepared: TypeAlias = "tuple[Item, ...] | Callable[[ModelRequest], Turn | Itera
 
 
 def _prepared(turn: Turn) -> _Prepared:
-    """A turn whose mistakes are found where it is written, not in the middle of a run."""
+    """The turn, checked: a mistake raises where the script is written, not in the middle of a run."""
     if isinstance(turn, str | Item):
         return (_item(turn),)
     if isinstance(turn, Sequence):
@@ -262,12 +262,12 @@ async def _stream(pieces: Sequence[str], pace: float, push: Callable[[str, bool]
         if number and pace > 0:
             await asyncio.sleep(pace)
         push(piece, number == last)
-    # Whatever the pace, an endless turn of short items must not keep the loop from going on.
+    # With any pace, an endless turn of short items must not block the loop.
     await asyncio.sleep(0)
 
 
 def _words(text: str) -> list[str]:
-    """Each word with the blanks after it; a text without words is one piece, since providers send such pieces too."""
+    """Each word with the blanks after it. A text without words is one piece: providers send such pieces too."""
     return _WORD.findall(text) or [text]
 
 
@@ -312,7 +312,7 @@ def _story(pace: float, request: ModelRequest) -> Turn | Iterator[Item]:
 
 
 def _nights(pace: float) -> Iterator[Item]:
-    # The lists differ in length, so it takes long until two nights are alike but for their number.
+    # The lists differ in length, so it takes many nights until one is repeated.
     night = 0
     while True:
         night += 1

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An answer of the Responses interface, from its events.
 
-A token is decoded to two fields and pushed; everything else is rarer, and looked at more closely. Events that are not
-known are left alone: the provider adds new ones.
+A token is decoded to two fields and pushed. All other events are rarer, and are decoded a second time with more fields.
+Unknown events are skipped, because the provider adds new ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TEXT = "response.output_text.delta"
 
 
 class Seal(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="of", tag="openai"):
-    """What must go back with a reasoning item; a block's signature is this, as JSON."""
+    """What must be sent back with a reasoning item. The signature of a block is this, as JSON."""
 
     id: str
     encrypted_content: str | None = None
@@ -88,7 +88,7 @@ class _Response(Struct, gc=False):
 
 
 class _More(Struct, gc=False):
-    """What an event may have that is no token."""
+    """The fields of all events that are not tokens."""
 
     item: Any = None
     item_id: str | None = None
@@ -109,19 +109,19 @@ _CUT_SHORT = {
 
 
 def _item(more: _More) -> _Item | None:
-    """The item, if it is of a kind that is known here: the others may look as they like."""
+    """The item, if its kind is known here: other kinds may have any fields."""
     if not isinstance(more.item, dict) or more.item.get("type") not in ("function_call", "reasoning", "message"):
         return None
     return msgspec.convert(more.item, _Item)
 
 
 class ResponsesAnswer:
-    """One answer, as far as it has come."""
+    """Decodes one answer."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._calls: dict[str, str] = {}  # the ids of calls, by those of their items
-        self._streamed: set[str] = set()  # the items of which pieces came
+        self._calls: dict[str, str] = {}  # the id of each call, by the id of its item
+        self._streamed: set[str] = set()  # the ids of calls of which pieces came
         self._spoke = self._thought = False
         self.finished = False
         self._known: dict[str, Callable[[_More], None]] = {
@@ -162,13 +162,13 @@ class ResponsesAnswer:
                 return
 
     def end(self) -> None:
-        """All is said by then."""
+        """The last event has said it all."""
 
     def _untyped(self, payload: bytes) -> None:
         if (more := _decode_more(payload)).error is not None:
             raise in_stream(more.error)
 
-    # -- words --------------------------------------------------------------------------------------------------------
+    # -- text ---------------------------------------------------------------------------------------------------------
 
     def _refuse(self, more: _More) -> None:
         self._spoke = True
@@ -197,7 +197,7 @@ class ResponsesAnswer:
             self._sink.tool_call(call_id, arguments=more.delta)
 
     def _end_item(self, more: _More) -> None:
-        """An item is whole; what was not streamed of it is in here."""
+        """An item is complete; the parts of it that were not streamed are in here."""
         item = _item(more)
         if item is None:
             return
@@ -233,7 +233,7 @@ class ResponsesAnswer:
     def _take_usage(self, said: object) -> None:
         try:
             usage = msgspec.convert(said, _Usage, strict=False)
-        except msgspec.ValidationError:  # there is none, or it can't be read; the answer is worth no less
+        except msgspec.ValidationError:  # there is none, or it can't be read: the answer is good all the same
             return
         cached, reasoned = usage.input_tokens_details, usage.output_tokens_details
         self._sink.usage(

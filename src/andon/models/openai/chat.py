@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat Completions: OpenAI's older interface, and the one that every compatible server speaks.
+"""Chat Completions: OpenAI's older interface, and the one of every compatible server.
 
-Only what is complete is sent back. Reasoning is shown, and never sent: there is no place for it.
+Only what is complete is sent back. Reasoning is shown, and never sent back: the interface has no field for it.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _messages(request: ModelRequest) -> list[dict[str, Any]]:
 def _text(message: Message) -> str:
     """One text, because many servers take no list here.
 
-    Its blocks stand apart: a marker from what was cut before it, a prompt from the one that came before it.
+    A blank line separates its blocks: a marker from the text that was cut, a prompt from the prompt before it.
     """
     return "\n\n".join(block.text for block in message.content if isinstance(block, Text))
 
@@ -223,15 +223,15 @@ _CUT_SHORT = {
     "content_filter": "the answer was cut by the provider's content filter",
 }
 _FAILED = frozenset({"abort", "error", "insufficient_system_resource", "network_error"})
-"""How servers end an answer that they could not finish: vLLM, gateways, DeepSeek, z.AI."""
+"""The finish reasons of servers that could not complete the answer: vLLM, gateways, DeepSeek, z.AI."""
 
 
 class _Answer:
-    """One answer, as far as it has come."""
+    """Decodes one answer."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._calls: dict[int, str] = {}  # the current call of each index, by its id
+        self._calls: dict[int, str] = {}  # the id of the current call of each index
         self._last: int | None = None
         self._reason: str | None = None
         self._said = False
@@ -248,7 +248,7 @@ class _Answer:
             except UNREADABLE as error:
                 self.take([mended(payload, error)])
                 continue
-            # Only what is there costs something: this is once per token.
+            # This runs once per token, so it only does something about fields that are there.
             for choice in chunk.choices or ():
                 delta = choice.delta
                 if delta is not None:
@@ -260,7 +260,7 @@ class _Answer:
                     if delta.tool_calls:
                         for piece in delta.tool_calls:
                             self._take_call(piece)
-                if choice.finish_reason:  # some servers send an empty one all along
+                if choice.finish_reason:  # some servers send an empty one with every piece
                     self._reason = choice.finish_reason
                     if choice.error:
                         raise in_stream(choice.error)
@@ -271,11 +271,11 @@ class _Answer:
         self._said = self._said or said
 
     def end(self) -> None:
-        """The reason to finish is the end, and so is the last line: some servers leave out the one, some the other.
+        """An answer is complete with a finish reason, or with the last line: some servers leave out one of the two.
 
-        Servers that give no reason are too many to refuse their answers (vllm-mlx, gateways to other models, vLLM and
-        llama-cpp-python at times). So an answer that ends with the last line is one, with a warning; nothing at all
-        and the last line is none.
+        Too many servers give no reason to refuse their answers (vllm-mlx, gateways to other models, vLLM and
+        llama-cpp-python at times). So an answer with the last line and no reason is complete, with a warning. The last
+        line after nothing at all is an early end.
         """
         if self._reason in _FAILED:
             raise gave_up(self._reason)
@@ -289,10 +289,10 @@ class _Answer:
 
     def _take_call(self, piece: _Piece) -> None:
         index = piece.index
-        if index is None:  # a new one if it has an id, else more of the last one
+        if index is None:  # a new call if it has an id, else a piece of the last one
             index = len(self._calls) if piece.id or self._last is None else self._last
         known = self._calls.get(index)
-        if known is not None and piece.id and piece.id != known:  # some servers count every call as the first
+        if known is not None and piece.id and piece.id != known:  # some servers give every call the index 0
             self._sink.tool_call(known, done=True)
             known = None
         if known is None:
@@ -304,7 +304,7 @@ class _Answer:
     def _take_usage(self, said: object) -> None:
         try:
             usage = msgspec.convert(said, _Usage, strict=False)
-        except msgspec.ValidationError:  # an answer is not worth less because its bill can't be read
+        except msgspec.ValidationError:  # it can't be read: the answer is good all the same
             return
         prompt, output = usage.prompt_tokens_details, usage.completion_tokens_details
         self._sink.usage(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Responses: OpenAI's own interface, with reasoning that goes back to the model that thought it.
+"""Responses: OpenAI's own interface, with reasoning that is sent back to the model.
 
-Nothing is kept on the provider's side by default, so all that a turn needs goes along with it. Of each reasoning item
-that is its id and its encrypted content, which are complete only when the item is done; they are the block's
-signature. An item goes back with what it led to, or not at all; and no other item goes back with its id, because the
-provider does not know those that were cut.
+By default nothing is stored by the provider, so each request has all that the turn needs. Of a reasoning item these are
+its id and its encrypted content. They are complete only when the item is done, and are the block's signature. A
+reasoning item is sent back together with what it led to, or not at all. All other items are sent back without their
+ids, because the provider does not know the ids of items that were cut.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class OpenAIResponses:
 
 
 def _reasons(model: str) -> bool:
-    """Whether the model is one that reasons: the others refuse to be asked for it."""
+    """Whether the model reasons: the others refuse a request for reasoning."""
     return _REASONS.match(model) is not None and _CHATS.match(model) is None
 
 
@@ -169,7 +169,7 @@ def _assistant(message: Message, stored: bool) -> list[dict[str, Any]]:
 
 
 def _goes_back(message: Message) -> Callable[[int], bool]:
-    """Whether the item that a block of reasoning led to is there, and whole: in a cut message only a call is."""
+    """Whether what a block of reasoning led to is there, and complete: in a cut message only a call is."""
     whole = (ToolCall,) if is_cut(message) else (ToolCall, Text)
     last = max((place for place, block in enumerate(message.content) if isinstance(block, whole)), default=-1)
     return lambda place: place < last
@@ -178,7 +178,7 @@ def _goes_back(message: Message) -> Callable[[int], bool]:
 def _reasoning(block: Reasoning, stored: bool) -> dict[str, Any] | None:
     seal = Seal.read(block.signature)
     if seal is None or not (stored or seal.encrypted_content):
-        return None  # another provider's, or one that this provider has not kept
+        return None  # it is another provider's, or the provider has not stored it
     item: dict[str, Any] = {
         "type": "reasoning",
         "id": seal.id,

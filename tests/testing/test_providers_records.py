@@ -204,11 +204,17 @@ def test_waiting_in_an_event_loop() -> None:
 def test_a_loop_that_was_closed_while_it_waited_is_no_trouble() -> None:
     with FakeChat([[silence()]]) as fake:
         loop = asyncio.new_event_loop()
-        waiting = loop.create_task(fake.wait_for_async(at="silent"))
+        checks: list[None] = []
+
+        def holds() -> bool:
+            checks.append(None)
+            return False
+
+        waiting = loop.create_task(fake.wait_until_async(holds))
         loop.call_soon(loop.stop)
         loop.run_forever()
         loop.close()
-        assert fake._bell._waiting
+        assert checks, "it does not wait yet"
         with Wire(fake) as wire:
             wire.send()
             fake.wait_for(at="silent")

@@ -4,9 +4,9 @@
     with FakeChat([[text("Once upon a time"), stall()]]) as fake:
         model = OpenAIChat(id="any", base_url=fake.base_url, api_key=fake.api_key)
 
-- `FakeChat`, `FakeResponses`: OpenAI's two APIs (chat, responses). They reject what OpenAI rejects (chat_rules,
-  responses_rules), remember what they issued (memory), and keep a record of what became of each request (served).
-- `text`, `reasoning`, `call`, … are the words of a script (script), played by play on the server of server.
+- `FakeChat`, `FakeResponses`: OpenAI's two APIs (openai/). They reject what OpenAI rejects, and keep a record of each
+  request (served). What all fakes share is fake; what a fake must know of its provider is api.
+- `text`, `reasoning`, `call`, … are the words of a script (script). play plays them, on the HTTP server of server.
 - `connect_never` is an address at which connecting hangs (never).
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every fake provider shares: a server while it is entered, a script, records, and ways to wait for them.
+"""The part that all fakes share: a server while the fake is entered, a script, records, and ways to wait for them.
 
 What must stay true: a request that the provider would reject is rejected and takes nothing from the script.
 """
@@ -15,14 +15,14 @@ from andon.errors import show
 from andon.testing.providers.api import Api, Json, Rejection
 from andon.testing.providers.play import Player
 from andon.testing.providers.script import Answer, Script, Word, text, words
-from andon.testing.providers.served import Bell, Served
+from andon.testing.providers.served import Changes, Served
 from andon.testing.providers.server import Connection, Request, Server
 
 HANG_SECONDS = 10.0
 
 
 class Options(TypedDict, total=False):
-    """What every fake can be told."""
+    """The options of every fake."""
 
     api_key: str
     newline: str
@@ -59,8 +59,8 @@ class Fake(Generic[AnApi]):
             raise ValueError(f"split must be at least 1 byte, not {split}")
         self._split = split
         self._answered = 0
-        self._bell = Bell()
-        self._server = Server(self._answer, self._bell.ring)
+        self._changes = Changes()
+        self._server = Server(self._answer, self._changes.notify)
 
     # -- open and close
 
@@ -72,7 +72,7 @@ class Fake(Generic[AnApi]):
         self._server.stop()
 
     async def __aenter__(self) -> Self:
-        # The thread starts and ends in well under a millisecond of waiting; nothing else can be done meanwhile.
+        # The thread starts and ends within a millisecond, so this may block the loop.
         return self.__enter__()
 
     async def __aexit__(
@@ -98,7 +98,7 @@ class Fake(Generic[AnApi]):
         return len(self._server.connections)
 
     def wait_for(self, request: int = 0, at: str = "received", timeout: float = HANG_SECONDS) -> Served:
-        """Blocks until a request, by its number from 0, has come to a state (or been there); its record.
+        """Blocks until a request, by its number from 0, has reached a state; returns its record.
 
         States are `received`, `rejected`, `silent`, `text`, `reasoning`, `call`, `raw`, `paused`, `held`, `stalled`,
         `finished`, `failed`, `cut`, `left`, and `over`, which is any end. In an event loop, use `wait_for_async`.
@@ -111,14 +111,16 @@ class Fake(Generic[AnApi]):
         await self.wait_until_async(lambda: self._is_at(request, at), timeout, f"request {request} at {at!r}")
         return self.served[request]
 
-    def wait_until(self, so: Callable[[], bool], timeout: float = HANG_SECONDS, what: str = "it") -> None:
-        """Blocks until something is so, which is looked at whenever this fake's records or connections change."""
-        if not self._bell.wait(so, timeout):
+    def wait_until(self, holds: Callable[[], bool], timeout: float = HANG_SECONDS, what: str = "it") -> None:
+        """Blocks until a condition holds. It is checked whenever this fake's records or connections change."""
+        if not self._changes.wait(holds, timeout):
             raise self._too_long(what, timeout)
 
-    async def wait_until_async(self, so: Callable[[], bool], timeout: float = HANG_SECONDS, what: str = "it") -> None:
+    async def wait_until_async(
+        self, holds: Callable[[], bool], timeout: float = HANG_SECONDS, what: str = "it"
+    ) -> None:
         """`wait_until`, for event loops."""
-        if not await self._bell.wait_async(so, timeout):
+        if not await self._changes.wait_async(holds, timeout):
             raise self._too_long(what, timeout)
 
     def _is_at(self, request: int, at: str) -> bool:
@@ -148,16 +150,16 @@ class Fake(Generic[AnApi]):
             problem = None
         except Rejection as rejected:
             problem = rejected
-        record = Served(len(self.served), connection.number, body, request.headers, self._bell)
+        record = Served(len(self.served), connection.number, body, request.headers, self._changes)
         self.served.append(record)
         if problem is not None:
             record.error = problem.error
             record.mark("rejected")
             return await self._tell(connection, request, problem.status, problem.body)
-        self._bell.ring()
+        self._changes.notify()
         try:
             answer = self._next(body)
-        except Exception as error:  # noqa: BLE001 - a script's mistake is told to the client, which fails with it
+        except Exception as error:  # noqa: BLE001 - the client gets the mistake of a script as an error, and fails with it
             record.mark("failed")
             mistake = self.api.mistake(f"the fake's script failed: {show(error)}")
             return await self._tell(connection, request, 500, mistake)
@@ -190,14 +192,14 @@ def _kept(request: Request) -> bool:
 
 
 def _checked(script: Script | None) -> list[list[Word]] | Callable[[dict[str, Any]], Answer]:
-    """A script whose mistakes are found where it is written."""
+    """The script, checked: a mistake raises where the script is written."""
     if script is None:
         return [[text("Hello, this is a fake.")]]
     if callable(script):
         return script
     if isinstance(script, str | Word) or not script:
         raise TypeError("a script is a list of answers, one per request: FakeChat([[text('Hello')], …])")
-    # A bare word here is most likely part of one answer, whose list was forgotten.
+    # A bare word here most likely belongs to one answer, whose list was forgotten.
     if bare := [answer for answer in script if isinstance(answer, Word)]:
         raise TypeError(f"each answer of a script is a list of words: [{bare[0]!r}]")
     return [words(answer) for answer in script]

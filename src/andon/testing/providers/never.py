@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An address at which connecting never comes to an end, for what a cancel does while the client still connects.
+"""An address at which connecting never ends, to test a cancel while the client connects.
 
-What must stay true: the client is refused nothing and told nothing.
+What must stay true: the client gets no error and no answer.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import socket
 from types import TracebackType
 from typing import Self
 
-from andon.testing.providers.served import Bell
+from andon.testing.providers.served import Changes
 from andon.testing.providers.server import Connection, Request, Server
 
 
 class ConnectNever:
     """`with connect_never() as nowhere:`, and then `nowhere.base_url`.
 
-    A listening socket whose queue is full: the system drops each further attempt to connect. Nobody sees a client come
-    or leave there. With `tls`, the connection is taken but its TLS handshake never answered, and `open_connections`
+    It is a listening socket whose queue is full: the system drops each further attempt to connect, and no client can be
+    seen there. With `tls`, the connection is accepted but its TLS handshake is never answered. Then `open_connections`
     and `wait_left` tell whether the client is still there.
     """
 
@@ -27,7 +27,7 @@ class ConnectNever:
 
     def __init__(self, *, tls: bool = False) -> None:
         self._tls = tls
-        self._bell = Bell()
+        self._changes = Changes()
         self._came = 0
         self._server = Server(_answer, self._changed)
         self._sockets: list[socket.socket] = []
@@ -61,28 +61,28 @@ class ConnectNever:
 
     def wait_connected(self, timeout: float = 10.0) -> None:
         """Blocks until a client waits for its TLS handshake."""
-        self._so(self._bell.wait(lambda: self.open_connections > 0, timeout), "no client came")
+        self._check(self._changes.wait(lambda: self.open_connections > 0, timeout), "no client came")
 
     async def wait_connected_async(self, timeout: float = 10.0) -> None:
-        self._so(await self._bell.wait_async(lambda: self.open_connections > 0, timeout), "no client came")
+        self._check(await self._changes.wait_async(lambda: self.open_connections > 0, timeout), "no client came")
 
     def wait_left(self, timeout: float = 10.0) -> None:
         """Blocks until every client that came has left."""
-        self._so(self._bell.wait(self._left, timeout), "not every client has left")
+        self._check(self._changes.wait(self._left, timeout), "not every client has left")
 
     async def wait_left_async(self, timeout: float = 10.0) -> None:
-        self._so(await self._bell.wait_async(self._left, timeout), "not every client has left")
+        self._check(await self._changes.wait_async(self._left, timeout), "not every client has left")
 
     def _left(self) -> bool:
         return self._came > 0 and self.open_connections == 0
 
-    def _so(self, is_so: bool, otherwise: str) -> None:
-        if not is_so:
+    def _check(self, holds: bool, otherwise: str) -> None:
+        if not holds:
             raise TimeoutError(f"{otherwise}; {self.open_connections} connections are open")
 
     def _changed(self) -> None:
         self._came = max(self._came, len(self._server.connections))
-        self._bell.ring()
+        self._changes.notify()
 
     def _fill(self) -> int:
         listening = socket.create_server(("127.0.0.1", 0), backlog=0)

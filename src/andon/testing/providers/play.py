@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plays one answer, word by word, to one client.
 
-Each wait here is a plain `await` that the client's leaving cancels. What must stay true: a state is marked when the
-client can see what it stands for; only the ends are marked before the last bytes, since a client may close its side as
-soon as it has these, and that is not leaving.
+Each wait here is a plain `await`; if the client disconnects, it is cancelled. What must stay true: a state is marked
+after the client can see it. Only the ends are marked before the last bytes are sent: as soon as a client has these, it
+may close the connection, and that does not count as leaving.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from andon.testing.providers.served import Served
 from andon.testing.providers.server import Connection, head
 
 BATCH = 64 * 1024
-"""Pieces without a pace go out together, about so many bytes in one chunk: the fake must not be what is slow."""
+"""Pieces without a pace are sent together, about so many bytes in one chunk, so that the fake is not the slow part."""
 
 SSE = "text/event-stream; charset=utf-8"
 _STREAM = {"cache-control": "no-cache", "transfer-encoding": "chunked"}
@@ -76,7 +76,7 @@ class Writer(Protocol):
 
 
 class Player:
-    """Plays answers to one request. `play` tells whether the connection can be used again."""
+    """Plays the answer to one request. `play` returns whether the connection can be used again."""
 
     def __init__(
         self,
@@ -238,14 +238,14 @@ class Player:
 
 
 async def _set(event: threading.Event) -> None:
-    # Looked at again and again, because a thread that waits for it would outlive a client that leaves.
+    # Polled, because a thread that waits for the event would go on waiting after the client has disconnected.
     while not event.is_set():  # noqa: ASYNC110
         await asyncio.sleep(0.002)
 
 
 @lru_cache(maxsize=32)
 def as_json(pieces: tuple[str, ...]) -> list[bytes]:
-    """Each piece as JSON; kept, since the same word is played again and again."""
+    """Each piece as JSON; cached, because the same word is played many times."""
     return [json.dumps(piece, ensure_ascii=False).encode() for piece in pieces]
 
 

@@ -5,7 +5,7 @@
     [reasoning("Hm."), call("search", {"q": "x"}), usage(input_tokens=10, output_tokens=5)]
     [fail(429, "Slow down.", headers={"retry-after": "1"})]     # first: an HTTP error; later: an error in the stream
 
-What must stay true: a word is data and knows nothing of any provider, so that every fake plays the same scripts.
+What must stay true: a word is data and knows no provider, so every fake plays the same scripts.
 """
 
 from __future__ import annotations
@@ -168,12 +168,12 @@ def call(
 
 
 def usage(input_tokens: int = 0, output_tokens: int = 0, *, cached_tokens: int = 0, reasoning_tokens: int = 0) -> Spent:
-    """What the answer is said to have cost. Without this word it is counted: pieces, and a quarter of the request."""
+    """The usage that the answer reports. Without this word: its pieces, and a quarter of the request's characters."""
     return Spent(input_tokens, output_tokens, cached_tokens, reasoning_tokens)
 
 
 def finish(reason: str) -> Finish:
-    """Why the answer ends, in the words of Chat Completions: `"length"`, `"content_filter"`."""
+    """Why the answer ends, as Chat Completions says it: `"length"`, `"content_filter"`."""
     return Finish(reason)
 
 
@@ -186,17 +186,17 @@ def pause(seconds: float) -> Pause:
 
 
 def until(event: threading.Event) -> Until:
-    """Nothing until the event is set: holds the answer at a point that a test knows (`at="held"`)."""
+    """Nothing until the event is set: a test knows that the answer is at this point (`at="held"`)."""
     return Until(event)
 
 
 def stall() -> Stall:
-    """Headers, if none were sent, and then nothing more until the client leaves."""
+    """Headers, if none were sent, and then nothing more until the client disconnects."""
     return Stall()
 
 
 def silence() -> Silence:
-    """Takes the request and never answers."""
+    """The request is received and never answered."""
     return Silence()
 
 
@@ -211,8 +211,7 @@ def fail(
 ) -> Fail:
     """An HTTP error; after other words, an error in the stream.
 
-    Responses has three ways to say that: `event="error"`, as documented, `"nested"`, which is how it is often seen, and
-    `"response.failed"`.
+    Responses has three forms of it: `event="error"`, as documented, `"nested"`, as often seen, and `"response.failed"`.
     """
     if not 400 <= status <= 599:
         raise ValueError(f"an error's status is 400 to 599, not {status}")
@@ -222,20 +221,20 @@ def fail(
 
 
 def cut(*, reset: bool = False, mid_chunk: bool = False) -> Cut:
-    """Closes the connection before the answer is complete, by `reset` if so wished, or in the middle of a chunk."""
+    """Closes the connection before the answer is complete: in order, by a `reset`, or in the middle of a chunk."""
     return Cut(reset, mid_chunk)
 
 
 def raw(data: bytes, *, content_type: str | None = None, status: int = 200) -> Raw:
     """Bytes that are put into the body as they are.
 
-    With a content type it is the first and only word: a whole answer that is no answer, such as a proxy's HTML page.
+    With a content type it is the first and only word: a whole response of another kind, such as a proxy's HTML page.
     """
     return Raw(bytes(data), content_type, status)
 
 
 def end() -> End:
-    """The body ends here, as HTTP wants it, but without the provider's last events."""
+    """The body ends here, in order for HTTP, but without the provider's last events."""
     return End()
 
 
@@ -243,7 +242,7 @@ def end() -> End:
 
 
 def words(answer: Answer) -> list[Word]:
-    """An answer as a list of words; text stands for itself."""
+    """An answer as a list of words; a str becomes text."""
     if isinstance(answer, str):
         return [text(answer)]
     if isinstance(answer, Word):
@@ -262,7 +261,7 @@ def words(answer: Answer) -> list[Word]:
 
 
 def grouped(answer: Sequence[Word]) -> list[Word | list[Call]]:
-    """The words, with calls that take turns put together."""
+    """The words, with interleaved calls in lists."""
     groups: list[Word | list[Call]] = []
     for word in answer:
         if not isinstance(word, Call):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fake has seen and done, for tests to look at and to wait for.
+"""Records of the requests that a fake has served, for tests to read and to wait for.
 
-Records are written by the fake's own thread and may be read from any. What must stay true: who waits is woken by the
-change itself, in a thread or in any event loop; nothing is polled.
+The fake's own thread writes the records; any thread may read them. What must stay true: each change wakes the threads
+and event loops that wait, and nothing is polled.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ from typing import Any
 from andon.testing.providers.script import Word
 
 
-class Bell:
-    """Rung at every change; wakes threads and event loops that wait until something is so."""
+class Changes:
+    """Wakes the threads and event loops that wait for a condition, at every change."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         with self._condition:
             self._condition.notify_all()
             waiting, self._waiting = self._waiting, []
         for loop, event in waiting:
             try:
                 loop.call_soon_threadsafe(event.set)
-            except RuntimeError:  # the loop was closed: nobody waits there any more
+            except RuntimeError:  # the loop is closed, and nothing waits there
                 pass
 
-    def wait(self, so: Callable[[], bool], timeout: float) -> bool:
+    def wait(self, holds: Callable[[], bool], timeout: float) -> bool:
         with self._condition:
-            return self._condition.wait_for(so, timeout)
+            return self._condition.wait_for(holds, timeout)
 
-    async def wait_async(self, so: Callable[[], bool], timeout: float) -> bool:
+    async def wait_async(self, holds: Callable[[], bool], timeout: float) -> bool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout):
                 while True:
                     event = asyncio.Event()
-                    # Registered first, then looked at: a change in between rings for us already.
+                    # Registered before the condition is checked: a change between the two is not missed.
                     with self._condition:
                         self._waiting.append((loop, event))
                     try:
-                        if so():
+                        if holds():
                             return True
                         await event.wait()
                     finally:
                         self._forget(event)
         except TimeoutError:
-            return so()
+            return holds()
 
     def _forget(self, event: asyncio.Event) -> None:
         with self._condition:
@@ -61,31 +61,33 @@ class Bell:
 
 
 class Served:
-    """One request and what became of it. Times are of `time.monotonic`."""
+    """One request, and the state of its answer. Times are of `time.monotonic`."""
 
-    def __init__(self, number: int, connection: int, body: dict[str, Any], headers: dict[str, str], bell: Bell) -> None:
+    def __init__(
+        self, number: int, connection: int, body: dict[str, Any], headers: dict[str, str], changes: Changes
+    ) -> None:
         self.number = number
         self.connection = connection
-        """Which connection it came by, counted from 1: the same number twice means that it was used again."""
+        """The number of its connection, from 1: two requests with the same number used the same connection."""
         self.body = body
         self.headers = headers
         """By lower-case name."""
         self.reached: dict[str, float] = {}
-        """When each state was first come to."""
+        """When each state was reached first."""
         self.state = ""
         """`received`, `rejected`, `silent`, `text`, `reasoning`, `call`, `raw`, `paused`, `held`, `stalled`,
         and the ends: `finished`, `failed`, `cut`, `left`."""
         self.sent: list[Word] = []
-        """The words that were sent whole."""
+        """The words that were sent completely."""
         self.bytes_sent = 0
         self.pieces_sent = 0
         """How many events with a piece of text, of reasoning or of a call."""
         self.left_at: float | None = None
-        """When the client was seen to leave before the answer was complete; None if it didn't."""
+        """When the client disconnected before the answer was complete; None if it did not."""
         self.error: dict[str, Any] | None = None
-        """What it was told if it was rejected."""
+        """The error that was sent, if the request was rejected."""
         self._writes: list[tuple[float, int]] = []
-        self._bell = bell
+        self._changes = changes
         self.mark("received")
 
     @property
@@ -100,11 +102,11 @@ class Served:
 
     @property
     def sent_after_left(self) -> int:
-        """The bytes that were sent although the client had been seen to leave."""
+        """How many bytes were sent after the client had disconnected."""
         return 0 if self.left_at is None else self.sent_after(self.left_at)
 
     def sent_after(self, moment: float) -> int:
-        """The bytes that were sent after a moment, such as that of a cancel."""
+        """How many bytes were sent after a moment, such as that of a cancel."""
         return sum(size for at, size in self._writes if at > moment)
 
     def mark(self, state: str) -> None:
@@ -113,12 +115,12 @@ class Served:
             self.left_at = now
         self.state = state
         self.reached.setdefault(state, now)
-        self._bell.ring()
+        self._changes.notify()
 
     def wrote(self, size: int) -> None:
         self.bytes_sent += size
         self._writes.append((time.monotonic(), size))
-        self._bell.ring()
+        self._changes.notify()
 
     def __repr__(self) -> str:
         return f"<request {self.number}: {self.state}, {self.bytes_sent} bytes sent>"

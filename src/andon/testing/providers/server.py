@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tiny HTTP/1.1 server on loopback, in a thread with an event loop of its own.
 
-So it serves blocking and async clients alike, and sees that a client left while the client's own loop is busy. What
-must stay true: an answer is one task, cancelled the moment its connection is lost; so whatever it waits for, nothing
-is sent to a client that has left.
+So it serves blocking and async clients alike, and notices a disconnect even while the client's own loop is busy. What
+must stay true: an answer is one task, and is cancelled when its connection is lost. So nothing is sent to a client that
+has left, wherever the answer waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from itertools import count
 MAX_REQUEST = 64 * 1024 * 1024
 
 ACCEPTING_TURNS = 4
-"""How many turns of the loop lie, at the most, between accepting a connection and `connection_made`."""
+"""The most turns of the loop between accepting a connection and `connection_made`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Request:
 
 
 class BadRequestError(Exception):
-    """What came is no HTTP request that this server understands."""
+    """The bytes received are not an HTTP request that this server understands."""
 
 
 class Connection(asyncio.Protocol):
@@ -41,7 +41,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, number: int, server: Server) -> None:
         self.number = number
         self.on_left: Callable[[], None] | None = None
-        """Called when the client leaves, while an answer is under way."""
+        """Called when the client disconnects during an answer."""
         self._server = server
         self._received = bytearray()
         self._changed = asyncio.Event()
@@ -53,7 +53,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        # `drain` then waits until the system has taken everything, so that a cut comes after what was sent before it.
+        # `drain` then waits until the system has taken everything, so that a cut comes after the bytes before it.
         transport.set_write_buffer_limits(high=0)
         self._server.connections.add(self)
         self._task = asyncio.get_running_loop().create_task(self._serve())
@@ -96,14 +96,14 @@ class Connection(asyncio.Protocol):
         self._transport.write(data)
 
     async def drain(self) -> None:
-        # Also where nothing has to be waited for: a client that left, or another one, must get its turn.
+        # Other connections get their turn even if there is nothing to wait for.
         await asyncio.sleep(0)
         while self in self._server.full or self._transport.is_closing():
             self._changed.clear()
             await self._changed.wait()
 
     def close(self, *, reset: bool = False) -> None:
-        """Our end of it: the client did not leave."""
+        """Close it from our side: this does not count as the client leaving."""
         self._gone = True
         if reset:
             linger = struct.pack("ii", 1, 0)
@@ -165,7 +165,7 @@ class Server:
 
     def __init__(self, answer: Callable[[Connection, Request], Awaitable[bool]], changed: Callable[[], None]) -> None:
         self.answer = answer
-        """Answers a request; tells whether the connection can be used again."""
+        """Answers a request; returns whether the connection can be used again."""
         self.changed = changed
         self.connections: set[Connection] = set()
         self.full: set[Connection] = set()
@@ -187,7 +187,7 @@ class Server:
             raise self._failed
 
     def stop(self) -> None:
-        """Closes every connection and waits until the thread has ended. May be called twice."""
+        """Closes every connection, and waits until the thread has ended. May be called twice."""
         if self._thread is None or self._loop is None or self._stop is None:
             return
         try:
@@ -198,10 +198,10 @@ class Server:
 
     def _run(self) -> None:
         try:
-            # A loop of asyncio's own, whatever the program's policy: what is done here with sockets holds for that one.
+            # Always asyncio's own loop, whatever the program's policy: the work with sockets here relies on it.
             with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(self._main())
-        except BaseException as error:  # noqa: BLE001 - told to whoever waits in start()
+        except BaseException as error:  # noqa: BLE001 - raised by start(), which waits for it
             self._failed = error
         finally:
             self._ready.set()
@@ -215,7 +215,7 @@ class Server:
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stop.wait()
-        # What was accepted a moment ago becomes a connection only now, and only while the server is open.
+        # A connection accepted a moment ago is made only now, and only while the server is open.
         for listening in server.sockets:
             self._loop.remove_reader(listening.fileno())
         for _ in range(ACCEPTING_TURNS):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat Completions, as it looks on the wire.
+"""Chat Completions on the wire.
 
-What must stay true: every piece is an event of its own, and what a plain answer holds is what a stream would have said.
+What must stay true: every piece is an event of its own, and a plain answer has the same content as a stream.
 """
 
 from __future__ import annotations
@@ -192,11 +192,11 @@ class ChatWriter:
         return _data(chunk)
 
     def _pieces_of(self, field: str, pieces: tuple[str, ...]) -> list[bytes]:
-        # All but the piece is the same each time: it is encoded once, since there may be tens of thousands of pieces.
+        # Everything but the piece is encoded once, because there may be tens of thousands of pieces.
         before, after = self._event({field: "\0"}).split(rb'"\u0000"')
         return [b"%b%b%b" % (before, piece, after) for piece in as_json(pieces)]
 
 
 def _data(value: Json) -> bytes:
-    # Without blanks and with real characters, as OpenAI sends it.
+    # Without blanks and without escaped characters, as OpenAI sends it.
     return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the fake of Responses remembers of its answers, so that it can tell its own items from made-up ones.
 
-What must stay true: an item is known by its id only once the answer that it belongs to has come to its end. What a
-client received of an answer that was cut can't be referred to later; encrypted reasoning can, because it is its own
-proof, and it exists from the moment that its item was done.
+What must stay true: the id of an item is known only after its answer has ended, so a request can't refer to the items
+of an answer that was cut. Encrypted reasoning can be sent back from the moment that its item is done: it needs no
+memory, because it proves itself.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Issued:
 @dataclass(slots=True)
 class Memory:
     items: dict[str, Issued] = field(default_factory=dict)
-    """Every item that was begun, by its id."""
+    """All items that were begun, by id."""
     completed: set[str] = field(default_factory=set)
-    """The ids of items whose answer came to its end."""
+    """The ids of items whose answer has ended."""
     stored: dict[str, Json] = field(default_factory=dict)
-    """Those of them that were kept (`store` was not false), whole."""
+    """Those of them that are stored (`store` was not false)."""
     encrypted: dict[str, str] = field(default_factory=dict)
     """Encrypted content, with the id of its reasoning item."""
     calls: dict[str, Issued] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Memory:
     """Stored answers with all that led to them, by the answer's id: what `previous_response_id` stands for."""
 
     def done(self, item: Json) -> None:
-        """An item was sent whole."""
+        """All of an item was sent."""
         issued = self.items[item["id"]]
         if item["type"] == "function_call":
             self.calls[item["call_id"]] = issued
@@ -46,7 +46,7 @@ class Memory:
             self.encrypted[item["encrypted_content"]] = item["id"]
 
     def ended(self, response: str, given: list[Json], output: list[Json], *, store: bool) -> None:
-        """An answer has come to its end."""
+        """An answer has ended."""
         self.completed |= {item["id"] for item in output}
         if store:
             self.stored |= {item["id"]: item for item in output}

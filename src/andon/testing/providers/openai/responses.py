@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Responses, as it looks on the wire.
+"""Responses on the wire.
 
-What must stay true: an item's done event comes only when all of it was sent; and an answer enters the memory just
-before its last event is sent, so that no client can refer to it too early for the fake.
+What must stay true: the done event of an item comes after all of the item. An answer is put into the memory just before
+its last event is sent, so that a client can refer to it as soon as it has that event.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class ResponsesWriter:
         self._asked = max(1, len(json.dumps(body)) // 4)
         self._encrypts = "reasoning.encrypted_content" in (body.get("include") or [])
         self._output: list[Json] = []
-        self._open: Json | None = None  # the message or reasoning item that takes more pieces
-        self._reasoning: str | None = None  # the item that leads to those that follow
+        self._open: Json | None = None  # the message or reasoning item that is not done
+        self._reasoning: str | None = None  # the id of the reasoning item that led to the next items
         self._signature: str | None = None
         self._number = 0
         self._pieces = 0
@@ -295,7 +295,7 @@ class ResponsesWriter:
         return f"event: {kind}\ndata: {text}\n\n".encode()
 
     def _pieces_of(self, kind: str, pieces: tuple[str, ...], **at: Any) -> list[bytes]:
-        # Only the number and the piece change: the rest is encoded once, since there may be tens of thousands of them.
+        # Only the number and the piece change. The rest is encoded once: there may be tens of thousands of pieces.
         start = f'event: {kind}\ndata: {{"type":"{kind}","sequence_number":'.encode()
         rest = f',{json.dumps(at, separators=(",", ":"))[1:-1]},"delta":'.encode()
         first = self._number
@@ -304,7 +304,7 @@ class ResponsesWriter:
 
 
 def _led(before: list[bytes], events: list[bytes]) -> list[bytes]:
-    """What comes before the first piece goes out with it, so that each event counted is a piece."""
+    """The events before the first piece are sent together with it, so that each item of the list has one piece."""
     if not events:
         return [b"".join(before)] if before else []
     return [b"".join([*before, events[0]]), *events[1:]]

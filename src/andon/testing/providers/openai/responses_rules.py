@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Responses rejects: requests of the wrong shape, and items that don't fit each other or what it remembers.
 
-What must stay true: calls and outputs come in pairs; a reasoning item and what it led to stay together; and an id is
-one that this fake gave out in an answer that came to its end.
+What must stay true: calls and outputs come in pairs. A reasoning item and what it led to stay together. An id is known
+only if this fake issued it in an answer that has ended.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _options(body: Json) -> None:
             raise rules.missing(f"{where}.type")
         if kind != "function":
             raise rules.wrong_value(f"{where}.type", kind, ["function"])
-        # Before what is unknown: a tool in the shape of Chat lacks its name, and OpenAI says so.
+        # Checked before unknown parameters: for a tool in the form of Chat, OpenAI says that its name is missing.
         rules.function(tool, where)
         rules.known(tool, _TOOL_KEYS, (), where)
     if body.get("stream_options") is not None:
@@ -185,7 +185,7 @@ def _message(item: Json, where: str) -> None:
 
 
 def _ids(given: Sequence[Json], store: bool, memory: Memory) -> None:
-    """Ids are known, and none comes twice; encrypted reasoning is known by its content instead."""
+    """Ids are known, and none comes twice. Encrypted reasoning is known by its content instead."""
     seen: set[str] = set()
     for number, item in enumerate(given):
         kind, found, sealed = _kind(item), item.get("id"), item.get("encrypted_content")
@@ -243,7 +243,7 @@ def _pairs(items: Sequence[Json]) -> None:
 
 
 def _reasoning(items: Sequence[Json], memory: Memory) -> None:
-    """Reasoning is followed by what it led to, and what it led to is not sent without it."""
+    """Reasoning is followed by the item that it led to, and that item is not sent without the reasoning."""
     present: set[Any] = set()
     for number, item in enumerate(items):
         kind = _kind(item)
@@ -267,14 +267,14 @@ def _reasoning(items: Sequence[Json], memory: Memory) -> None:
 
 
 def _follows(item: Json, reasoning: str, memory: Memory) -> bool:
-    """Whether an item may stand right after this reasoning: one of the same answer, or text that is not said to be."""
+    """Whether an item may come right after this reasoning: an item of the same answer, or a message without an id."""
     kind = _kind(item)
     issued = memory.items.get(item.get("id") or "") or memory.calls.get(item.get("call_id") or "")
     led = memory.items.get(reasoning)
     if kind == "reasoning":
         return True
     if kind == "function_call" or (kind == "message" and item.get("role") == "assistant"):
-        # A message without an id is text that was cut, or retold; OpenAI can't know whose it was.
+        # A message without an id is text that was cut or rewritten: OpenAI can't know which answer it is from.
         return (kind == "message" and issued is None) or (
             issued is not None and led is not None and issued.response == led.response
         )

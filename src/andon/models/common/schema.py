@@ -7,10 +7,12 @@ none); the model then sends the schema as it is. The answer is checked by us in 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 
-class SchemaRules(NamedTuple):
+class SchemaRules(Struct, frozen=True):
     """What a provider takes in a schema."""
 
     left_out: frozenset[str]

@@ -6,12 +6,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from andon.errors import MissingExtraError
 
 
-class Sdk(NamedTuple):
+class Sdk(Struct, frozen=True):
     """Where an SDK is found: `Sdk("OpenAI", module="openai", package="openai", extra="openai")`."""
 
     provider: str

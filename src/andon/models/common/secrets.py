@@ -20,10 +20,10 @@ _ESCAPES = r"\\%&+"
 _ESCAPING = frozenset("\\%&+")
 """How an escaped character begins."""
 
-_UNFINISHED = re.compile(r"(?:[\\%&]\S{0,10})?")
+_UNFINISHED = r"(?:[\\%&]\S{0,10})?"
 """The end of the text; or an escaped character before it, of which a part may be cut off."""
 
-_BACKSLASH = re.compile(r"\\+u005c|%5c|&#0*92;|&#x0*5c;|\\", re.IGNORECASE)
+_BACKSLASH = r"\\+u005c|%5c|&#0*92;|&#x0*5c;|\\"
 BACKSLASHES = 8
 """Up to so many may stand for one: each time that a text is quoted in JSON, their number doubles."""
 
@@ -53,7 +53,7 @@ HARMLESS = frozenset(
 )
 """Headers and parameters that hold no secret, and whose values are words that errors need. All others are hidden."""
 
-_COMPOUND = re.compile(r"auth|key|token|secret|cookie|session|pass|cred|sig", re.IGNORECASE)
+_COMPOUND = r"auth|key|token|secret|cookie|session|pass|cred|sig"
 """Part of a name whose value may be a list, or may begin with a scheme, with secrets in it."""
 
 LONGEST_TEXT = 8_192
@@ -104,6 +104,12 @@ NONE = Secrets(())
 # -- how a secret may be written --------------------------------------------------------------------------------------
 
 
+@functools.cache
+def _pattern(text: str) -> re.Pattern[str]:
+    """Compiled at its first use, and not at the import: secrets are only looked for after a failure."""
+    return re.compile(text, re.IGNORECASE)
+
+
 def _in_base64(value: str) -> Iterator[str]:
     """The value alone, and inside of something else: then its encoding depends on the length of what precedes it."""
     data = value.encode("utf-8", "replace")
@@ -140,7 +146,11 @@ def _end(text: str, start: int, pieces: list[str], is_cut: bool) -> int | None:
     at, furthest = {start}, start
     for number, piece in enumerate(pieces):
         ends = {end for position in at for end in _ends(text, position, piece)}
-        if is_cut and number >= SHORTEST - 2 and any(_UNFINISHED.fullmatch(text, position) for position in at):
+        if (
+            is_cut
+            and number >= SHORTEST - 2
+            and any(_pattern(_UNFINISHED).fullmatch(text, position) for position in at)
+        ):
             return len(text)
         if not ends:
             return furthest if number >= BEGINNING else None
@@ -152,7 +162,7 @@ def _ends(text: str, at: int, piece: str) -> Iterator[int]:
     """Where this character ends if it begins at `at`, for each way to write it."""
     if piece.startswith("\\"):
         for _ in range(BACKSLASHES * len(piece)):
-            if (one := _BACKSLASH.match(text, at)) is None:
+            if (one := _pattern(_BACKSLASH).match(text, at)) is None:
                 return
             yield (at := one.end())
     elif text.startswith(piece, at):
@@ -230,7 +240,7 @@ def in_headers(pairs: Iterable[tuple[object, object]], harmless: frozenset[str] 
             if isinstance(each, str | bytes | int):
                 text = each.decode("latin-1") if isinstance(each, bytes) else str(each)
                 yield text
-                if _COMPOUND.search(told):
+                if _pattern(_COMPOUND).search(told):
                     yield from _parts(text)
 
 

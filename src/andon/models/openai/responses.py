@@ -24,8 +24,8 @@ from andon.models.openai.clients import Settings
 from andon.models.openai.endpoint import Endpoint, without_none
 from andon.models.openai.schema import strict
 
-_REASONS = re.compile(r"(?:.*/)?(?:gpt-(?:[5-9]|\d{2,})|o\d|codex|computer-use|gpt-oss)")
-_CHATS = re.compile(r".*-chat(?:-|$)")
+_REASONS = r"(?:.*/)?(?:gpt-(?:[5-9]|\d{2,})|o\d|codex|computer-use|gpt-oss)"
+_CHATS = r".*-chat(?:-|$)"
 ENCRYPTED = "reasoning.encrypted_content"
 
 
@@ -128,7 +128,7 @@ class OpenAIResponses:
 
 def _reasons(model: str) -> bool:
     """Whether the model reasons: the others refuse a request for reasoning."""
-    return _REASONS.match(model) is not None and _CHATS.match(model) is None
+    return re.match(_REASONS, model) is not None and re.match(_CHATS, model) is None
 
 
 # -- what is sent -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 from andon.models.base import OutputSpec
 from andon.models.common.schema import SchemaRules, closed
 
-_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
+_NOT_IN_A_NAME = r"[^a-zA-Z0-9_-]"
 _RULES = SchemaRules(
     left_out=frozenset({"default", "discriminator", "examples", "minLength", "maxLength", "uniqueItems"}),
     unsupported=frozenset({"prefixItems", "patternProperties", "not", "if", "dependentSchemas", "propertyNames"}),
@@ -18,7 +18,7 @@ _RULES = SchemaRules(
 
 def strict(output: OutputSpec) -> dict[str, Any]:
     """The name, the schema, and whether it is strict, as both interfaces take them."""
-    name = _NOT_IN_A_NAME.sub("_", output.name)[:64] or "output"
+    name = re.sub(_NOT_IN_A_NAME, "_", output.name)[:64] or "output"
     schema = closed(output.schema, _RULES)
     if schema is None:
         return {"name": name, "schema": output.schema, "strict": False}

@@ -28,10 +28,10 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from andon import Receipt, RunStatus, SessionKey, Usage
 from andon.core.receipt import CancelRequest
+from andon.core.records import RequestKey
 from andon.core.selection import Block, Outcomes, Selection
 from andon.core.shared.store import Granted, Lease, Progress, Renewal, Taken
 from andon.core.states import CancelCause, CancelMode, Phase
-from andon.core.store import RequestKey
 from andon.errors import AndonError
 from andon.store.sql import SQLStore
 from tests.store.making import LONG, PAST, events, record, said

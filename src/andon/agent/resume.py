@@ -210,7 +210,7 @@ class RunContinuer:
         store, session = self._runtime.store, self._runtime.session(record.session)
         assert store is not None
         with changing(self._runtime, session):
-            await store.take_back(run_id)
+            await store.rollback(run_id)
         session.refresh(await store.load(record.session))
         if self._runtime.keeper is not None and record.session == self._own_session().key:
             self._own_session().show(session.messages)

@@ -76,8 +76,8 @@ class SQLStore:
         self.max_state = checked_limit(max_state)
         """How many bytes the state of a session may take, as JSON."""
         self._fast_path = True
-        """Whether the usual cases go through `postgres_fast` or `sqlite_fast`. Without it, the generic statements do the
-        same for every case. A test compares both.
+        """Whether the usual cases go through `postgres_fast` or `sqlite_fast`. Without it, the generic statements do
+        the same for every case. A test compares both.
         """
 
     def __repr__(self) -> str:

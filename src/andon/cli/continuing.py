@@ -13,9 +13,9 @@ from typing import Any
 from andon.cli.asking import Answers, ask, can_ask, explain_pause, given, on_the_wire
 from andon.cli.driving import Hands, drive
 from andon.cli.mistake import Exit, Mistake
-from andon.cli.options import add_parser, database_of, text
+from andon.cli.options import add_parser, database_of, text, without_secrets
 from andon.cli.person import leave_with_reader, who
-from andon.cli.place import Place, add_where, find, how_to_go_on, open_place, server_that_has, without_secrets
+from andon.cli.place import Place, add_where, find, how_to_go_on, open_place, server_that_has
 from andon.cli.report import Report, to_json
 from andon.cli.run import add_telling, conclude, find_agent
 from andon.cli.show import note

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from andon.agent.orphan_end import end_orphan
 from andon.cli.mistake import Mistake
-from andon.cli.place import without_secrets
+from andon.cli.options import without_secrets
 from andon.cli.report import Cancelled, Line, Report
 from andon.core.events import Event, RunEvent
 from andon.core.receipt import CancelRequest

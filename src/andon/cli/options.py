@@ -7,6 +7,7 @@ import argparse
 import difflib
 import math
 import os
+import re
 import shlex
 import textwrap
 from collections.abc import Sequence
@@ -42,6 +43,11 @@ def add_parser(
 def database_of(options: argparse.Namespace) -> str | None:
     """The database that was named, by --db or else by the environment."""
     return options.db or os.environ.get("ANDON_DB") or None
+
+
+def without_secrets(url: str) -> str:
+    """The URL of a database as it may be shown: without user, password and options."""
+    return re.sub("://.*@", "://", url.partition("?")[0])
 
 
 def not_taken(parser: argparse.ArgumentParser, command: Sequence[str], given: Sequence[str]) -> Mistake:

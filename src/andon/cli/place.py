@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -132,11 +131,6 @@ def how_to_go_on(options: argparse.Namespace, place: Place) -> str:
         agent = getattr(options, "agent", None) or "module:agent"
         return f"{agent} --db {shlex.quote(place.name)} "
     return f"--url {shlex.quote(options.url)} " if options.url else ""
-
-
-def without_secrets(url: str) -> str:
-    """A database's URL as it may be shown: without its user and password, and without its options."""
-    return re.sub("://.*@", "://", url.partition("?")[0])
 
 
 def open_database(url: str) -> Local:

@@ -14,8 +14,7 @@ from andon.agent.agent import Agent, RunOptions
 from andon.cli.asking import explain_pause
 from andon.cli.driving import drive
 from andon.cli.mistake import Exit, Mistake
-from andon.cli.options import add_parser, database_of, seconds, text
-from andon.cli.place import without_secrets
+from andon.cli.options import add_parser, database_of, seconds, text, without_secrets
 from andon.cli.program import find_agents
 from andon.cli.report import Report
 from andon.cli.show import is_terminal

@@ -66,7 +66,7 @@ def _read(kind: Any, value: Any) -> Any:
         return AndonError(value)
     if (validate := getattr(kind, "model_validate", None)) is not None:
         return validate(value)
-    raise NotImplementedError(f"{kind!r} can't be read from plain data")
+    raise TypeError(f"{kind!r} can't be read from plain data")
 
 
 # -- for pydantic -----------------------------------------------------------------------------------------------------

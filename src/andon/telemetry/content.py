@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages as the semantic conventions write them: JSON, in a span's attribute. Only used when content is wanted."""
+"""Messages in the JSON of the semantic conventions, for attributes of spans. Only used if content is switched on."""
 
 from __future__ import annotations
 

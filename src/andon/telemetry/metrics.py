@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The instruments: how many runs ended and how, what cancels took, tokens, durations, threads that were left behind.
+"""The instruments: ended runs by status, cancel latency, tokens, durations, abandoned threads.
 
-Names with `gen_ai.` are those of the semantic conventions for generative AI, with the boundaries that they ask for.
+Names with `gen_ai.` come from the semantic conventions for generative AI, and so do their bucket boundaries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CANCEL_SECONDS = [0.0001 * 2**n for n in range(17)]
 
 
 class Instruments:
-    """What is counted and timed, for one meter provider."""
+    """The counters and histograms of one meter provider."""
 
     def __init__(self, provider: MeterProvider | None) -> None:
         meter = (provider or NoOpMeterProvider()).get_meter("andon")
@@ -67,7 +67,7 @@ class Instruments:
         self._runtimes: WeakSet[Runtime] = WeakSet()
 
     def watch(self, runtime: Runtime) -> None:
-        """Count its threads from now on."""
+        """Count the abandoned threads of this runtime from now on."""
         with self._lock:
             self._runtimes.add(runtime)
 

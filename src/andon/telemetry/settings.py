@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether anybody listens, and what is told.
+"""Whether a program collects telemetry, and what it collects.
 
-Asked once per run. What must stay true: where nobody listens, that is all that telemetry costs, and nothing of
-OpenTelemetry is imported on its account.
+This is checked once per run. What must stay true: if the program has set no provider, this check is the whole cost of
+telemetry, and Andon does not import OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from andon.telemetry.spans import Tracing
 
 CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-"""What switches content on for all instrumentations of its kind."""
+"""The variable that switches content on in all GenAI instrumentations."""
 _CONTENT_ON = ("true", "span_only", "span_and_event")
 
 _API = ("opentelemetry.trace", "opentelemetry.metrics")
 
 
 class Telemetry:
-    """What an agent tells OpenTelemetry, and whom.
+    """What an agent reports to OpenTelemetry, and to which providers.
 
     >>> agent = Agent("Helper", model, telemetry=Telemetry(content=True))
 
     Without one, runs are traced and counted as soon as your program has set a tracer or a meter provider.
 
-    `content`: prompts, answers, arguments and results too. None asks the environment variable
-    `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`; without that they stay out.
-    `enabled`: False tells nothing to anyone.
-    `tracer_provider`, `meter_provider`: whom to tell, instead of those that the program has set.
+    `content`: also report prompts, answers, arguments and results. None reads the environment variable
+    `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`; if that is not set, content is left out.
+    `enabled`: False switches telemetry off.
+    `tracer_provider`, `meter_provider`: used instead of the providers that the program has set.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Telemetry:
         return f"Telemetry(content={self.content}, enabled={self.enabled})"
 
     def tracing(self) -> Tracing | None:
-        """Whom to tell of a run that is about to be made; None if nobody listens."""
+        """The tracer and instruments for a run that is about to start; None if there is no provider."""
         if not self.enabled:
             return None
         tracers = self._tracer_provider or cast("TracerProvider | None", _provider(_API[0], "get_tracer_provider"))
@@ -78,20 +78,20 @@ class Telemetry:
 
 
 AUTOMATIC = Telemetry()
-"""For agents that were given none."""
+"""For agents that were given no `Telemetry`."""
 
 
 def _check_installed() -> None:
-    import importlib.util  # here, because most programs never ask
+    import importlib.util  # here, because most programs never need it
 
     if importlib.util.find_spec("opentelemetry") is None:
         raise ConfigurationError('telemetry needs OpenTelemetry: pip install "andon[otel]"')
 
 
 def _provider(api: str, getter: str) -> Any:
-    """What the program has set. Whoever sets a provider imports the API first, so we need not."""
+    """The provider that the program has set. A program that sets one has imported the API, so this does not."""
     get = getattr(sys.modules.get(api), getter, None)
     if get is None:
         return None
     provider = get()
-    return None if type(provider).__module__.startswith(_API) else provider  # the API's own do nothing
+    return None if type(provider).__module__.startswith(_API) else provider  # the API's default providers do nothing

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans that are open, and how each of them ends exactly once.
+"""The open spans of a run. Each span ends exactly once.
 
-They are in a dict, and only who takes one out ends it: the work itself when it is over, or the run's end for what was
-cut, abandoned or lost with its loop. What comes later, from whatever thread, finds nothing.
+Open spans are in a dict, and `end` takes a span out of it before it ends the span. The work itself calls `end` when it
+is over. The end of the run calls it for work that was cut, abandoned or lost with its loop. A later call, from any
+thread, finds nothing and does nothing.
 
-Whatever a tracer or an exporter does wrong is logged and forgotten: no run fails because of who watches it.
+An error of a tracer or an exporter is logged and goes no further: telemetry never makes a run fail.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from opentelemetry.trace import (
     SpanKind,
     Status,
     StatusCode,
+    Tracer,
     TracerProvider,
     set_span_in_context,
 )
@@ -39,13 +41,13 @@ P = ParamSpec("P")
 Facts = dict[str, Any]
 
 REMEMBERED = 1000
-"""How many ended runs can be linked to by those that go on with them."""
+"""The spans of this many ended runs are kept, so that a run that continues one of them can link to it."""
 
 RUN, TURN, MODEL, CALL = "run", "turn", "model", "call "
 
 
-def harmless(method: Callable[P, None]) -> Callable[P, None]:
-    """The boundary to code that isn't ours: tracers, exporters, whatever they call."""
+def never_raises(method: Callable[P, None]) -> Callable[P, None]:
+    """Log what the method raises: it calls tracers and exporters, which are not our code."""
 
     @functools.wraps(method)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -58,7 +60,7 @@ def harmless(method: Callable[P, None]) -> Callable[P, None]:
 
 
 class Tracing:
-    """Whom to tell: a tracer and instruments, for one pair of providers."""
+    """A tracer and the instruments, for one pair of providers."""
 
     def __init__(self, tracers: TracerProvider | None, meters: MeterProvider | None, content: bool) -> None:
         self.tracers, self.meters, self.content = tracers, meters, content
@@ -68,7 +70,7 @@ class Tracing:
         self._ended: dict[str, SpanContext] = {}
 
     def remember(self, run_id: str, span: SpanContext) -> None:
-        """A later run may go on with this one."""
+        """Keep the span of an ended run: a later run may continue that run."""
         with self._lock:
             self._ended[run_id] = span
             if len(self._ended) > REMEMBERED:
@@ -78,8 +80,8 @@ class Tracing:
         return self._ended.get(run_id)
 
 
-class _Part:
-    """A span that is open."""
+class OpenSpan:
+    """A span that has begun and has not ended."""
 
     __slots__ = ("began", "context", "labels", "span", "timer")
 
@@ -89,16 +91,27 @@ class _Part:
         self.began = time.perf_counter()
 
 
-class Spans:
-    """Spans that are open: the run's, its turn's, its model call's, and one for each of its tool calls."""
+class OpenSpans:
+    """The open spans of one run, by key: of the run, its turn, its model call, and each of its tool calls."""
 
-    __slots__ = ("_open", "_tracing")
+    __slots__ = ("_open", "_tracer")
 
-    def __init__(self, tracing: Tracing) -> None:
-        self._tracing = tracing
-        self._open: dict[str, _Part] = {}
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._open: dict[str, OpenSpan] = {}
 
-    def _begin(
+    def __contains__(self, key: str) -> bool:
+        return key in self._open
+
+    def get(self, key: str) -> OpenSpan | None:
+        return self._open.get(key)
+
+    @property
+    def keys(self) -> list[str]:
+        """A copy, oldest first: other threads may end spans meanwhile."""
+        return list(self._open.copy())
+
+    def begin(
         self,
         key: str,
         name: str,
@@ -108,16 +121,17 @@ class Spans:
         before: SpanContext | None = None,
         parent: Context | None = None,
         kind: SpanKind = SpanKind.INTERNAL,
-    ) -> None:
-        if parent is None:  # said, not taken from what is current: a hook may have changed that
+    ) -> OpenSpan:
+        if parent is None:  # not the current context: a hook may have changed that
             above = self._open.get(RUN) if key == TURN else self._open.get(TURN) or self._open.get(RUN)
             parent = contexts.get_current() if above is None else above.context
         links = [] if before is None else [Link(before)]
-        span = self._tracing.tracer.start_span(name, parent, kind, facts, links)
-        self._open[key] = _Part(span, parent, labels, timer)
+        span = self._tracer.start_span(name, parent, kind, facts, links)
+        begun = self._open[key] = OpenSpan(span, parent, labels, timer)
+        return begun
 
-    @harmless
-    def _end(
+    @never_raises
+    def end(
         self,
         key: str,
         facts: Facts | None = None,
@@ -127,7 +141,7 @@ class Spans:
         describe: bool = False,
     ) -> None:
         part = self._open.pop(key, None)
-        if part is None:  # someone else has ended it
+        if part is None:  # it was ended before
             return
         labels = {**part.labels, **(labels or {})}
         try:
@@ -142,8 +156,8 @@ class Spans:
         if part.timer is not None:
             part.timer.record(time.perf_counter() - part.began, labels)
 
-    def _make_current(self, key: str) -> None:
-        """In the task that does the work. Its context is its own and ends with it, so nothing is ever detached."""
+    def make_current(self, key: str) -> None:
+        """Call it in the task that does the work. The context of that task ends with the task: no detach is needed."""
         if (part := self._open.get(key)) is not None:
             contexts.attach(part.context)
 

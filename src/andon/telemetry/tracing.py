@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The spans of a run: `invoke_agent` → `turn` → `chat` and `execute_tool`, as the GenAI conventions name them.
 
-Spans are made current in the tasks that do the work, so that users' own nest under them. Those tasks are the run's, and
-each has a context of its own, that ends with it: so nothing is ever detached, and nothing can fail to be.
+Spans are made current in the tasks that do the work, so that spans of the user's code nest under them. Those tasks
+belong to the run. Each has its own context, which ends with the task, so no context has to be detached.
 
-A pause ends the run's span, since nobody knows how many days it takes; what comes after, be it the answer or a cancel,
-is a span with a link to it.
+A pause ends the span of the run, because a pause may last for days. The answer, or a cancel, begins a new span of the
+run that links to the first one.
 """
 
 from __future__ import annotations
@@ -24,21 +24,33 @@ from andon.core.states import CancelCause, RunStatus, ToolOutcome
 from andon.messages import Block, Message, ToolCall, Usage
 from andon.models.base import ModelRequest
 from andon.telemetry import content
-from andon.telemetry.spans import CALL, MODEL, RUN, TURN, Facts, Spans, Tracing, harmless, type_of
+from andon.telemetry.spans import CALL, MODEL, RUN, TURN, Facts, OpenSpans, Tracing, never_raises, type_of
 
+_PROVIDERS = {"openai": "openai", "anthropic": "anthropic", "bedrock": "aws.bedrock", "google": "gcp.gen_ai"}
 _BY_THE_END = frozenset({ToolOutcome.cut, ToolOutcome.abandoned, ToolOutcome.not_started})
-"""What became of calls that did not come to an end of their own."""
+"""The outcomes of calls that the end of the run stopped."""
 
 
-class RunTrace(Spans):
+class RunTrace:
     """The spans of one run."""
 
-    __slots__ = ("_agent", "_continues", "_model", "_number", "_parent", "_paused", "_run", "_told")
+    __slots__ = (
+        "_agent",
+        "_continues",
+        "_model",
+        "_number",
+        "_parent",
+        "_paused",
+        "_recorded",
+        "_run",
+        "_spans",
+        "_tracing",
+    )
 
     def __init__(
         self, tracing: Tracing, run: Run, name: str, description: str | None, model: object, continues: str | None
     ) -> None:
-        super().__init__(tracing)
+        self._tracing, self._spans = tracing, OpenSpans(tracing.tracer)
         self._run, self._continues = run, continues
         self._agent: Facts = {"gen_ai.agent.name": name, "gen_ai.agent.id": run.agent_id}
         if description:
@@ -47,14 +59,14 @@ class RunTrace(Spans):
         self._parent: Context | None = None
         self._paused: SpanContext | None = None
         self._number = 0
-        self._told: set[str] = set()
-        """The calls that have, or had, a span, or were told on their turn's."""
+        self._recorded: set[str] = set()
+        """The ids of calls that have or had a span, or have an event on the span of their turn."""
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
-    @harmless
+    @never_raises
     def begin(self, messages: Sequence[Message]) -> None:
-        """Where the run is begun, or gone on with: what is current there is its parent."""
+        """Call it where the run is started or continued: the current span there becomes the parent."""
         self._parent = contexts.get_current()
         self._tracing.instruments.watch(self._run.runtime)
         self._begin_run(messages)
@@ -78,53 +90,53 @@ class RunTrace(Spans):
             facts["gen_ai.input.messages"] = content.asked(messages)
         name = self._agent["gen_ai.agent.name"]
         labels = {"gen_ai.agent.name": name}
-        self._begin(
+        self._spans.begin(
             RUN, f"invoke_agent {name}", facts, labels, self._tracing.instruments.run_seconds, before, self._parent
         )
 
-    @harmless
+    @never_raises
     def enter(self) -> None:
-        """In the run's own task: from here on the run's span is current in it."""
-        self._make_current(RUN)
+        """Call it in the task of the run: it makes the span of the run current there."""
+        self._spans.make_current(RUN)
 
-    @harmless
+    @never_raises
     def pause(self, progress: Settlement) -> None:
-        turn = self._open.get(TURN)
+        turn = self._spans.get(TURN)
         if turn is not None:
             for question in progress.interrupts:
                 turn.span.add_event("andon.interrupt", {"gen_ai.tool.call.id": question.call_id or ""})
-        self._end(TURN)
-        part = self._open.get(RUN)
-        self._end(RUN, {"andon.run.status": RunStatus.paused.name}, {"andon.run.status": RunStatus.paused.name})
+        self._spans.end(TURN)
+        part = self._spans.get(RUN)
+        self._spans.end(RUN, {"andon.run.status": RunStatus.paused.name}, {"andon.run.status": RunStatus.paused.name})
         if part is not None:
             self._paused = part.span.get_span_context()
 
-    @harmless
+    @never_raises
     def end(
         self, left: Settlement, receipt: Receipt | None, error: Exception | None, usage: Callable[[], Usage | None]
     ) -> None:
-        """Bring it all to its end. `usage` says what the model call in flight has cost."""
+        """End all spans of the run. `usage` returns what the model call in flight has cost."""
         try:
-            if RUN not in self._open:  # it was paused, and nobody went on with it
+            if RUN not in self._spans:  # it ended while it was paused
                 self._begin_run()
             self._end_parts(left, error, usage)
             self._end_run(left, receipt, error)
         finally:
-            for key in reversed(self._open.copy()):  # nothing, unless the run could not be ended properly
-                self._end(key)
+            for key in reversed(self._spans.keys):  # none, unless the lines above failed
+                self._spans.end(key)
 
     def _end_parts(self, left: Settlement, error: Exception | None, usage: Callable[[], Usage | None]) -> None:
-        """What is still open was cut, and its task could not say by whom; or it has not stopped; or its loop died."""
+        """End the spans of parts that were cut, still run, or were lost with their loop."""
         cancel = self._cancel_facts()
         self.end_model(usage, error=error, cut=bool(cancel))
         outcomes = {call.call_id: call.outcome.value for call in left.tools}
-        for key in [key for key in self._open.copy() if key.startswith(CALL)]:
+        for key in [key for key in self._spans.keys if key.startswith(CALL)]:
             outcome = outcomes.get(key.removeprefix(CALL), ToolOutcome.cut.value)
-            self._end(key, {"andon.tool.outcome": outcome, **cancel}, error=error)
+            self._spans.end(key, {"andon.tool.outcome": outcome, **cancel}, error=error)
         for call in left.tools:
             if call.outcome in _BY_THE_END:
-                self._tell_not_run(call, cancel if error is None else {"error.type": type_of(error)})
-        self._end(TURN, cancel, error=error)
+                self._record_not_run(call, cancel if error is None else {"error.type": type_of(error)})
+        self._spans.end(TURN, cancel, error=error)
 
     def _end_run(self, left: Settlement, receipt: Receipt | None, error: Exception | None) -> None:
         run, instruments = self._run, self._tracing.instruments
@@ -143,9 +155,9 @@ class RunTrace(Spans):
             said = left.messages[-1].content
             reason = _finish_reason(said, run.status is RunStatus.cancelled, error)
             facts["gen_ai.output.messages"] = content.answered(said, reason)
-        if (part := self._open.get(RUN)) is not None and run.status is not RunStatus.completed:
+        if (part := self._spans.get(RUN)) is not None and run.status is not RunStatus.completed:
             self._tracing.remember(run.run_id, part.span.get_span_context())
-        self._end(RUN, facts, {"andon.run.status": status}, error, describe=True)
+        self._spans.end(RUN, facts, {"andon.run.status": status}, error, describe=True)
         name = {"gen_ai.agent.name": self._agent["gen_ai.agent.name"]}
         instruments.runs.add(1, {**name, "andon.run.status": status})
         if receipt is not None:
@@ -155,36 +167,36 @@ class RunTrace(Spans):
 
     # -- its turns ----------------------------------------------------------------------------------------------------
 
-    @harmless
+    @never_raises
     def begin_turn(self) -> None:
-        """In the run's own task: a model call and its tools."""
-        self._end(TURN)
+        """Call it in the task of the run. A turn is a model call and its tools."""
+        self._spans.end(TURN)
         self.need_turn()
 
-    @harmless
+    @never_raises
     def need_turn(self) -> None:
-        """The same, if there is none: tools that were asked for before a pause, or in an earlier run, need one too."""
+        """Begin a turn if none is open: tool calls from before a pause, or of an earlier run, need one too."""
         self._find_turn()
-        self._make_current(TURN)
+        self._spans.make_current(TURN)
 
     def _find_turn(self) -> Span:
-        if TURN not in self._open:
+        if (turn := self._spans.get(TURN)) is None:
             self._number += 1
-            self._begin(TURN, "turn", {"andon.turn": self._number, "andon.run.id": self._run.run_id}, {})
-        return self._open[TURN].span
+            turn = self._spans.begin(TURN, "turn", {"andon.turn": self._number, "andon.run.id": self._run.run_id}, {})
+        return turn.span
 
-    @harmless
+    @never_raises
     def end_turn(self) -> None:
-        self._end(TURN)
+        self._spans.end(TURN)
         self.enter()
 
     # -- model calls --------------------------------------------------------------------------------------------------
 
-    @harmless
+    @never_raises
     def begin_model(self, request: ModelRequest, model: object, key: str = MODEL) -> None:
-        """In the model call's own task, where its span stays current. Those that go on side by side have keys."""
-        self._end(key, error="CancelledError")  # of an attempt that nobody cut, and that is made again
-        about = _model_facts(model)  # the agent's own, or one that writes a summary for it
+        """Call it in the task of the model call, where its span stays current. Parallel calls have different keys."""
+        self._spans.end(key, error="CancelledError")  # an attempt that failed and is now retried
+        about = _model_facts(model)  # the agent's model, or one that writes a summary for it
         facts: Facts = {
             "gen_ai.operation.name": "chat",
             **about,
@@ -197,10 +209,10 @@ class RunTrace(Spans):
                 facts["gen_ai.system_instructions"] = content.instructions(request.instructions)
         name = f"chat {about.get('gen_ai.request.model', '')}".strip()
         labels = {"gen_ai.operation.name": "chat", **about}
-        self._begin(key, name, facts, labels, self._tracing.instruments.model_seconds, kind=SpanKind.CLIENT)
-        self._make_current(key)
+        self._spans.begin(key, name, facts, labels, self._tracing.instruments.model_seconds, kind=SpanKind.CLIENT)
+        self._spans.make_current(key)
 
-    @harmless
+    @never_raises
     def end_model(
         self,
         usage: Callable[[], Usage | None],
@@ -210,8 +222,8 @@ class RunTrace(Spans):
         error: Exception | None = None,
         cut: bool = False,
     ) -> None:
-        """The call is over: answered, failed or cut. What it has cost and said is asked for if it is wanted."""
-        if (part := self._open.get(key)) is None:
+        """The call is over: answered, failed or cut. `usage` and `blocks` are called only if they are needed."""
+        if (part := self._spans.get(key)) is None:
             return
         error = None if cut else error
         facts: Facts = self._cancel_facts() if cut else {}
@@ -220,21 +232,21 @@ class RunTrace(Spans):
             facts |= _usage_facts(spent)
         if self._tracing.content and blocks is not None and (said := blocks()):
             facts["gen_ai.output.messages"] = content.answered(said, _finish_reason(said, cut, error))
-        self._end(key, facts, error=error, describe=True)
+        self._spans.end(key, facts, error=error, describe=True)
         if spent is not None:
             self._count(spent, part.labels)
 
     def _count(self, usage: Usage, labels: Facts) -> None:
         estimated = {"andon.usage.estimated": True} if usage.estimated else {}
         for kind, tokens in (("input", usage.input_tokens), ("output", usage.output_tokens)):
-            if tokens:  # unknown is not zero, and a call that was refused has sent none
+            if tokens:  # None is unknown, which is not zero; a refused call sent nothing
                 self._tracing.instruments.tokens.record(tokens, {**labels, **estimated, "gen_ai.token.type": kind})
 
     # -- tool calls ---------------------------------------------------------------------------------------------------
 
-    @harmless
+    @never_raises
     def begin_call(self, call: ToolCall, description: str) -> None:
-        """In the call's own task, where its span stays current; a thread of it has it too."""
+        """Call it in the task of the tool call, where its span stays current, also in the thread of a tool."""
         facts: Facts = {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": call.name,
@@ -248,57 +260,57 @@ class RunTrace(Spans):
         name = self._agent["gen_ai.agent.name"]
         labels = {"gen_ai.tool.name": call.name, "gen_ai.tool.type": "function", "gen_ai.agent.name": name}
         key = CALL + call.id
-        self._told.add(call.id)
-        self._begin(key, f"execute_tool {call.name}", facts, labels, self._tracing.instruments.tool_seconds)
-        self._make_current(key)
+        self._recorded.add(call.id)
+        self._spans.begin(key, f"execute_tool {call.name}", facts, labels, self._tracing.instruments.tool_seconds)
+        self._spans.make_current(key)
 
-    @harmless
+    @never_raises
     def interrupt_call(self, call: ToolCall) -> None:
-        """It asks a person. If it is entered again, it has another span; if not, its turn tells what became of it."""
+        """The call asks a person. If it starts again it gets a new span; if not, the span of its turn gets an event."""
         self.end_call(call, "interrupted")
-        self._told.discard(call.id)
+        self._recorded.discard(call.id)
 
-    @harmless
+    @never_raises
     def end_call(self, call: ToolCall, outcome: str, result: str | None = None) -> None:
         facts: Facts = {"andon.tool.outcome": outcome}
         if self._tracing.content and result is not None:
             facts["gen_ai.tool.call.result"] = result
-        self._end(CALL + call.id, facts)
+        self._spans.end(CALL + call.id, facts)
 
-    @harmless
+    @never_raises
     def fail_call(self, call: ToolCall, outcome: ToolOutcome, error: Exception) -> None:
-        """It failed; or it never ran: there is no such tool, a hook refused it."""
-        if CALL + call.id in self._open:
+        """The call failed, or it never ran: the tool does not exist, or a hook refused the call."""
+        if CALL + call.id in self._spans:
             facts = {"andon.tool.outcome": outcome.value}
-            self._end(CALL + call.id, facts, error=error, describe=self._tracing.content)
+            self._spans.end(CALL + call.id, facts, error=error, describe=self._tracing.content)
         else:
-            self._tell_not_run(ToolReceipt(call.id, call.name, outcome), {"error.type": type_of(error)})
+            self._record_not_run(ToolReceipt(call.id, call.name, outcome), {"error.type": type_of(error)})
 
-    @harmless
+    @never_raises
     def deny_call(self, call: ToolCall) -> None:
-        """A person refused it."""
-        self._tell_not_run(ToolReceipt(call.id, call.name, ToolOutcome.refused), {"andon.tool.denied": True})
+        """A person refused the call."""
+        self._record_not_run(ToolReceipt(call.id, call.name, ToolOutcome.refused), {"andon.tool.denied": True})
 
-    @harmless
+    @never_raises
     def cancel_call(self, call: ToolCall, outcome: ToolOutcome, cause: CancelCause | None = None) -> None:
-        """It was cut with its run; or, with a cause of its own, alone."""
+        """The call was cut: with its run, or, if it has a `cause`, alone."""
         facts = self._cancel_facts() if cause is None else {"andon.cancel.cause": cause.value}
-        if CALL + call.id in self._open:
-            self._end(CALL + call.id, {"andon.tool.outcome": outcome.value, **facts})
+        if CALL + call.id in self._spans:
+            self._spans.end(CALL + call.id, {"andon.tool.outcome": outcome.value, **facts})
         else:
-            self._tell_not_run(ToolReceipt(call.id, call.name, outcome), facts)
+            self._record_not_run(ToolReceipt(call.id, call.name, outcome), facts)
 
-    def _tell_not_run(self, call: ToolReceipt, why: Facts) -> None:
-        """A call that has no span in which that could be told, because nothing of it runs, is told on its turn's."""
-        if call.call_id not in self._told:
-            self._told.add(call.call_id)
+    def _record_not_run(self, call: ToolReceipt, why: Facts) -> None:
+        """Record a call that never ran as an event on the span of its turn: the call has no span."""
+        if call.call_id not in self._recorded:
+            self._recorded.add(call.call_id)
             facts = {"gen_ai.tool.name": call.name, "gen_ai.tool.call.id": call.call_id}
             self._find_turn().add_event(
                 "andon.tool.not_run", {**facts, "andon.tool.outcome": call.outcome.value, **why}
             )
 
     def _cancel_facts(self) -> Facts:
-        """The cause, and how long it took until now; nothing if the run was not cancelled."""
+        """The cause of the cancel and the time since it; empty if the run was not cancelled."""
         request = self._run.signal.request
         if request is None:
             return {}
@@ -307,7 +319,7 @@ class RunTrace(Spans):
 
 
 def _usage_facts(usage: Usage) -> Facts:
-    """Unknown is not zero: it is left out."""
+    """Counts that are None are unknown and left out: they are not zero."""
     facts: Facts = {
         "gen_ai.usage.input_tokens": usage.input_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
@@ -334,6 +346,9 @@ def _model_facts(model: object) -> Facts:
 
 
 def _provider_of(model: object) -> str:
-    """The provider, as the conventions call it: by what the model says, or by the package that it comes from."""
-    told = getattr(model, "telemetry_name", None) or getattr(model, "provider", None)
-    return told.lower() if isinstance(told, str) else type(model).__module__.partition(".")[0]
+    """The provider's name in the conventions: from the module of the model, or else from its `provider` attribute."""
+    package, _, rest = type(model).__module__.partition(".models.")
+    if package == "andon":
+        return _PROVIDERS.get(rest.partition(".")[0], "andon")
+    said = getattr(model, "provider", None)
+    return said.lower() if isinstance(said, str) else package.partition(".")[0]

@@ -17,7 +17,7 @@ import pytest
 
 import andon
 from andon import Agent, errors
-from andon.cli.mistake import Exit
+from andon.cli.command_error import Exit
 from andon.core.receipt import Interrupt
 from andon.errors import AndonError, MissingExtraError, SessionBusyError
 from andon.models.scripted import ScriptedModel, Stall

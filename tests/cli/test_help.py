@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from andon.cli import MODULES, make_parser
-from andon.cli.mistake import Exit
+from andon.cli.command_error import Exit
 from andon.cli.options import Help
-from andon.cli.show import Column, age, cells, fit, milliseconds, table, usage_of
+from andon.cli.terminal import Column, age, cells, fit, milliseconds, table, usage_of
 from andon.messages import Usage
 from tests.cli.terminal import Andon, environment
 from tests.support import HANG

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from andon import RunStatus
-from andon.cli.local import Local
+from andon.cli.database import DatabaseSource
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
 from andon.store.sql import SQLStore
@@ -124,7 +124,7 @@ def test_a_run_that_nobody_holds_is_cancelled_also_if_this_machine_s_clock_is_sl
     url = f"sqlite:///{tmp_path / 'left.db'}"
     asyncio.run(leave(SQLStore(url)))
     monkeypatch.setattr("time.time", lambda: 0.0)
-    with contextlib.closing(Local(url)) as place:
+    with contextlib.closing(DatabaseSource(url)) as place:
         (cancelled,) = place.cancel(Selection("r1"), CancelRequest.make())
     assert cancelled.status is RunStatus.cancelled
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from andon import Agent, tool
-from andon.cli import place, remote
+from andon.cli import run_source, server_client
 from andon.models.scripted import ScriptedModel
 from tests.cli.terminal import Andon
 from tests.server.live import serving, serving_on
@@ -33,7 +33,7 @@ def file(here: Path, andon: Andon) -> Path:
 
 def there(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     """Have this be the address at which a server is looked for."""
-    monkeypatch.setattr(place, "DEFAULT_URL", url)
+    monkeypatch.setattr(run_source, "DEFAULT_URL", url)
 
 
 @tool(approval=True)
@@ -188,7 +188,7 @@ def test_another_program_at_that_address_gets_no_token(
 
 
 def test_a_server_that_hangs_is_not_passed_over(file: Path, andon: Andon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(server_client, "ANSWER_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         there(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
         code, out, err = andon("ps")

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from andon import Agent, CancelCause, tool
-from andon.cli import remote
-from andon.cli.remote import Remote
+from andon.cli import server_client
+from andon.cli.server_client import ServerSource
 from andon.models.scripted import Call, Fail, ScriptedModel, Stall
 from tests.cli.terminal import Andon
 from tests.server.live import Live, serving
@@ -198,7 +198,7 @@ def test_a_connection_that_breaks_is_made_again(andon: Andon) -> None:
 
 
 def test_a_server_that_stays_away_is_given_up(andon: Andon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(server_client, "RETRY_SECONDS", 0.1)
     agent = talker()
     with serving(agent) as live, closing(Cutter(live.port, 700, leave=True)) as cutter:
         start(live, agent)
@@ -525,7 +525,7 @@ def test_the_token_is_sent_and_not_shown(andon: Andon, monkeypatch: pytest.Monke
 
 
 def test_a_password_in_a_url_is_not_repeated() -> None:
-    assert Remote("https://user:secret@agents.example.com/api/", None).name == "https://agents.example.com/api"
+    assert ServerSource("https://user:secret@agents.example.com/api/", None).name == "https://agents.example.com/api"
 
 
 def test_new_runs_are_refused_until_someone_unblocks_them(andon: Andon) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from andon.cli.driving import Hands
+from andon.cli.local_run import SignalHandler
 from tests.cli.terminal import CTRL_C, CTRL_D, Andon, alone, at_terminal, environment, interrupted
 from tests.support import HANG
 
@@ -349,8 +349,8 @@ def test_a_prompt_that_is_no_text(here: Path) -> None:
 def test_a_signal_that_comes_before_its_run_is_not_lost() -> None:
     asked: list[signal.Signals] = []
     before = signal.getsignal(signal.SIGINT)
-    with Hands() as hands:
+    with SignalHandler() as hands:
         signal.raise_signal(signal.SIGINT)
-        hands.hold(asked.append)
+        hands.on_first_signal(asked.append)
     assert asked == [signal.SIGINT]
     assert signal.getsignal(signal.SIGINT) is before

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from andon.cli import workers
-from andon.cli.files import Files
+from andon.cli.file_watcher import FileWatcher
 from tests.cli.terminal import alone, environment
 from tests.server.live import frames
 from tests.support import HANG, eventually, until
@@ -385,7 +385,7 @@ def test_only_the_program_s_files_count(tmp_path: Path) -> None:
     (tmp_path / "venv" / "pyvenv.cfg").write_text("")
     (tmp_path / "main.py").write_text("")
     (tmp_path / "andon.db").write_text("")
-    files = Files(str(tmp_path))
+    files = FileWatcher(str(tmp_path))
     assert sorted(name for name, _ in files._look()) == ["main.py", os.path.join("package", "a.py")]
     before = time.time_ns()
     os.utime(tmp_path / "main.py", ns=(before, before))

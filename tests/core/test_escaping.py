@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from andon.cli.logs import LineFormatter
 from andon.cli.report import to_json
-from andon.cli.show import harmless, note, one_line
+from andon.cli.terminal import note, one_line, without_controls
 from andon.core.escaping import BIDI, escaped, escaped_json
 from andon.server.logs import JsonFormatter, TextFormatter
 
@@ -36,7 +36,7 @@ def test_all_that_unicode_has_for_turning_text_around_is_known() -> None:
 def test_text_is_one_line_that_does_nothing(text: str) -> None:
     assert is_calm(escaped(text))
     assert is_calm(one_line(text))
-    assert is_calm(harmless(text).translate(dict.fromkeys(map(ord, "\n\t\u061c\u200e\u200f"))))
+    assert is_calm(without_controls(text).translate(dict.fromkeys(map(ord, "\n\t\u061c\u200e\u200f"))))
     written = escaped_json(json.dumps({text: [text]}, ensure_ascii=False))
     assert is_calm(written)
     assert json.loads(written) == {text: [text]}
@@ -45,9 +45,9 @@ def test_text_is_one_line_that_does_nothing(text: str) -> None:
 
 def test_what_is_plain_stays_as_it_is() -> None:
     for text in ("", "plain", "Grüße, 你好, שלום", "👩‍💻"):
-        assert escaped(text) == one_line(text) == harmless(text) == text
+        assert escaped(text) == one_line(text) == without_controls(text) == text
     assert escaped("a\nb\x1b\u202e") == "a\\x0ab\\x1b\\u202e"
-    assert harmless("a\n\tb\x1b[1m") == "a\n\tb�[1m"
+    assert without_controls("a\n\tb\x1b[1m") == "a\n\tb�[1m"
 
 
 def record(message: str, **facts: str) -> logging.LogRecord:

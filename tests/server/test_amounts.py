@@ -14,8 +14,9 @@ from msgspec import Struct
 from andon import Agent, MemoryStore
 from andon.core.records import SessionKey
 from andon.models.scripted import ScriptedModel
-from andon.server import body, lists, wire
+from andon.server import body, responses
 from andon.server.problems import Problem
+from andon.server.responses import to_json
 from tests.server.live import Live, serving
 
 JSON = {"content-type": "application/json"}
@@ -64,13 +65,13 @@ def test_in_a_form_it_is_the_same(live: Live) -> None:
 
 def test_a_large_form_is_not_read_on_the_loop(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     readers: list[int] = []
-    of_form = body._of_form
+    of_form = body._parse_form
 
     def watched(text: bytes) -> dict[str, Any]:
         readers.append(threading.get_ident())
         return of_form(text)
 
-    monkeypatch.setattr(body, "_of_form", watched)
+    monkeypatch.setattr(body, "_parse_form", watched)
     for size in (10, 300_000):
         assert live.client.post(RUNS, data={"message": "%" * size, "stream": "false"}).status_code == 200
     assert readers[0] != readers[1]
@@ -171,9 +172,9 @@ def test_what_was_said_is_written_in_a_thread(live: Live, monkeypatch: pytest.Mo
 
     def watched(value: Any) -> bytes:
         writers.append(threading.get_ident())
-        return wire.to_json(value)
+        return to_json(value)
 
-    monkeypatch.setattr(lists, "to_json", watched)
+    monkeypatch.setattr(responses, "to_json", watched)
     assert live.client.get("/agents/helper/sessions/said?user_id=ada").json() == put.json()
     assert [each["content"][0]["text"] for each in put.json()["messages"]] == ["Hi", "Well \u2028"]
     assert len(live.client.get(f"{ADA}/said").json()["events"]) == 2

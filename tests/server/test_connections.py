@@ -20,7 +20,7 @@ from websockets.sync.client import connect
 from andon import Agent
 from andon.models.scripted import ScriptedModel, Stall
 from andon.server import create_app
-from andon.server.connections import FRAGMENTS, SPARE, Bounds, Connection, Socket, bounded
+from andon.server.connections import FRAGMENTS, SPARE, Bounds, HttpProtocol, WebSocketProtocol, http_protocol
 from tests.server.live import NEVER, Live, read_until, serving_app
 from tests.support import HANG, Flag, Silence, eventually
 
@@ -33,8 +33,13 @@ BRIEF = 0.2
 @contextmanager
 def serving(agent: Agent | None = None, **bounds: Any) -> Iterator[Live]:
     app = create_app(agent or Agent("Helper", ScriptedModel()), heartbeat=NEVER, drain=0.0)
-    options = {"ws": Socket, "ws_max_size": 1000, "ws_per_message_deflate": False, "timeout_keep_alive": 3600}
-    with serving_app(app, http=bounded(Bounds(**bounds)), **options) as live:
+    options = {
+        "ws": WebSocketProtocol,
+        "ws_max_size": 1000,
+        "ws_per_message_deflate": False,
+        "timeout_keep_alive": 3600,
+    }
+    with serving_app(app, http=http_protocol(Bounds(**bounds)), **options) as live:
         yield live
 
 
@@ -217,14 +222,14 @@ def test_pipelined_requests_are_answered_in_their_order() -> None:
 
 def test_who_does_not_read_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was taken in and not answered stays small, and the rest waits in the network."""
-    most, parse = [0, 0], Connection._parse
+    most, parse = [0, 0], HttpProtocol._parse
 
-    def watched(self: Connection) -> None:
-        most[1] = max(most[1], len(self._held))
+    def watched(self: HttpProtocol) -> None:
+        most[1] = max(most[1], len(self._unparsed))
         parse(self)
         most[0] = max(most[0], len(self.pipeline))
 
-    monkeypatch.setattr(Connection, "_parse", watched)
+    monkeypatch.setattr(HttpProtocol, "_parse", watched)
     with serving() as live, live.connect(receive_buffer=4096) as bare:
         bare.settimeout(1)
         with pytest.raises(TimeoutError):
@@ -329,7 +334,7 @@ def test_pings_that_are_answered_to_nobody_are_not_read() -> None:
             with pytest.raises(TimeoutError):
                 for _ in range(500):
                     bare.sendall(pings)
-            [talk] = [each for each in live.server.server_state.connections if isinstance(each, Socket)]
+            [talk] = [each for each in live.server.server_state.connections if isinstance(each, WebSocketProtocol)]
             assert talk.transport.get_write_buffer_size() < 1_000_000
 
 
@@ -341,7 +346,11 @@ def test_who_is_not_accepted_is_not_listened_to(caplog: pytest.LogCaptureFixture
         await release.arrived()
 
     app = create_app(Agent("Helper", ScriptedModel()), authenticate=nobody, drain=0.0)
-    with serving_app(app, http=bounded(Bounds()), ws=Socket) as live, live.connect() as bare, logged(caplog):
+    with (
+        serving_app(app, http=http_protocol(Bounds()), ws=WebSocketProtocol) as live,
+        live.connect() as bare,
+        logged(caplog),
+    ):
         bare.sendall(UPGRADE + b"\r\n")
         asked.wait()
         ping = Frame(Opcode.PING, b"").serialize(mask=True, extensions=[])

@@ -7,7 +7,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from andon.server.draining import tell_drain
+from andon.server.drain_report import report_drain
 from andon.testing import virtual_run
 
 
@@ -20,7 +20,7 @@ def test_it_says_what_it_waits_for_as_time_goes_by() -> None:
         told: list[str] = []
         runs = [at_work("sea"), at_work("map"), at_work("asks", paused=True), at_work("child", parent="sea")]
         host: Any = SimpleNamespace(settings=SimpleNamespace(drain=12.0), live=runs)
-        telling = tell_drain(host, told.append)
+        telling = report_drain(host, told.append)
         assert telling is not None
         await asyncio.sleep(1)
         runs.pop(1)
@@ -33,6 +33,6 @@ def test_it_says_what_it_waits_for_as_time_goes_by() -> None:
             "time is up: cancelling 1 run: sea (teller)",
         ]
         runs.clear()
-        assert tell_drain(host, told.append) is None
+        assert report_drain(host, told.append) is None
 
     virtual_run(main())

@@ -221,8 +221,8 @@ def test_a_query_s_own_parameters_are_named() -> None:
         assert says(f"{RUNS}/r1/events?last_event=1") == "there are: last_event_id"
         assert says("/runs?a=1&b=2") == "there are: limit, cursor, session_id, user_id, status, agent_id"
         assert says(f"{RUNS}?agent_id=other") == "there are: limit, cursor, session_id, user_id, status"
-        passed_over = [f"{RUNS}/r1?session_id=s1", f"{RUNS}/r1/events?ticket=t", "/list-apps?relative_path=./"]
-        assert [live.client.get(path).status_code for path in passed_over] == [404, 404, 200]
+        ignored_fields = [f"{RUNS}/r1?session_id=s1", f"{RUNS}/r1/events?ticket=t", "/list-apps?relative_path=./"]
+        assert [live.client.get(path).status_code for path in ignored_fields] == [404, 404, 200]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_many_of_them_are_named_in_a_few_words() -> None:
 
 
 def test_what_other_frameworks_clients_send_is_passed_over() -> None:
-    from andon.server.foreign import AGENTOS_CANCEL, AGENTOS_CONTINUE, AGENTOS_RESUME, AGENTOS_START
+    from andon.server.ignored_fields import AGENTOS_CANCEL, AGENTOS_CONTINUE, AGENTOS_RESUME, AGENTOS_START
 
     with serving(Agent("Helper", ScriptedModel(then="Yes."))) as live:
         sent = dict.fromkeys(AGENTOS_START, "1")

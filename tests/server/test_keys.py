@@ -16,7 +16,7 @@ from andon import Agent, Runtime, tool
 from andon.core.records import RequestKey
 from andon.core.shared.store import Taken
 from andon.models.scripted import Call, ScriptedModel
-from andon.server import keys
+from andon.server import idempotency_keys
 from andon.store.sql import SQLStore
 from tests.server.live import Live, frames, serving
 from tests.shared_store.test_given_back import Late
@@ -158,12 +158,12 @@ def test_who_comes_second_into_a_session_is_told_of_the_first(url: str, monkeypa
 def not_yet_known(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have this server look for a key once as if it had done so a moment before."""
     host = live.app.state.andon
-    find = host.known_by
+    find = host.find_by_key
 
     async def too_early(*arguments: Any) -> None:
-        monkeypatch.setattr(host, "known_by", find)
+        monkeypatch.setattr(host, "find_by_key", find)
 
-    monkeypatch.setattr(host, "known_by", too_early)
+    monkeypatch.setattr(host, "find_by_key", too_early)
 
 
 @pytest.mark.parametrize("between", ["nothing", "another's yes"])
@@ -233,14 +233,14 @@ def test_a_refused_request_keeps_no_key(url: str) -> None:
 
 
 def test_in_memory_nobody_pushes_out_another_users_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "KEYS_OF_A_USER", 3)
+    monkeypatch.setattr(idempotency_keys, "KEYS_OF_A_USER", 3)
     agent = Agent("Helper", ScriptedModel(then="OK."))
     with serving(agent) as live:
         mine = ask(live, "mine", user_id="ada").json()["run_id"]
         for number in range(5):
             assert ask(live, f"k{number}", user_id="bob").status_code == 200
         assert ask(live, "mine", user_id="ada").json()["run_id"] == mine
-        assert len(live.app.state.andon._keys) == 1 + 3
+        assert len(live.app.state.andon.idempotency_keys) == 1 + 3
 
 
 def test_in_memory_a_refused_request_keeps_no_key() -> None:
@@ -251,7 +251,7 @@ def test_in_memory_a_refused_request_keeps_no_key() -> None:
         silence.reached.wait()
         assert ask(live, session_id="s").status_code == 409
         assert ask(live, "long", message="x" * 11).status_code == 413
-        assert len(live.app.state.andon._keys) == 0
+        assert len(live.app.state.andon.idempotency_keys) == 0
         live.client.post(f"{RUNS}/r1/cancel?wait=30")
         eventually(lambda: not agent.runtime.runs)
         assert ask(live, session_id="s").status_code == 200
@@ -259,15 +259,15 @@ def test_in_memory_a_refused_request_keeps_no_key() -> None:
 
 def test_in_memory_keys_leave_with_age(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("andon.server.keys.time.monotonic", lambda: now)
-    kept = keys.Keys()
+    monkeypatch.setattr("andon.server.idempotency_keys.time.monotonic", lambda: now)
+    kept = idempotency_keys.IdempotencyKeys()
     for number in range(10):
         kept.keep("helper", f"user {number}", RequestKey("k1", "x"), f"r{number}", 0)
     kept.keep("helper", "user 1", RequestKey("k2", "x"), "r", 0)
-    now = keys.SECONDS_KEPT / 2
+    now = idempotency_keys.SECONDS_KEPT / 2
     kept.keep("helper", "user 0", RequestKey("k2", "x"), "r", 0)
     assert len(kept) == 12
-    now = keys.SECONDS_KEPT + 1
+    now = idempotency_keys.SECONDS_KEPT + 1
     assert kept.find("helper", "user 9", "k1") is None
     assert kept.find("helper", "user 0", "k2") is not None
     kept.keep("helper", "user 5", RequestKey("k3", "x"), "r", 0)

@@ -15,7 +15,7 @@ import pytest
 
 from andon import Agent, Run, RunStatus, ToolContext, tool
 from andon.models.scripted import Burst, Call, ScriptedModel, Stall
-from andon.server.wire import EventWriter
+from andon.server.agentos_json import EventWriter
 from tests.server.live import Live, frames, read_until, reset, serving
 from tests.support import Do, Flag, Hold, Reach, eventually, forever
 

@@ -146,10 +146,10 @@ def test_without_being_asked_it_tells_of_trouble_and_who_used_the_kill_switch(tm
     assert traceback[-1] == "    ValueError: over a root"
     assert all(line.startswith("    ") for line in traceback)
     assert lines[cancels:] == [
-        "WARNING andon.server.visit: ann cancels all runs (no reason given)",
-        "WARNING andon.server.visit: ann cancels all runs of agent 'helper' (it\\x0amisbehaves)",
-        "WARNING andon.server.visit: admin cancels all runs of user 'bob' (no reason given)",
-        "WARNING andon.server.visit: user 'bob' was blocked by admin (no reason given)",
+        "WARNING andon.server.authorized_host: ann cancels all runs (no reason given)",
+        "WARNING andon.server.authorized_host: ann cancels all runs of agent 'helper' (it\\x0amisbehaves)",
+        "WARNING andon.server.authorized_host: admin cancels all runs of user 'bob' (no reason given)",
+        "WARNING andon.server.authorized_host: user 'bob' was blocked by admin (no reason given)",
     ]
 
 

@@ -16,8 +16,8 @@ from starlette.requests import HTTPConnection
 from andon import Agent, ModelError, RunEvent, Trim, tool
 from andon.models.scripted import Call, Fail, ScriptedModel, Stall, Think
 from andon.server import create_app, openapi
-from andon.server.adk import Invoke
-from andon.server.shapes import EVENTS, CancelAnswer, CancelManyAnswer, RunLine, RunOutput, SessionEvent
+from andon.server.adk_json import Invoke
+from andon.server.response_types import EVENTS, CancelAnswer, CancelManyAnswer, RunLine, RunOutput, SessionEvent
 from tests.server.live import Live, serving
 from tests.support import Flag
 

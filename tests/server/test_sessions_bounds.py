@@ -13,7 +13,7 @@ import pytest
 
 from andon import Agent, MemoryStore, Runtime
 from andon.models.scripted import ScriptedModel, Stall
-from andon.server import allowance
+from andon.server import quotas
 from andon.store.sql import SQLStore
 from tests.server.live import Live, serving
 from tests.server.test_room import BEHIND, at_once
@@ -122,16 +122,16 @@ def test_many_at_once_make_no_more_sessions_than_one_may_have(runtime: Runtime, 
 
 
 def test_of_those_who_are_counted_only_some_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowance, "KEPT", 2)
+    monkeypatch.setattr(quotas, "KEPT", 2)
     counted: list[str] = []
-    allowances = allowance.Allowances()
+    limits = quotas.Quotas()
 
     async def take(who: str) -> bool:
         async def count() -> int:
             counted.append(who)
             return 0
 
-        async with allowances.place(who, 10, count) as taken:
+        async with limits.reserve(who, 10, count) as taken:
             return taken
 
     async def main() -> None:

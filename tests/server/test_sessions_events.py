@@ -12,7 +12,7 @@ from andon import Agent, Run, SessionStore, tool
 from andon.agent.loop import Loop
 from andon.errors import ModelError
 from andon.models.scripted import Call, Fail, ScriptedModel, Think
-from andon.server.adk import Invocation, Shape, Teller
+from andon.server.adk_json import AdkEventWriter, AdkJson, Invocation
 from tests.support import Do, play
 
 
@@ -54,12 +54,12 @@ def test_whoever_reads_a_run_reads_the_same(script: Script) -> None:
         agent = Agent("helper", script(lambda: runs[0].cancel()), tools=[look, trip])
         async with agent.start("Go", session_id="s1") as run:
             runs.append(run)
-            along = Teller(run, streaming=False)
-            live = [shape async for event in run for shape in along.tell(event)]
-        late, whole = Teller(run, streaming=True), []
+            along = AdkEventWriter(run, streaming=False)
+            live = [shape async for event in run for shape in along.write(event)]
+        late, whole = AdkEventWriter(run, streaming=True), []
         pieces: dict[str, list[str]] = {}
         async for event in run.events():
-            for shape in late.tell(event):
+            for shape in late.write(event):
                 if shape.get("partial"):
                     pieces.setdefault(shape["id"], []).append(shape["content"]["parts"][0]["text"])
                 else:
@@ -88,8 +88,8 @@ def test_a_run_that_could_not_be_settled_is_told_as_an_end(monkeypatch: pytest.M
         agent = Agent("helper", ScriptedModel([Call("look", {"at": "a"})]), tools=[look])
         async with agent.start("Go") as run:
             await run.result()
-        teller = Teller(run, streaming=False)
-        (end,) = [shape for event in run.journal.events for shape in teller.tell(event)]
+        teller = AdkEventWriter(run, streaming=False)
+        (end,) = [shape for event in run.journal.events for shape in teller.write(event)]
         assert end["errorCode"] == "INVOCATION_FAILED"
         assert "could not be ended properly" in end["errorMessage"]
 
@@ -97,13 +97,13 @@ def test_a_run_that_could_not_be_settled_is_told_as_an_end(monkeypatch: pytest.M
     asyncio.run(main())
 
 
-def _timeless(shape: Shape) -> Shape:
+def _timeless(shape: AdkJson) -> AdkJson:
     return {name: value for name, value in shape.items() if name != "timestamp"}
 
 
-def _parts(shape: Shape, kind: str) -> list[Shape]:
+def _parts(shape: AdkJson, kind: str) -> list[AdkJson]:
     return [part for part in shape.get("content", {}).get("parts", []) if kind in part]
 
 
-def _text(shape: Shape) -> str:
+def _text(shape: AdkJson) -> str:
     return "".join(part["text"] for part in _parts(shape, "text"))

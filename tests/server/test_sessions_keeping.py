@@ -10,7 +10,7 @@ import pytest
 from andon import Agent, MemoryStore, RunStatus, Runtime, tool
 from andon.core.records import SessionKey, SessionRecord
 from andon.models.scripted import Call, ScriptedModel, Stall
-from andon.server import sessions
+from andon.server import adk_routes
 from tests.server.by_session import ABORTED, Client, served, texts
 from tests.support import Flag, Silence, Worker, eventually, forever
 
@@ -327,7 +327,7 @@ def test_a_run_that_begins_while_its_session_is_deleted_is_cancelled_too() -> No
 
 
 def test_a_session_whose_run_does_not_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "DELETE_SECONDS", 0)
+    monkeypatch.setattr(adk_routes, "DELETE_SECONDS", 0)
     silence = Silence()
     with served(Agent("Helper", ScriptedModel(silence))) as client:
         client.create()

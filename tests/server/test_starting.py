@@ -9,7 +9,7 @@ import pytest
 
 from andon import Agent, ModelError, RunStatus, Trim, tool
 from andon.models.scripted import Call, Fail, Say, ScriptedModel, Spend, Think
-from andon.server import keys
+from andon.server import idempotency_keys
 from andon.store import memory
 from tests.server.live import Frame, frames, serving
 from tests.support import Do, Flag, Hold, Silence, Worker
@@ -334,7 +334,7 @@ def test_a_key_whose_run_nobody_knows_any_more_starts_nothing(monkeypatch: pytes
 
 
 def test_keys_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "KEYS_OF_A_USER", 2)
+    monkeypatch.setattr(idempotency_keys, "KEYS_OF_A_USER", 2)
     with serving(helper()) as live:
 
         def ask(key: str) -> str:

@@ -14,13 +14,13 @@ import pytest
 
 from andon import Agent, ConfigurationError
 from andon.models.scripted import ScriptedModel
-from andon.server import Token, TokenFile, create_app, tokens
+from andon.server import Token, TokenFile, create_app, token_file
 from tests.server.live import Live, serving
 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tokens, "LOOK_SECONDS", 0.0)  # so that no test waits for a second to pass
+    monkeypatch.setattr(token_file, "LOOK_SECONDS", 0.0)  # so that no test waits for a second to pass
     return write(tmp_path / "tokens", "ada-1 user=ada")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from andon import Agent
 from andon.models.scripted import ScriptedModel, Stall
-from andon.server.adk import camel_case
+from andon.server.adk_json import camel_case
 from andon.server.app import ROUTERS
 from tests.server.live import Live
 from tests.server.people import ROUTES, at, bearer, client_of, close_of, guarded, refusal_of

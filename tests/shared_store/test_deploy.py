@@ -257,7 +257,7 @@ def test_an_answer_that_comes_with_the_shutdown_is_not_used_up(url: str, gated: 
             async with served(agent) as host:
                 store.closed = True
                 answering = asyncio.create_task(
-                    host.go_on(agent, run.run_id, answers, run.session.key, None, anew=False)
+                    host.resume_run(agent, run.run_id, answers, run.session.key, None, anew=False)
                 )
                 await store.reached.arrived()
                 down = asyncio.create_task(host.shut_down())
@@ -286,7 +286,9 @@ def test_an_answer_that_the_store_takes_during_the_drain_has_the_rest_of_it(url:
         async with served(agent, drain=60) as host:
             store.closed = True
             answers = {each.id: True for each in result.interrupts}
-            answering = asyncio.create_task(host.go_on(agent, run.run_id, answers, run.session.key, None, anew=False))
+            answering = asyncio.create_task(
+                host.resume_run(agent, run.run_id, answers, run.session.key, None, anew=False)
+            )
             await store.reached.arrived()
             down = asyncio.create_task(host.shut_down())
             await asyncio.sleep(0)

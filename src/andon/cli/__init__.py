@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 
 from andon import __version__
-from andon.cli.mistake import Exit, Mistake, mistake_of
-from andon.cli.options import Help, not_taken
-from andon.cli.show import harmless, prepare_streams
+from andon.cli.command_error import CommandError, Exit, command_error_of
+from andon.cli.options import Help, unknown_arguments
+from andon.cli.terminal import prepare_streams, without_controls
 from andon.errors import AndonError
 
 MODULES = {
@@ -57,13 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.given = list(arguments)
     try:
         if unknown:
-            raise not_taken(parser, asked, unknown)
+            raise unknown_arguments(parser, asked, unknown)
         code = int(options.run(options))
         sys.stdout.flush()
-    except Mistake as mistake:
+    except CommandError as mistake:
         return _say(mistake)
     except AndonError as error:
-        return _say(mistake_of(error))
+        return _say(command_error_of(error))
     except KeyboardInterrupt:
         return Exit.interrupted
     except OSError as error:
@@ -88,10 +88,10 @@ def make_parser(names: Iterable[str] = MODULES) -> argparse.ArgumentParser:
     return parser
 
 
-def _say(mistake: Mistake) -> Exit:
+def _say(mistake: CommandError) -> Exit:
     if mistake.details:
-        print(harmless(mistake.details), end="", file=sys.stderr)
-    print(f"andon: {harmless(str(mistake))}", file=sys.stderr)
+        print(without_controls(mistake.details), end="", file=sys.stderr)
+    print(f"andon: {without_controls(str(mistake))}", file=sys.stderr)
     return mistake.code
 
 

@@ -8,13 +8,13 @@ import sys
 from contextlib import closing
 from typing import Any
 
-from andon.cli.mistake import Exit, Mistake
+from andon.cli.command_error import CommandError, Exit
+from andon.cli.login import login_name
 from andon.cli.options import add_parser, duration, text
-from andon.cli.person import who
-from andon.cli.place import Place, add_where, find, open_place
 from andon.cli.ps import add_filters
 from andon.cli.report import Cancelled, to_json
-from andon.cli.show import Column, note, one_line, receipt_of, styled, table
+from andon.cli.run_source import RunSource, add_source_options, find_run, open_run_source
+from andon.cli.terminal import Column, note, one_line, receipt_of, styled, table
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
 from andon.core.states import CancelCause, CancelMode, RunStatus
@@ -54,33 +54,35 @@ def add(commands: Any) -> None:
         help=f"until all is gone, or named in the receipt ({WAIT_SECONDS:g})",
     )
     parser.add_argument("--json", action="store_true", help="a list of objects, on one line")
-    add_where(parser)
+    add_source_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     several = bool(options.session or options.user or options.agent or options.all)
     if several == bool(options.id):
-        raise Mistake("say which runs: an id, or --session, --user, --agent, or --all")
+        raise CommandError("say which runs: an id, or --session, --user, --agent, or --all")
     if options.all and (options.session or options.user or options.agent):
-        raise Mistake("--all means all runs: leave it out, or leave the others out")
+        raise CommandError("--all means all runs: leave it out, or leave the others out")
     if options.block and (bool(options.user) == bool(options.agent) or options.session):
-        raise Mistake("--block refuses new runs of a user or of an agent: give --user or --agent, and nothing else")
-    request = CancelRequest.make(CancelCause.user, options.reason, who(), options.mode, options.grace)
-    with closing(open_place(options)) as place:
+        raise CommandError(
+            "--block refuses new runs of a user or of an agent: give --user or --agent, and nothing else"
+        )
+    request = CancelRequest.make(CancelCause.user, options.reason, login_name(), options.mode, options.grace)
+    with closing(open_run_source(options)) as source:
         which = Selection(None, options.session, options.user, options.agent)
         if options.id:
-            found = find(place, options.id)
+            found = find_run(source, options.id)
             which = Selection(found.run_id, agent_id=found.agent_id)
-        cancelled = place.cancel(which, request, wait=options.wait, block=options.block)
-    return _tell(options, place, cancelled)
+        cancelled = source.cancel(which, request, wait=options.wait, block=options.block)
+    return _tell(options, source, cancelled)
 
 
-def _tell(options: argparse.Namespace, place: Place, cancelled: list[Cancelled]) -> Exit:
+def _tell(options: argparse.Namespace, source: RunSource, cancelled: list[Cancelled]) -> Exit:
     if options.json:
         print(to_json(cancelled))
     elif not cancelled:
-        note(f"nothing to cancel at {place.name}")
+        note(f"nothing to cancel at {source.name}")
     elif len(cancelled) > 1:
         columns = [Column("RUN", 8, 3), Column("OUTCOME", 9, 2), Column("STATUS", 9, 1), Column("LEFT OVER", 8, 0)]
         print(table(columns, [_row(each) for each in cancelled], sys.stdout))

@@ -10,16 +10,24 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-from andon.cli.asking import Answers, ask, can_ask, explain_pause, given, on_the_wire
-from andon.cli.driving import Hands, drive
-from andon.cli.mistake import Exit, Mistake
+from andon.cli.command_error import CommandError, Exit
+from andon.cli.event_printer import CTRL_C, EventPrinter
+from andon.cli.local_run import SignalHandler, follow_local_run
+from andon.cli.login import login_name
 from andon.cli.options import add_parser, database_of, text, without_secrets
-from andon.cli.person import leave_with_reader, who
-from andon.cli.place import Place, add_where, find, how_to_go_on, open_place, server_that_has
+from andon.cli.questions import Answers, answers_from_options, answers_to_json, ask, can_ask, explain_pause
 from andon.cli.report import Report, to_json
-from andon.cli.run import add_telling, conclude, find_agent
-from andon.cli.show import note
-from andon.cli.telling import CTRL_C, Teller
+from andon.cli.run import add_output_options, conclude, find_agent
+from andon.cli.run_source import (
+    RunSource,
+    add_source_options,
+    continue_arguments,
+    default_server_with,
+    find_run,
+    open_run_source,
+)
+from andon.cli.stdout_watch import exit_when_stdout_closes
+from andon.cli.terminal import note
 from andon.cli.watch import finish, latest
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
@@ -48,37 +56,42 @@ def add(commands: Any) -> None:
     group.add_argument("--deny", action="append", default=[], metavar="ID[=why]", help="refuse a call")
     parser.add_argument("--run-id", type=text, metavar="ID", help="the id of the new run, where a cut one goes on")
     parser.add_argument("--detach", action="store_true", help="on a server: don't follow it")
-    add_telling(parser)
-    add_where(parser)
+    add_output_options(parser)
+    add_source_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    teller = Teller(as_json=options.json, quiet=options.quiet, owner=bool(options.agent))
-    with closing(open_place(options)) as place:
-        found = find(place, options.id)
-        if place.local and not options.agent and (server := server_that_has(found.run_id, options)) is not None:
-            place = server  # it shares the database, and it can go on with the run
-        if place.local and not options.agent:
-            raise Mistake(f"{place.name} is a database: name the agent to run (main:agent), or a server with --url")
-        if not place.local and options.agent:
-            raise Mistake(
-                f"the server at {place.name} runs its own agents: leave out {options.agent!r}, or run it here with --db"
+    printer = EventPrinter(as_json=options.json, quiet=options.quiet, owner=bool(options.agent))
+    with closing(open_run_source(options)) as source:
+        found = find_run(source, options.id)
+        if source.local and not options.agent and (server := default_server_with(found.run_id, options)) is not None:
+            source = server  # it shares the database, and it can go on with the run
+        if source.local and not options.agent:
+            raise CommandError(
+                f"{source.name} is a database: name the agent to run (main:agent), or a server with --url"
             )
-        answers = given(options.answer, options.deny, found.interrupts)
+        if not source.local and options.agent:
+            raise CommandError(
+                f"the server at {source.name} runs its own agents: leave out {options.agent!r}, "
+                "or run it here with --db"
+            )
+        answers = answers_from_options(options.answer, options.deny, found.interrupts)
         if missing := [each for each in found.interrupts if each.id not in answers]:
             asked = ask(missing) if can_ask(options.json, options.no_input) else None
             if asked is None:
-                teller.end(found)
-                return explain_pause(found, how_to_go_on(options, place))
+                printer.print_end(found)
+                return explain_pause(found, continue_arguments(options, source))
             answers |= asked
-        if not place.local:
-            return _remotely(options, place, found, answers, teller)
-        told = [event.seq for event in place.events(found)] if found.status is RunStatus.paused else []
-    return _here(options, found, answers, teller, max(told, default=0))
+        if not source.local:
+            return _continue_on_server(options, source, found, answers, printer)
+        told = [event.seq for event in source.events(found)] if found.status is RunStatus.paused else []
+    return _continue_here(options, found, answers, printer, max(told, default=0))
 
 
-def _here(options: argparse.Namespace, found: Report, answers: Answers, teller: Teller, after: int) -> Exit:
+def _continue_here(
+    options: argparse.Namespace, found: Report, answers: Answers, printer: EventPrinter, after: int
+) -> Exit:
     db = database_of(options) or "sqlite:///andon.db"
     agent = find_agent(options.agent, db)
 
@@ -86,30 +99,32 @@ def _here(options: argparse.Namespace, found: Report, answers: Answers, teller: 
         return await agent.resume_run(found.run_id, answers, new_run_id=options.run_id)
 
     run_id = found.run_id if found.status is RunStatus.paused else options.run_id
-    report = drive(agent, go_on, teller, no_input=options.no_input, run_id=run_id, after=after)
-    return conclude(report, teller, f"{options.agent} --db {shlex.quote(without_secrets(db))} ")
+    report = follow_local_run(agent, go_on, printer, no_input=options.no_input, run_id=run_id, after=after)
+    return conclude(report, printer, f"{options.agent} --db {shlex.quote(without_secrets(db))} ")
 
 
-def _remotely(options: argparse.Namespace, place: Place, found: Report, answers: Answers, teller: Teller) -> Exit:
-    from andon.cli.remote import Remote
+def _continue_on_server(
+    options: argparse.Namespace, source: RunSource, found: Report, answers: Answers, printer: EventPrinter
+) -> Exit:
+    from andon.cli.server_client import ServerSource
 
-    assert isinstance(place, Remote)
+    assert isinstance(source, ServerSource)
     if options.detach:
-        report = place.go_on_alone(found, on_the_wire(answers), options.run_id)
+        report = source.continue_in_background(found, answers_to_json(answers), options.run_id)
         print(to_json(report) if options.json else report.run_id)
         return Exit.ok
     while True:
-        events = place.go_on(found, on_the_wire(answers), options.run_id)
-        report = _follow(place, found, events, teller)
+        events = source.go_on(found, answers_to_json(answers), options.run_id)
+        report = _follow(source, found, events, printer)
         if report.status is RunStatus.paused and can_ask(options.json, options.no_input):
             asked = ask(report.interrupts)
             if asked is not None:
                 found, answers = report, asked
                 continue
-        return finish(options, place, report, teller)
+        return finish(options, source, report, printer)
 
 
-def _follow(place: Place, found: Report, events: Iterator[Event], teller: Teller) -> Report:
+def _follow(source: RunSource, found: Report, events: Iterator[Event], printer: EventPrinter) -> Report:
     """To its end, or its next question. A signal asks the server to cancel it, and the end comes as it always does."""
     last: Event | None = None
     run_id = found.run_id
@@ -117,22 +132,22 @@ def _follow(place: Place, found: Report, events: Iterator[Event], teller: Teller
     def cancel(number: signal.Signals) -> None:
         note("\nandon: asking the server to cancel it; another Ctrl-C leaves at once")
         reason = CTRL_C if number is signal.SIGINT else number.name
-        request = CancelRequest.make(CancelCause.user, reason, who())
+        request = CancelRequest.make(CancelCause.user, reason, login_name())
         try:
-            place.cancel(Selection(run_id, agent_id=found.agent_id), request)
-        except Mistake as mistake:
+            source.cancel(Selection(run_id, agent_id=found.agent_id), request)
+        except CommandError as mistake:
             note(f"andon: {mistake}", "yellow")
 
-    leave_with_reader()
-    with Hands() as hands:
+    exit_when_stdout_closes()
+    with SignalHandler() as signals:
         try:
             for event in events:
                 if last is None:
                     run_id = event.run_id  # one that goes on after its end is another run
-                    hands.hold(cancel)
+                    signals.on_first_signal(cancel)
                 last = event
-                teller.tell(event, run_id)
-        except Mistake:
-            teller.break_off()
+                printer.print_event(event, run_id)
+        except CommandError:
+            printer.end_line()
             raise
-    return latest(place, found, last)
+    return latest(source, found, last)

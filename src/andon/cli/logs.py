@@ -25,7 +25,7 @@ class LineFormatter(logging.Formatter):
         return "\n".join(f"    {escaped(line)}" for line in lines)
 
 
-class Told:
+class ShownErrorsFilter:
     """Leaves out what the events of the run on the screen have told already: one line says all of an error of ours."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Told:
         return not ours or getattr(record, "facts", {}).get("run_id") != self.run_id
 
 
-def show_log(told: Told, *, quiet: bool) -> None:
+def show_log(told: ShownErrorsFilter, *, quiet: bool) -> None:
     """Write warnings to stderr; with `quiet`, errors alone. A program's own log comes first: where it has set up one,
     that is what there is. A handler that writes nothing, as libraries add them, is no log.
     """

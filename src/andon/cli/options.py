@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from andon.cli.mistake import Mistake
+from andon.cli.command_error import CommandError
 
 
 class Help(argparse.HelpFormatter):
@@ -50,13 +50,13 @@ def without_secrets(url: str) -> str:
     return re.sub("://.*@", "://", url.partition("?")[0])
 
 
-def not_taken(parser: argparse.ArgumentParser, command: Sequence[str], given: Sequence[str]) -> Mistake:
+def unknown_arguments(parser: argparse.ArgumentParser, command: Sequence[str], given: Sequence[str]) -> CommandError:
     """What to say of arguments that a command does not know, with the option that was probably meant."""
     name = " ".join([parser.prog, *command])
     wrong = [each for each in given if each.startswith("-")] or given
     near = difflib.get_close_matches(wrong[0].partition("=")[0], _options_of(parser), 1)
     meant = f"; did you mean {near[0]}?" if near else "."
-    return Mistake(f"{name} takes no {shlex.join(wrong)}{meant} `{name} --help` lists what it takes")
+    return CommandError(f"{name} takes no {shlex.join(wrong)}{meant} `{name} --help` lists what it takes")
 
 
 def _options_of(parser: argparse.ArgumentParser) -> list[str]:

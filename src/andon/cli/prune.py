@@ -8,10 +8,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from andon.cli.mistake import Exit, Mistake
+from andon.cli.command_error import CommandError, Exit
 from andon.cli.options import add_parser, database_of, days
-from andon.cli.place import DEFAULT_FILE, open_database
 from andon.cli.report import to_json
+from andon.cli.run_source import DEFAULT_FILE, open_database
 
 DAY = 86400.0
 
@@ -37,9 +37,9 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     db = database_of(options)
     if not db and not Path(DEFAULT_FILE).exists():
-        raise Mistake(f"there is no {DEFAULT_FILE} here: name a database with --db", Exit.unreachable)
-    with closing(open_database(db or f"sqlite:///{DEFAULT_FILE}")) as place:
-        counts = place.prune(options.keep_days * DAY, dry_run=options.dry_run)
+        raise CommandError(f"there is no {DEFAULT_FILE} here: name a database with --db", Exit.unreachable)
+    with closing(open_database(db or f"sqlite:///{DEFAULT_FILE}")) as source:
+        counts = source.prune(options.keep_days * DAY, dry_run=options.dry_run)
     if options.json:
         print(to_json({**counts, "keep_days": options.keep_days, "dry_run": options.dry_run}))
     else:

@@ -8,11 +8,11 @@ import sys
 from contextlib import closing
 from typing import Any
 
-from andon.cli.mistake import Exit
+from andon.cli.command_error import Exit
 from andon.cli.options import add_parser, count, text
-from andon.cli.place import LIVE, add_where, open_place
-from andon.cli.report import Line, to_json
-from andon.cli.show import Column, age, note, table
+from andon.cli.report import RunLine, to_json
+from andon.cli.run_source import LIVE, add_source_options, open_run_source
+from andon.cli.terminal import Column, age, note, table
 from andon.core.selection import Selection
 
 EXAMPLES = """
@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
     add_filters(parser)
     parser.add_argument("--limit", type=count, default=100, metavar="N", help="the newest so many (%(default)s)")
     parser.add_argument("--json", action="store_true", help="a list of objects, on one line")
-    add_where(parser)
+    add_source_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -52,8 +52,8 @@ def add_filters(parser: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     statuses = () if options.all else LIVE
     which = Selection(None, options.session, options.user, options.agent, statuses)
-    with closing(open_place(options)) as place:
-        lines = place.runs(which, options.limit + 1)
+    with closing(open_run_source(options)) as source:
+        lines = source.runs(which, options.limit + 1)
     lines, more = lines[: options.limit], len(lines) > options.limit
     if options.json:
         print(to_json(lines))
@@ -61,13 +61,13 @@ def run(options: argparse.Namespace) -> int:
     if lines:
         print(table(COLUMNS, [_row(line) for line in lines], sys.stdout))
     else:
-        note(f"no runs at {place.name}{'' if options.all else ' now; --all lists those that have ended too'}")
+        note(f"no runs at {source.name}{'' if options.all else ' now; --all lists those that have ended too'}")
     if more:
         note(f"there are more than {options.limit}: --limit shows them")
     return Exit.ok
 
 
-def _row(line: Line) -> list[str]:
+def _row(line: RunLine) -> list[str]:
     phase = "" if line.phase is None or line.status.final else str(line.phase)
     return [
         line.run_id,

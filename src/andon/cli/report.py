@@ -22,7 +22,7 @@ from andon.errors import describe
 from andon.messages import Usage
 
 
-class Line(Struct, frozen=True):
+class RunLine(Struct, frozen=True):
     """A run, as `andon ps` lists it."""
 
     run_id: str
@@ -35,7 +35,7 @@ class Line(Struct, frozen=True):
     """What it is doing; a database doesn't know."""
 
     @classmethod
-    def of(cls, record: RunRecord) -> Line:
+    def of(cls, record: RunRecord) -> RunLine:
         agent_id, user_id, session_id = record.session
         return cls(record.run_id, agent_id, session_id, user_id, record.status, record.created_at)
 

@@ -11,14 +11,14 @@ import sys
 from typing import Any
 
 from andon.agent.agent import Agent, RunOptions
-from andon.cli.asking import explain_pause
-from andon.cli.driving import drive
-from andon.cli.mistake import Exit, Mistake
+from andon.cli.agent_import import find_agents
+from andon.cli.command_error import CommandError, Exit
+from andon.cli.event_printer import EventPrinter
+from andon.cli.local_run import follow_local_run
 from andon.cli.options import add_parser, database_of, seconds, text, without_secrets
-from andon.cli.program import find_agents
+from andon.cli.questions import explain_pause
 from andon.cli.report import Report
-from andon.cli.show import is_terminal
-from andon.cli.telling import Teller
+from andon.cli.terminal import is_terminal
 from andon.core.run.run import Run
 from andon.core.runtime import Runtime
 from andon.core.states import CancelCause, RunStatus
@@ -46,11 +46,11 @@ def add(commands: Any) -> None:
         "--db", metavar="URL", help="where it is kept: sqlite:///andon.db, postgresql://… ($ANDON_DB, or in memory)"
     )
     group.add_argument("--timeout", type=seconds, metavar="SECONDS", help="cancel the run after so long")
-    add_telling(parser)
+    add_output_options(parser)
     parser.set_defaults(run=run)
 
 
-def add_telling(parser: argparse.ArgumentParser) -> None:
+def add_output_options(parser: argparse.ArgumentParser) -> None:
     """The options of commands that follow a run which is theirs."""
     group = parser.add_argument_group("what is shown")
     group.add_argument("--quiet", "-q", action="store_true", help="only the text, errors and receipts")
@@ -71,18 +71,18 @@ def run(options: argparse.Namespace) -> int:
         await handle.open()
         return handle
 
-    teller = Teller(as_json=options.json, quiet=options.quiet, owner=True)
-    report = drive(agent, begin, teller, no_input=options.no_input, handle=handle, run_id=handle.run_id)
+    printer = EventPrinter(as_json=options.json, quiet=options.quiet, owner=True)
+    report = follow_local_run(agent, begin, printer, no_input=options.no_input, handle=handle, run_id=handle.run_id)
     flags = f"--db {shlex.quote(without_secrets(options.db))} " if options.db else ""  # the environment stays as it is
     how = None if db is None else f"{options.agent} {flags}"
-    return conclude(report, teller, how)
+    return conclude(report, printer, how)
 
 
-def conclude(report: Report, teller: Teller, how: str | None) -> Exit:
+def conclude(report: Report, printer: EventPrinter, how: str | None) -> Exit:
     """Tell the end; and if it is a pause, how to go on."""
     if report.receipt is not None and report.receipt.cause is CancelCause.disconnect:
         raise BrokenPipeError(errno.EPIPE, "there is nobody to tell")
-    code = teller.end(report)
+    code = printer.print_end(report)
     return explain_pause(report, how) if report.status is RunStatus.paused else code
 
 
@@ -93,7 +93,7 @@ def find_agent(name: str, db: str | None = None) -> Agent:
     agents = find_agents(name)
     if len(agents) != 1:
         names = ", ".join(each.id for each in agents)
-        raise Mistake(f"{name!r} is a list of agents ({names}): name one of them by a name of its own")
+        raise CommandError(f"{name!r} is a list of agents ({names}): name one of them by a name of its own")
     if db is not None:
         from andon.store import open_store
 
@@ -105,8 +105,8 @@ def _prompt(given: str | None) -> str:
     if given not in (None, "-"):
         return str(given)
     if given is None and (sys.stdin is None or is_terminal(sys.stdin)):
-        raise Mistake('there is no prompt: write it after the agent, as in andon run main:agent "Hello"')
+        raise CommandError('there is no prompt: write it after the agent, as in andon run main:agent "Hello"')
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
-        raise Mistake(f"the prompt on stdin is no text: {error}") from None
+        raise CommandError(f"the prompt on stdin is no text: {error}") from None

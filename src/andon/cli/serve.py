@@ -16,10 +16,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from andon.cli import access
-from andon.cli.mistake import Mistake, mistake_of
+from andon.cli import serve_options
+from andon.cli.agent_import import find_agents
+from andon.cli.command_error import CommandError, command_error_of
 from andon.cli.options import count, database_of, days, duration
-from andon.cli.program import find_agents
 from andon.core.runtime import Runtime
 from andon.core.shared.store import SharedStore
 from andon.errors import ConfigurationError, MissingExtraError, StoreError
@@ -72,7 +72,7 @@ def add(commands: Any) -> None:
         metavar="N",
         help="forget what nobody has touched for so many days (without it, nothing is; in memory://, 7)",
     )
-    access.add(parser)
+    serve_options.add(parser)
     parser.set_defaults(run=run)
 
 
@@ -82,16 +82,16 @@ def run(options: argparse.Namespace) -> int:
     try:
         from andon.server import create_app
         from andon.server.logs import configure
-        from andon.server.parent import Parent
+        from andon.server.parent_process import ParentProcess
         from andon.server.serving import serve
     except MissingExtraError as error:
-        raise Mistake(str(error)) from error
+        raise CommandError(str(error)) from error
     except ImportError as error:
-        raise Mistake(f'the server is an extra ({error}): pip install "andon[server]"') from error
+        raise CommandError(f'the server is an extra ({error}): pip install "andon[server]"') from error
     names = [*options.agents, *(["andon.cli.demo_agents:agents"] if options.demo else [])]
     if not names:
-        raise Mistake("there is no agent to serve: name one, as in main:agent, or try --demo")
-    parent = Parent.of_environment()
+        raise CommandError("there is no agent to serve: name one, as in main:agent, or try --demo")
+    parent = ParentProcess.from_environment()
     if parent is None and (options.reload or options.workers > 1):
         return _serve_elsewhere(options)
     # As `python -m` does it: what is here can be imported.
@@ -105,12 +105,12 @@ def run(options: argparse.Namespace) -> int:
         chosen = db is None and bool(brought)
         runtime = brought[0] if chosen else open_runtime(db or DEFAULT_DB, options.lease, options.keep_days)
         if options.workers > 1 and not isinstance(runtime.store, SharedStore):
-            raise Mistake(UNSHARED)
-        app = create_app(agents, runtime, drain=options.drain, **access.settings(options))
+            raise CommandError(UNSHARED)
+        app = create_app(agents, runtime, drain=options.drain, **serve_options.settings(options))
     except ConfigurationError as error:
-        raise Mistake(str(error)) from None
+        raise CommandError(str(error)) from None
     with bound(options.host, options.port) if parent is None else parent.listener as listener:
-        access.check_closed(options, listener, guarded=app.state.andon.settings.guarded)
+        serve_options.check_closed(options, listener, guarded=app.state.andon.settings.guarded)
         serve(app, listener, options.root_path, options.max_connections, parent)
     if not chosen:
         asyncio.run(runtime.close())
@@ -120,11 +120,11 @@ def run(options: argparse.Namespace) -> int:
 def _serve_elsewhere(options: argparse.Namespace) -> int:
     """Serve in other processes, which this one starts and ends."""
     if options.reload and options.workers > 1:
-        raise Mistake("--reload starts one process again and again, and --workers keeps several: give one of them")
+        raise CommandError("--reload starts one process again and again, and --workers keeps several: give one of them")
     if options.workers > 1 and (database_of(options) or "").startswith("memory:"):
-        raise Mistake(UNSHARED)
+        raise CommandError(UNSHARED)
     if os.name != "posix":
-        raise Mistake("--workers and --reload need a Unix system: leave them out here")
+        raise CommandError("--workers and --reload need a Unix system: leave them out here")
     from andon.cli.workers import supervise
 
     with bound(options.host, options.port) as listener:
@@ -135,7 +135,7 @@ def _serve_elsewhere(options: argparse.Namespace) -> int:
 def open_runtime(url: str, lease: float, keep_days: float | None) -> Runtime:
     """A runtime on that store, which can be asked; or say why not."""
     if lease < MIN_LEASE:
-        raise Mistake(f"--lease is {lease:g}; it is a number of seconds, {MIN_LEASE:g} or more")
+        raise CommandError(f"--lease is {lease:g}; it is a number of seconds, {MIN_LEASE:g} or more")
     try:
         store = open_store(url)
         if isinstance(store, SharedStore):
@@ -144,7 +144,7 @@ def open_runtime(url: str, lease: float, keep_days: float | None) -> Runtime:
             store.retention.keep_days = keep_days
     except (ConfigurationError, StoreError) as error:
         hint = "" if isinstance(error, MissingExtraError) else " (another database can be named with --db)"
-        raise Mistake(f"{error}{hint}", mistake_of(error).code) from None
+        raise CommandError(f"{error}{hint}", command_error_of(error).code) from None
     return Runtime(store, lease_seconds=lease, keep_days=keep_days)
 
 
@@ -157,14 +157,14 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise Mistake(f"can't listen on {host} ({error}): name an address of this machine with --host") from None
+        raise CommandError(f"can't listen on {host} ({error}): name an address of this machine with --host") from None
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _notice_the_vanished(listener)
         try:
             listener.bind(address)
         except OSError as error:
-            raise Mistake(f"can't listen on {host}, port {port} ({error}): {_advice(error)}") from None
+            raise CommandError(f"can't listen on {host}, port {port} ({error}): {_advice(error)}") from None
         yield listener
 
 

@@ -7,11 +7,11 @@ import argparse
 from contextlib import closing
 from typing import Any
 
-from andon.cli.mistake import Exit, Mistake
+from andon.cli.command_error import CommandError, Exit
 from andon.cli.options import add_parser, text
-from andon.cli.place import add_where, open_place
 from andon.cli.report import to_json
-from andon.cli.show import note
+from andon.cli.run_source import add_source_options, open_run_source
+from andon.cli.terminal import note
 
 EXAMPLES = """
   andon unblock --user ada
@@ -25,18 +25,18 @@ def add(commands: Any) -> None:
     which.add_argument("--user", type=text, metavar="ID", help="the user")
     which.add_argument("--agent", type=text, metavar="ID", help="the agent")
     parser.add_argument("--json", action="store_true", help="an object, on one line")
-    add_where(parser)
+    add_source_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    with closing(open_place(options)) as place:
-        lifted = place.unblock("user", options.user) if options.user else place.unblock("agent", options.agent)
+    with closing(open_run_source(options)) as source:
+        lifted = source.unblock("user", options.user) if options.user else source.unblock("agent", options.agent)
     kind, id = ("user", options.user) if options.user else ("agent", options.agent)
     if options.json:
         print(to_json({"kind": kind, "id": id, "unblocked": lifted}))
     elif lifted:
         note(f"new runs of {kind} {id} are taken again")
     else:
-        raise Mistake(f"{kind} {id!r} is not blocked at {place.name}", Exit.failed)
+        raise CommandError(f"{kind} {id!r} is not blocked at {source.name}", Exit.failed)
     return Exit.ok if lifted else Exit.failed

@@ -7,14 +7,14 @@ import argparse
 from contextlib import closing
 from typing import Any
 
-from andon.cli.asking import explain_pause
-from andon.cli.mistake import Exit, Mistake
+from andon.cli.command_error import CommandError, Exit
+from andon.cli.event_printer import EventPrinter
 from andon.cli.options import add_parser, text
-from andon.cli.person import leave_with_reader
-from andon.cli.place import Place, add_where, find, how_to_go_on, open_place
+from andon.cli.questions import explain_pause
 from andon.cli.report import Report
-from andon.cli.show import note
-from andon.cli.telling import Teller
+from andon.cli.run_source import RunSource, add_source_options, continue_arguments, find_run, open_run_source
+from andon.cli.stdout_watch import exit_when_stdout_closes
+from andon.cli.terminal import note
 from andon.core.events import Event
 from andon.core.states import RunStatus
 
@@ -33,42 +33,42 @@ def add(commands: Any) -> None:
     group = parser.add_argument_group("what is shown")
     group.add_argument("--quiet", "-q", action="store_true", help="only the text, errors and receipts")
     group.add_argument("--json", action="store_true", help="each event as a line of JSON, the result last")
-    add_where(parser)
+    add_source_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    teller = Teller(as_json=options.json, quiet=options.quiet, owner=False)
-    with closing(open_place(options)) as place:
-        watched = find(place, options.id)
+    printer = EventPrinter(as_json=options.json, quiet=options.quiet, owner=False)
+    with closing(open_run_source(options)) as source:
+        watched = find_run(source, options.id)
         last: Event | None = None
-        leave_with_reader()
+        exit_when_stdout_closes()
         try:
-            for event in place.events(watched):
-                teller.tell(event, watched.run_id)
+            for event in source.events(watched):
+                printer.print_event(event, watched.run_id)
                 last = event
-        except Mistake:
-            teller.break_off()
+        except CommandError:
+            printer.end_line()
             raise
         except KeyboardInterrupt:
-            teller.break_off()
+            printer.end_line()
             note(f"andon: the run goes on; andon cancel {watched.run_id} would end it")
             raise
-        return finish(options, place, latest(place, watched, last), teller)
+        return finish(options, source, latest(source, watched, last), printer)
 
 
-def finish(options: argparse.Namespace, place: Place, report: Report, teller: Teller) -> Exit:
+def finish(options: argparse.Namespace, source: RunSource, report: Report, printer: EventPrinter) -> Exit:
     """Tell the end; and if it is a pause, how to go on."""
-    code = teller.end(report)
-    return explain_pause(report, how_to_go_on(options, place)) if report.status is RunStatus.paused else code
+    code = printer.print_end(report)
+    return explain_pause(report, continue_arguments(options, source)) if report.status is RunStatus.paused else code
 
 
-def latest(place: Place, run: Report, last: Event | None) -> Report:
+def latest(source: RunSource, run: Report, last: Event | None) -> Report:
     """How it stands with a run now; if nobody can say any more, what its last event said."""
     run_id = run.run_id if last is None else last.run_id
     try:
-        report = place.look(run_id)
-    except Mistake:
+        report = source.look(run_id)
+    except CommandError:
         report = None
     if report is not None:
         return report

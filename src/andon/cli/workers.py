@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parent of the processes that serve: `andon serve --workers N`, and `--reload`.
 
-The parent holds the listening socket and runs nothing else. A worker is the same command in a process of its own, which
-gets that socket and a line to its parent (`andon.server.parent`). What must stay true: one signal to the parent drains
-all workers, a second one ends all of them at once; a worker that dies, or can't be started, is replaced; and no worker
-outlives its parent.
+The parent holds the listening socket and serves nothing itself. A worker is the same command in another process. It
+gets that socket, and a socket to its parent (`andon.server.parent_process`). What must stay true: one signal to the
+parent drains all workers; a second signal ends all of them at once; a worker that dies, or can't be started, is
+replaced; and no worker outlives its parent.
 
-A worker that serves is asked for its drain over the line, and not by a signal. systemd sends SIGTERM to every process
-of a service, and a second one would end the worker at once. Workers are in process groups of their own, so that Ctrl-C
-at a terminal reaches the parent alone.
+The parent tells a worker to drain over the socket, not by a signal. systemd sends SIGTERM to every process of a
+service, and a second SIGTERM would end the worker at once. Each worker has its own process group, so that Ctrl-C at a
+terminal reaches the parent alone.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from andon.cli.files import Files
-from andon.cli.mistake import Exit
-from andon.cli.show import note
-from andon.server.parent import END, VARIABLE
+from andon.cli.command_error import Exit
+from andon.cli.file_watcher import FileWatcher
+from andon.cli.terminal import note
+from andon.server.parent_process import END, VARIABLE
 
 RESTART_SECONDS, LONGEST_RESTART_SECONDS = 1.0, 30.0
 """A worker that has died is replaced after so long; one that does not come up is tried again more and more rarely."""
@@ -206,7 +206,7 @@ class Workers:
 
     # -- one, and again -----------------------------------------------------------------------------------------------
 
-    async def reload(self, files: Files, drain: float) -> int:
+    async def reload(self, files: FileWatcher, drain: float) -> int:
         """Keep one of them, and start it anew whenever the program has changed, until a signal."""
         while True:
             changing = asyncio.create_task(files.changed())
@@ -251,4 +251,4 @@ async def supervise(
     """Serve in other processes until a signal; returns what this one is to end with."""
     workers = Workers(arguments, listener)
     workers.listen()
-    return await (workers.reload(Files(), drain) if reload else workers.keep(count))
+    return await (workers.reload(FileWatcher(), drain) if reload else workers.keep(count))

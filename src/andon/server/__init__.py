@@ -36,6 +36,6 @@ except ImportError as error:
 from andon.server.access import Token, bearer_token
 from andon.server.app import create_app
 from andon.server.authentication import User
-from andon.server.tokens import TokenFile
+from andon.server.token_file import TokenFile
 
 __all__ = ["Token", "TokenFile", "User", "bearer_token", "create_app"]

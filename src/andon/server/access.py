@@ -36,10 +36,10 @@ class Principal(Struct, frozen=True):
     by: str | None = None
     """Who it is, in receipts."""
 
-    def sees(self, user_id: str | None) -> bool:
+    def may_see(self, user_id: str | None) -> bool:
         return self.admin or (self.user_id is not None and self.user_id == user_id)
 
-    def signed(self, fields: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
+    def with_own_ids(self, fields: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
         """What was sent, in the name of whoever sent it: `user_id` and `by` can't be anybody else's."""
         own = {"by": self.by} if self.admin else {"user_id": self.user_id, "by": self.by}
         for name in names:
@@ -47,15 +47,15 @@ class Principal(Struct, frozen=True):
                 raise Problem(403, f"{name} is {fields[name]!r}, and the request is another user's: leave it out")
         return {**{name: value for name, value in own.items() if name in names and value is not None}, **fields}
 
-    def must_be_admin(self) -> None:
+    def require_admin(self) -> None:
         if not self.admin:
             raise Problem(403, "this takes an admin token, and yours is bound to a user")
 
 
-NOBODY = Principal()
+ANONYMOUS = Principal()
 """Who asks for what is open to all."""
 
-ANYBODY = Principal(admin=True)
+OPEN_SERVER_USER = Principal(admin=True)
 """Who asks a server that has no tokens."""
 
 
@@ -181,7 +181,7 @@ def subprotocol(connection: HTTPConnection) -> str | None:
     return PROTOCOL if PROTOCOL in offered(connection) else None
 
 
-class Neighbourhood:
+class AllowedOrigins:
     """Which names the server goes by, and which web pages may speak to it.
 
     A page can have its own name point to this machine, and a browser then takes the server for the page's own; so a
@@ -194,7 +194,7 @@ class Neighbourhood:
         self.hosts = {host.lower().strip("[]") for host in hosts}
         self.origins = [_origin(each) for each in origins]
 
-    def knows_host(self, connection: HTTPConnection) -> bool:
+    def allows_host(self, connection: HTTPConnection) -> bool:
         names = [_host_name(each) for each in connection.headers.getlist("host")]
         here = connection.scope.get("server")
         own = str(here[0]) if here else None
@@ -203,7 +203,7 @@ class Neighbourhood:
             for name in names
         )
 
-    def knows_origin(self, connection: HTTPConnection) -> bool:
+    def allows_origin(self, connection: HTTPConnection) -> bool:
         """Whether whoever asks is no web page, or one of this server's own, or one that was allowed."""
         hosts = connection.headers.getlist("host")
         return all(

@@ -14,25 +14,35 @@ from andon import __version__
 from andon.agent.agent import Agent
 from andon.core.runtime import Runtime
 from andon.errors import ConfigurationError
-from andon.server import continuing, control, conversations, lists, openapi, problems, runs, sessions, tickets
-from andon.server.access import Keyring, Neighbourhood, Tokens
+from andon.server import (
+    adk_routes,
+    continuing,
+    conversations,
+    event_tickets,
+    lists,
+    openapi,
+    operations,
+    problems,
+    runs,
+)
+from andon.server.access import AllowedOrigins, Keyring, Tokens
+from andon.server.auth_middleware import AuthMiddleware
 from andon.server.authentication import Authenticate, Authenticator
-from andon.server.guard import Guard
+from andon.server.event_tickets import EventTickets
 from andon.server.host import Host
 from andon.server.logs import AccessLog
-from andon.server.place import RUN_ID
 from andon.server.query import check_query
+from andon.server.run_location import RUN_ID
 from andon.server.settings import Limits, Settings
-from andon.server.tickets import Tickets
 
 ROUTERS = [
     lists.router,
     runs.router,
     continuing.router,
     conversations.router,
-    tickets.router,
-    sessions.router,
-    control.router,
+    event_tickets.router,
+    adk_routes.router,
+    operations.router,
 ]
 
 
@@ -75,7 +85,7 @@ def create_app(
     ...     async with agents_app.router.lifespan_context(agents_app):
     ...         yield
     """
-    keyring, neighbourhood = Keyring(tokens), Neighbourhood(hosts, cors_origins)
+    keyring, allowed_origins = Keyring(tokens), AllowedOrigins(hosts, cors_origins)
     if unknown := limits.keys() - Limits.__annotations__.keys():
         raise TypeError(
             f"create_app has no option {', '.join(sorted(unknown))}; its limits are {', '.join(Limits.__annotations__)}"
@@ -85,7 +95,7 @@ def create_app(
     settings = Settings(heartbeat=heartbeat, drain=drain, guarded=guarded, **limits)
     host = Host([agents] if isinstance(agents, Agent) else agents, runtime, settings)
     app = _assemble(host, (security_schemes or openapi.BEARER) if settings.guarded else None)
-    _close(app, keyring, neighbourhood, authenticator)
+    _add_middleware(app, keyring, allowed_origins, authenticator)
     return app
 
 
@@ -97,7 +107,7 @@ def _assemble(host: Host, schemes: Mapping[str, Mapping[str, Any]] | None) -> Fa
         lifespan=host.lifespan,
         generate_unique_id_function=lambda route: route.name,
     )
-    app.state.andon, app.state.tickets = host, Tickets(host)
+    app.state.andon, app.state.tickets = host, EventTickets(host)
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router, dependencies=[Depends(check_query)])
@@ -105,16 +115,18 @@ def _assemble(host: Host, schemes: Mapping[str, Mapping[str, Any]] | None) -> Fa
     return app
 
 
-def _close(app: FastAPI, keyring: Keyring, neighbourhood: Neighbourhood, authenticator: Authenticator | None) -> None:
-    """Put the door in front. What is added last stands outside of all."""
+def _add_middleware(
+    app: FastAPI, keyring: Keyring, allowed_origins: AllowedOrigins, authenticator: Authenticator | None
+) -> None:
+    """The middleware that is added last sees a request first."""
     app.add_middleware(
-        Guard,
+        AuthMiddleware,
         keyring=keyring,
-        neighbourhood=neighbourhood,
+        allowed_origins=allowed_origins,
         authenticator=authenticator,
         tickets=app.state.tickets,
     )
-    if origins := neighbourhood.origins:
+    if origins := allowed_origins.origins:
         if "*" in origins and authenticator is not None:
             raise ConfigurationError(
                 "cors_origins has '*', and authenticate may go by a cookie, which browsers send for every web page: "

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading what clients send: JSON, forms and queries, into one typed struct each.
 
-The size is checked while reading, so that no client makes us hold more than the limit, whatever length it announced or
-didn't. What can't be read is a 400, what can be read but means nothing a 422. So is a field that is not known: a limit
-that was misspelt would be no limit. Only what other frameworks' clients are known to send is passed over: a struct
-names it in `passed_over`. An empty form field is the same as none. What a URL may say is checked before (see `query`).
+The size is checked while reading: the server never holds more than the limit, whatever length the client announced. A
+body that can't be parsed is a 400. A field with a wrong value is a 422, and so is an unknown field: a misspelt limit
+would otherwise be no limit. Only fields that clients of other frameworks are known to send are ignored; a struct lists
+them in `ignored_fields`. An empty form field counts as missing. The query is checked before (see `query`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _NO_SUCH_WORD = re.compile(r"Invalid enum value (.*) - at `\$\.(\w+)`", re.DOTAL
 
 async def read_body(request: Request, kind: type[T], limit: int) -> T:
     """The body of a request as a struct; an empty body is one without fields."""
-    return fill(request, await read_fields(request, limit), kind)
+    return convert_fields(request, await read_fields(request, limit), kind)
 
 
 async def read_fields(request: Request, limit: int) -> dict[str, Any]:
@@ -76,15 +76,15 @@ async def read_fields(request: Request, limit: int) -> dict[str, Any]:
     content_type = request.headers.get("content-type", "application/json")
     media = content_type.partition(";")[0].strip().lower()
     if media == "application/json" or media.endswith("+json"):
-        return _of_json(body)
+        return _parse_json_body(body)
     if media == "application/x-www-form-urlencoded":
-        return _of_form(body) if len(body) < LARGE_FORM else await asyncio.to_thread(_of_form, body)
+        return _parse_form(body) if len(body) < LARGE_FORM else await asyncio.to_thread(_parse_form, body)
     if media == "multipart/form-data":
-        return await _of_multipart(request, body, limit)
+        return await _parse_multipart(request, body, limit)
     raise Problem(415, f"the content type is {media!r}; send JSON or a form")
 
 
-async def read_both(request: Request, limit: int) -> dict[str, Any]:
+async def read_query_and_body(request: Request, limit: int) -> dict[str, Any]:
     """The fields of the query and of the body. One that is in both must say the same."""
     query = {name: value for name, value in request.query_params.items() if value != ""}
     body = {name: value for name, value in (await read_fields(request, limit)).items() if value is not None}
@@ -97,16 +97,16 @@ async def read_both(request: Request, limit: int) -> dict[str, Any]:
 
 
 def read_query(request: Request, kind: type[T]) -> T:
-    return fill(request, _given(request.query_params), kind)
+    return convert_fields(request, _empty_as_none(request.query_params), kind)
 
 
-def fill(connection: HTTPConnection, fields: Mapping[str, Any], kind: type[T]) -> T:
+def convert_fields(connection: HTTPConnection, fields: Mapping[str, Any], kind: type[T]) -> T:
     """Fields as a struct, in the name of whoever sent them: a user's token speaks for no other user."""
     given = {name: value for name, value in fields.items() if value is not None}
     names: tuple[str, ...] = getattr(kind, "__struct_fields__", ())
-    signed = principal_of(connection).signed(given, names)
-    passed_over: frozenset[str] = getattr(kind, "passed_over", frozenset())
-    refuse([name for name in given if name not in names and name not in passed_over], names)
+    signed = principal_of(connection).with_own_ids(given, names)
+    ignored_fields: frozenset[str] = getattr(kind, "ignored_fields", frozenset())
+    refuse_unknown([name for name in given if name not in names and name not in ignored_fields], names)
     try:
         # Text is taken for a number or a truth value where one is wanted.
         return msgspec.convert(signed, kind, strict=False)
@@ -114,15 +114,15 @@ def fill(connection: HTTPConnection, fields: Mapping[str, Any], kind: type[T]) -
         raise Problem(422, _in_words(str(error), kind, fields)) from None
 
 
-def refuse(unknown: list[str], known: Iterable[str], what: str = "field") -> None:
+def refuse_unknown(unknown: list[str], known: Iterable[str], what: str = "field") -> None:
     """Refuse fields that mean nothing here, if there are any."""
     if unknown:
         none = f"there is no {what}" if len(unknown) == 1 else f"there are no {what}s"
         there = f"there are: {', '.join(known)}" if known else "it takes none"
-        raise Problem(422, f"{none} {some(unknown)} in this request; {there}", unknown=unknown[:SHOWN])
+        raise Problem(422, f"{none} {quote_names(unknown)} in this request; {there}", unknown=unknown[:SHOWN])
 
 
-def some(names: list[str]) -> str:
+def quote_names(names: list[str]) -> str:
     """Names, in a few words."""
     shown = [repr(name[:ID_LENGTH]) for name in names[:SHOWN]]
     if len(names) > SHOWN:
@@ -130,7 +130,7 @@ def some(names: list[str]) -> str:
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
-def json_of(given: Any, name: str, kind: type, code: int = 422) -> Any:
+def parse_json_field(given: Any, name: str, kind: type, code: int = 422) -> Any:
     """A field that is JSON: in a form it comes as text."""
     if isinstance(given, str):
         given = read_json(given.encode(errors="replace"), name, code) if given.strip() else None
@@ -152,7 +152,7 @@ def _in_words(error: str, kind: type[Any], fields: Mapping[str, Any]) -> str:
 
 def read_metadata(given: Any, name: str = "metadata") -> dict[str, Any] | None:
     """What a client wants to have kept with a run. In a form it is text."""
-    metadata: dict[str, Any] | None = json_of(given, name, dict)
+    metadata: dict[str, Any] | None = parse_json_field(given, name, dict)
     if metadata is not None and (size := len(msgspec.json.encode(metadata))) > MAX_METADATA:
         detail = f"{name} takes {size:,} bytes as JSON, and may take {MAX_METADATA:,}"
         raise Problem(413, f"{detail}: keep large data elsewhere, and its address here")
@@ -161,7 +161,7 @@ def read_metadata(given: Any, name: str = "metadata") -> dict[str, Any] | None:
 
 def read_messages(given: Any) -> list[Any] | None:
     """A history that a client sends. In a form it is text."""
-    messages: list[Any] | None = json_of(given, "messages", list)
+    messages: list[Any] | None = parse_json_field(given, "messages", list)
     if messages is not None and len(messages) > MAX_MESSAGES:
         detail = f"there are {len(messages):,} messages, and {MAX_MESSAGES:,} are the most"
         raise Problem(413, f"{detail}: leave out the oldest ones, or send a summary of them")
@@ -221,7 +221,7 @@ def digest(wanted: Struct, *more: str) -> str:
     return hashlib.sha256(repr((*more, said)).encode()).hexdigest()
 
 
-def described(kind: type[Struct]) -> dict[str, Any]:
+def openapi_body(kind: type[Struct]) -> dict[str, Any]:
     """What a body may have, for the app's OpenAPI description; the routes read it themselves."""
     schema = msgspec.json.schema(kind)["$defs"][kind.__name__]
     types = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
@@ -298,22 +298,22 @@ def _check_amount(bare: bytes, what: str) -> None:
         raise Problem(413, f"{detail}: send less at once, or large data as one text")
 
 
-def _of_json(body: bytes) -> dict[str, Any]:
+def _parse_json_body(body: bytes) -> dict[str, Any]:
     fields = read_json(body)
     if not isinstance(fields, dict):
         raise Problem(422, "the body must be a JSON object")
     return fields
 
 
-def _of_form(body: bytes) -> dict[str, Any]:
+def _parse_form(body: bytes) -> dict[str, Any]:
     try:
         pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=1000)
     except ValueError as error:
         raise Problem(400, f"the body is not a form: {error}") from None
-    return _given(dict(pairs))
+    return _empty_as_none(dict(pairs))
 
 
-async def _of_multipart(request: Request, body: bytes, limit: int) -> dict[str, Any]:
+async def _parse_multipart(request: Request, body: bytes, limit: int) -> dict[str, Any]:
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
 
@@ -333,9 +333,9 @@ async def _of_multipart(request: Request, body: bytes, limit: int) -> dict[str, 
                 raise Problem(422, detail)
     finally:
         await form.close()
-    return _given(fields)
+    return _empty_as_none(fields)
 
 
-def _given(fields: Mapping[str, str]) -> dict[str, Any]:
+def _empty_as_none(fields: Mapping[str, str]) -> dict[str, Any]:
     """What is empty is None, which is the same as none; that it was there is worth saying where it is missed."""
     return {name: value or None for name, value in fields.items()}

@@ -23,8 +23,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
-from andon.server.descriptors import CONNECTIONS
-from andon.server.wire import to_json
+from andon.server.open_files import CONNECTIONS
+from andon.server.responses import to_json
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ FULL_SECONDS = 1.0
 FRAGMENTS = 1000
 """In so many pieces one message of a WebSocket may come. Empty ones count: they take memory too."""
 
-TOLD_SECONDS = 60.0
+LOG_SECONDS = 60.0
 """So often the log says that there is no room."""
 
 
@@ -60,33 +60,33 @@ class Bounds(Struct, frozen=True, kw_only=True):
     """From there to the end of the body."""
 
 
-class Gate:
+class ConnectionLimit:
     """Makes connections, and knows whether there is room for one more."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
-        self._told = float("-inf")
+        self._logged_at = float("-inf")
 
     def excess(self, connections: int) -> int:
         """By how many these are too many."""
         excess = connections - self.bounds.connections
-        if excess > 0 and time.monotonic() - self._told > TOLD_SECONDS:
-            self._told = time.monotonic()
+        if excess > 0 and time.monotonic() - self._logged_at > LOG_SECONDS:
+            self._logged_at = time.monotonic()
             log.warning("all %d connections are taken: others are refused (--max-connections)", self.bounds.connections)
         return excess
 
 
-def bounded(bounds: Bounds) -> type[asyncio.Protocol]:
+def http_protocol(bounds: Bounds) -> type[asyncio.Protocol]:
     """What uvicorn is to speak HTTP with. It only calls it, for each connection."""
-    return cast(type[asyncio.Protocol], functools.partial(Connection, Gate(bounds)))
+    return cast(type[asyncio.Protocol], functools.partial(HttpProtocol, ConnectionLimit(bounds)))
 
 
-class Intake(FlowControl):
+class PausableFlow(FlowControl):
     """Reads nothing more while there is something that has not been parsed."""
 
     full = False
 
-    def fill(self, full: bool) -> None:
+    def set_full(self, full: bool) -> None:
         if full != self.full:
             self.full = full
             (self.pause_reading if full else self.resume_reading)()
@@ -96,17 +96,17 @@ class Intake(FlowControl):
             super().resume_reading()
 
 
-class Connection(HttpToolsProtocol):
+class HttpProtocol(HttpToolsProtocol):
     """uvicorn's own, with bounds. What the client waits for an answer to is parsed; what comes behind it is not."""
 
-    flow: Intake
+    flow: PausableFlow
 
-    def __init__(self, gate: Gate, *arguments: Any, **options: Any) -> None:
+    def __init__(self, limit: ConnectionLimit, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._gate, self._bounds = gate, gate.bounds
-        self._held = memoryview(b"")
+        self._limit, self._bounds = limit, limit.bounds
+        self._unparsed = memoryview(b"")
         """What has come and was not parsed yet."""
-        self._in_vain = 0
+        self._head_bytes = 0
         """How many bytes were parsed since the last piece of a body: those of a head, or of trailers."""
         self._body = 0
         """How many bytes of a body are still to come, if its length is known."""
@@ -118,17 +118,17 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = Intake(transport)
-        excess = self._gate.excess(len(self.connections))
+        self.flow = PausableFlow(transport)
+        excess = self._limit.excess(len(self.connections))
         if excess > SPARE:
             transport.abort()
             return
         self._full = excess > 0
-        self._expect(FULL_SECONDS if self._full else self._bounds.head_seconds)
+        self._set_deadline(FULL_SECONDS if self._full else self._bounds.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._held = memoryview(b"")
-        self._expect(None)
+        self._unparsed = memoryview(b"")
+        self._set_deadline(None)
         for cycle in self._open:  # or the one that is being answered would go on, and write to nobody
             cycle.disconnected = True
             cycle.message_event.set()
@@ -138,26 +138,26 @@ class Connection(HttpToolsProtocol):
         if self._full:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "this server has no room for another connection: try later")
             return
-        self._held = memoryview(bytes(self._held) + data if self._held else data)
+        self._unparsed = memoryview(bytes(self._unparsed) + data if self._unparsed else data)
         self._parse()
 
     def _parse(self) -> None:
-        while self._held and not self.pipeline and not self.transport.is_closing():
+        while self._unparsed and not self.pipeline and not self.transport.is_closing():
             size = max(PIECE, self._body)
-            piece, self._held = self._held[:size], self._held[size:]
-            self._in_vain += len(piece)
+            piece, self._unparsed = self._unparsed[:size], self._unparsed[size:]
+            self._head_bytes += len(piece)
             super().data_received(bytes(piece))
-            if self._in_vain > self._bounds.head_bytes and not self.transport.is_closing():
+            if self._head_bytes > self._bounds.head_bytes and not self.transport.is_closing():
                 self._fault = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
                 self.send_400_response("")
         if not self._upgraded and not self.transport.is_closing():  # after that, the socket says what is read
-            self.flow.fill(bool(self._held))
+            self.flow.set_full(bool(self._unparsed))
 
     # -- what the parser says -----------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._in_vain = 0
-        self._expect(self._bounds.head_seconds)
+        self._head_bytes = 0
+        self._set_deadline(self._bounds.head_seconds)
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -167,7 +167,7 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._expect(self._bounds.request_seconds)
+        self._set_deadline(self._bounds.request_seconds)
         length = next((value for name, value in self.headers if name == b"content-length"), b"")
         self._body = int(length) if length.isdigit() else 0
         before = self.cycle
@@ -176,47 +176,47 @@ class Connection(HttpToolsProtocol):
             self._open.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
-        self._in_vain, self._body = 0, max(0, self._body - len(body))
+        self._head_bytes, self._body = 0, max(0, self._body - len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._body = 0
         super().on_message_complete()
-        self._expect(None if self._owes else self._bounds.head_seconds)
+        self._set_deadline(None if self._owes_response else self._bounds.head_seconds)
 
     def on_response_complete(self) -> None:
         self._open.popleft()
         super().on_response_complete()
         if self.transport.is_closing():
             return
-        if self._owes:
-            self._expect(None)
+        if self._owes_response:
+            self._set_deadline(None)
         elif self.cycle.response_complete:  # else the rest of the next request is on its way, and has a deadline
-            self._expect(self._bounds.head_seconds)
+            self._set_deadline(self._bounds.head_seconds)
         self._parse()
 
     @property
-    def _owes(self) -> bool:
+    def _owes_response(self) -> bool:
         """Is it the server that the client waits for?"""
         cycle = self.cycle
         return bool(self.pipeline) or (cycle is not None and not (cycle.response_complete or cycle.more_body))
 
     def handle_websocket_upgrade(self) -> None:
-        self._expect(None)
-        self._held, self._upgraded = memoryview(b""), True
+        self._set_deadline(None)
+        self._unparsed, self._upgraded = memoryview(b""), True
         super().handle_websocket_upgrade()
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def _expect(self, seconds: float | None) -> None:
+    def _set_deadline(self, seconds: float | None) -> None:
         """Something of the client, within so many seconds; None if it is the client who waits."""
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._give_up)
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._on_deadline)
 
-    def _give_up(self) -> None:
-        if self._owes:  # what is late belongs to the next request
-            self._expect(self._bounds.head_seconds)
+    def _on_deadline(self) -> None:
+        if self._owes_response:  # what is late belongs to the next request
+            self._set_deadline(self._bounds.head_seconds)
         else:
             self.transport.abort()
 
@@ -235,7 +235,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-class Socket(WebSocketsSansIOProtocol):
+class WebSocketProtocol(WebSocketsSansIOProtocol):
     """uvicorn's own, with bounds: a client that reads nothing is not listened to, since its pings are answered. Nor is
     one that has not been accepted: it has nothing to say yet, and may never have.
     """
@@ -245,18 +245,18 @@ class Socket(WebSocketsSansIOProtocol):
         if self.conn.handshake_exc is not None and not self.handshake_initiated:  # it would be kept, and never answered
             self.transport.write(refusal(HTTPStatus.BAD_REQUEST, "this is no handshake of a WebSocket"))
             self.transport.close()
-        self._listen()
+        self._pause_if_unready()
 
     async def receive(self) -> Any:
         message = await super().receive()
-        self._listen()
+        self._pause_if_unready()
         return message
 
     async def send(self, message: Any) -> None:
         await super().send(message)
         if message["type"] == "websocket.accept" and not (self.read_paused or self.transport.is_closing()):
             self.transport.resume_reading()
-            self._listen()
+            self._pause_if_unready()
         elif message["type"] == "websocket.http.response.body" and self.close_sent:
             self.handshake_complete = True  # else uvicorn logs an error: that the app has not answered
 
@@ -265,7 +265,7 @@ class Socket(WebSocketsSansIOProtocol):
         if self.handshake_complete and not (self.read_paused or self.transport.is_closing()):
             self.transport.resume_reading()
 
-    def _listen(self) -> None:
+    def _pause_if_unready(self) -> None:
         if not (self.transport.is_closing() or (self.handshake_complete and self.writable.is_set())):
             self.transport.pause_reading()
 

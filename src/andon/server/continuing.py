@@ -26,17 +26,17 @@ from andon.core.receipt import Deny, Interrupt
 from andon.core.records import RequestKey, RunRecord
 from andon.core.run.run import Run
 from andon.core.states import CancelOutcome, RunStatus
-from andon.server.body import check_run_id, described, json_of, read_body, read_key
-from andon.server.foreign import AGENTOS_CONTINUE
+from andon.server.authorized_host import AuthorizedHost, host_of
+from andon.server.body import check_run_id, openapi_body, parse_json_field, read_body, read_key
 from andon.server.host import user_of
-from andon.server.limits import limits_of
-from andon.server.lists import answer
-from andon.server.once import once
-from andon.server.output import read_schema
-from andon.server.place import run_headers
+from andon.server.idempotency import start_once
+from andon.server.ignored_fields import AGENTOS_CONTINUE
+from andon.server.output_schema import read_output_schema
 from andon.server.problems import Problem
-from andon.server.runs import answer_once, check_reason
-from andon.server.visit import Visit, host_of
+from andon.server.requested_limits import requested_limits
+from andon.server.responses import json_response
+from andon.server.run_location import run_headers
+from andon.server.runs import check_reason, respond_to_start
 
 router = APIRouter()
 
@@ -46,7 +46,7 @@ class Continue(Struct):
     schema are those of the run that is made after a cut.
     """
 
-    passed_over: ClassVar = AGENTOS_CONTINUE
+    ignored_fields: ClassVar = AGENTOS_CONTINUE
 
     answers: str | dict[str, Any] | None = None
     tools: str | list[Any] | None = None
@@ -70,22 +70,22 @@ class CancelCall(Struct):
     reason: str | None = None
 
 
-@router.post("/agents/{agent_id}/runs/{run_id}/continue", openapi_extra=described(Continue))
+@router.post("/agents/{agent_id}/runs/{run_id}/continue", openapi_extra=openapi_body(Continue))
 async def continue_run(request: Request, agent_id: str, run_id: str) -> Response:
     host = host_of(request)
     agent = await host.agent_of(agent_id, run_id)
     wanted = await read_body(request, Continue, host.settings.max_body)
     check_run_id(wanted.run_id)
-    options = limits_of(agent, wanted.max_turns, wanted.timeout, wanted.budget)
-    form = read_schema(wanted.output_schema)
+    options = requested_limits(agent, wanted.max_turns, wanted.timeout, wanted.budget)
+    form = read_output_schema(wanted.output_schema)
     key = read_key(request, wanted, "continue", run_id)
     user_id = user_of(await host.find(agent, run_id))
-    found = await once(host, agent, user_id, key, lambda: _go_on(host, agent, run_id, wanted, options, form, key))
-    return await answer_once(host, agent, wanted, found)
+    found = await start_once(host, agent, user_id, key, lambda: _go_on(host, agent, run_id, wanted, options, form, key))
+    return await respond_to_start(host, agent, wanted, found)
 
 
 async def _go_on(
-    host: Visit,
+    host: AuthorizedHost,
     agent: Agent,
     run_id: str,
     wanted: Continue,
@@ -97,12 +97,12 @@ async def _go_on(
     found = await host.find(agent, run_id)
     _check_options(wanted, found)
     answers = _answers(wanted, found.interrupts)
-    run = await host.go_on(agent, run_id, answers, wanted.run_id, key, options, form)
+    run = await host.resume_run(agent, run_id, answers, wanted.run_id, key, options, form)
     paused = (event.seq for event in run.journal.events if event.event is RunEvent.run_paused)
     return run, max(paused, default=0) if run.run_id == run_id else 0
 
 
-@router.post("/agents/{agent_id}/runs/{run_id}/tools/{call_id}/cancel", openapi_extra=described(CancelCall))
+@router.post("/agents/{agent_id}/runs/{run_id}/tools/{call_id}/cancel", openapi_extra=openapi_body(CancelCall))
 async def cancel_call(request: Request, agent_id: str, run_id: str, call_id: str) -> Response:
     """Cancel one tool call, and let the run go on."""
     host = host_of(request)
@@ -118,7 +118,7 @@ async def cancel_call(request: Request, agent_id: str, run_id: str, call_id: str
         raise Problem(404, f"run {run_id!r} has no tool call {call_id!r}")
     if not outcome:
         raise Problem(409, f"the tool call {call_id!r} had ended before it could be cancelled", **view)
-    return answer(view, headers=run_headers(run_id))
+    return json_response(view, headers=run_headers(run_id))
 
 
 def _check_options(wanted: Continue, found: Run | RunRecord) -> None:
@@ -132,12 +132,12 @@ def _check_options(wanted: Continue, found: Run | RunRecord) -> None:
 
 
 def _answers(wanted: Continue, interrupts: Sequence[Interrupt]) -> dict[str, Any]:
-    answers = json_of(wanted.answers, "answers", dict, 400) or {}
+    answers = parse_json_field(wanted.answers, "answers", dict, 400) or {}
     given = {key: _deny(value) for key, value in answers.items()}
     by_call: dict[Any, list[str]] = {}
     for each in interrupts:
         by_call.setdefault(each.call_id, []).append(each.id)
-    tools = json_of(wanted.tools, "tools", list, 400) or []
+    tools = parse_json_field(wanted.tools, "tools", list, 400) or []
     if tools and not by_call:
         raise Problem(400, "tools: no call of this run waits for an answer; to go on after a cut, leave them out")
     # From the end: the family's clients send back every call that the run has made, and what was answered before. Only

@@ -17,10 +17,17 @@ from starlette.responses import Response
 from andon.agent.agent import Agent
 from andon.agent.sessions import StoredSession
 from andon.errors import AndonError
-from andon.server.body import check_session_id, check_user_id, described, fill, read_both, read_messages
-from andon.server.lists import answer_large
+from andon.server.authorized_host import AuthorizedHost, host_of, unknown_user
+from andon.server.body import (
+    check_session_id,
+    check_user_id,
+    convert_fields,
+    openapi_body,
+    read_messages,
+    read_query_and_body,
+)
 from andon.server.problems import Problem, problem_of
-from andon.server.visit import Visit, host_of, no_user
+from andon.server.responses import large_json_response
 
 T = TypeVar("T")
 
@@ -58,7 +65,7 @@ async def get_conversation(request: Request, agent_id: str, session_id: str) -> 
     return await _answer(found)
 
 
-@router.put(SESSION, openapi_extra=described(Replace))
+@router.put(SESSION, openapi_extra=openapi_body(Replace))
 async def replace_conversation(request: Request, agent_id: str, session_id: str) -> Response:
     """Put other messages in place of what was said. The session is made if it is not there."""
     host = host_of(request)
@@ -67,14 +74,14 @@ async def replace_conversation(request: Request, agent_id: str, session_id: str)
     _check(host, wanted.user_id, session_id)
     messages = read_messages(wanted.messages) or []
     try:
-        async with host.session_place(agent, wanted.user_id, session_id):
+        async with host.session_slot(agent, wanted.user_id, session_id):
             found = await agent.sessions.replace(session_id, messages, user_id=wanted.user_id)
     except AndonError as error:
         raise problem_of(error) from None
     return await _answer(found)
 
 
-@router.post(SESSION + "/fork", openapi_extra=described(Fork))
+@router.post(SESSION + "/fork", openapi_extra=openapi_body(Fork))
 async def fork_conversation(request: Request, agent_id: str, session_id: str) -> Response:
     """Make another session that begins with what was said in this one."""
     host = host_of(request)
@@ -82,14 +89,14 @@ async def fork_conversation(request: Request, agent_id: str, session_id: str) ->
     wanted = await _read(request, host, Fork)
     _check(host, wanted.user_id, wanted.session_id)
     try:
-        async with host.session_place(agent, wanted.user_id, wanted.session_id):
+        async with host.session_slot(agent, wanted.user_id, wanted.session_id):
             made: StoredSession = await agent.sessions.fork(session_id, wanted.session_id, user_id=wanted.user_id)
     except AndonError as error:
         raise problem_of(error) from None
     return await _answer(made, 201)
 
 
-@router.delete(SESSION, openapi_extra=described(Whose))
+@router.delete(SESSION, openapi_extra=openapi_body(Whose))
 async def delete_conversation(request: Request, agent_id: str, session_id: str) -> Response:
     agent, user_id = await _whose(request, agent_id)
     try:
@@ -110,14 +117,14 @@ async def _whose(request: Request, agent_id: str) -> tuple[Agent, str | None]:
     return agent, wanted.user_id
 
 
-async def _read(request: Request, host: Visit, kind: type[T]) -> T:
+async def _read(request: Request, host: AuthorizedHost, kind: type[T]) -> T:
     """Each route takes the user from the query or the body."""
-    return fill(request, await read_both(request, host.settings.max_body), kind)
+    return convert_fields(request, await read_query_and_body(request, host.settings.max_body), kind)
 
 
-def _check(host: Visit, user_id: str | None, session_id: str | None) -> None:
-    if not host.principal.sees(user_id):
-        raise no_user(user_id)
+def _check(host: AuthorizedHost, user_id: str | None, session_id: str | None) -> None:
+    if not host.principal.may_see(user_id):
+        raise unknown_user(user_id)
     check_user_id(user_id)
     check_session_id(session_id)
 
@@ -125,7 +132,7 @@ def _check(host: Visit, user_id: str | None, session_id: str | None) -> None:
 async def _answer(found: StoredSession, status: int = 200) -> Response:
     head = msgspec.structs.asdict(found)
     messages = head.pop("messages")
-    return await answer_large(head, "messages", lambda: messages, status)
+    return await large_json_response(head, "messages", lambda: messages, status)
 
 
 def _unknown(agent: Agent, session_id: str) -> Problem:

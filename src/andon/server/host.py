@@ -27,13 +27,13 @@ from andon.core.states import CancelCause
 from andon.core.store import SessionStore
 from andon.errors import AndonError, ConfigurationError, KeyUsedError, RunIdTakenError, SetupError
 from andon.models.base import check_setup
-from andon.server.allowance import Allowances
-from andon.server.answering import Answering, shutting_down
-from andon.server.keys import Keys
-from andon.server.known import Known
+from andon.server.agent_directory import AgentDirectory
+from andon.server.idempotency_keys import IdempotencyKeys
+from andon.server.pending_answers import PendingAnswers, shutting_down
 from andon.server.problems import Problem, problem_of
+from andon.server.quotas import Quotas
 from andon.server.readiness import Readiness
-from andon.server.room import Room
+from andon.server.run_slots import RunSlots
 from andon.server.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ SETTLE_SECONDS = 5.0
 
 
 @runtime_checkable
-class Bounded(Protocol):
+class HasMaxState(Protocol):
     """A store that has a limit for the states of sessions."""
 
     max_state: int
@@ -71,12 +71,12 @@ class Host:
         self.draining = False
         """Set when the server goes down: nothing new is started."""
         self.agents: dict[str, Agent] = {}
-        self.known = Known(self.agents)
+        self.directory = AgentDirectory(self.agents)
         for agent in agents:
             self._admit(agent, runtime)
         if not self.agents:
             raise ConfigurationError("there is no agent to serve: create_app([agent, ...])")
-        for agent in {id(agent): agent for agent, _ in self.known}.values():
+        for agent in {id(agent): agent for agent, _ in self.directory}.values():
             _warn_of_setup(agent)
         self.runtimes: list[Runtime] = list(
             {id(agent.runtime): agent.runtime for agent in self.agents.values()}.values()
@@ -85,15 +85,15 @@ class Host:
             each.keep_ended()
             each.max_events = each.max_events or settings.max_events
             each.max_event_bytes = each.max_event_bytes or settings.max_event_bytes
-            if settings.max_state and isinstance(each.store, Bounded):
+            if settings.max_state and isinstance(each.store, HasMaxState):
                 each.store.max_state = settings.max_state
-        self._room = Room(settings, self.runtimes, lambda: self.live)
-        self._answering = Answering()
+        self._run_slots = RunSlots(settings, self.runtimes, lambda: self.live)
+        self._pending_answers = PendingAnswers()
         self.readiness = Readiness(self._stores)
         self.started = 0
-        self._keys = Keys()
-        self._sessions = Allowances()
-        self._turns: WeakValueDictionary[tuple[str, str | None, str], asyncio.Lock] = WeakValueDictionary()
+        self.idempotency_keys = IdempotencyKeys()
+        self._session_quotas = Quotas()
+        self._key_locks: WeakValueDictionary[tuple[str, str | None, str], asyncio.Lock] = WeakValueDictionary()
 
     def _admit(self, agent: Agent, runtime: Runtime | None) -> None:
         if not isinstance(agent, Agent):
@@ -122,7 +122,7 @@ class Host:
 
     def agents_named(self, agent_id: str) -> list[Agent]:
         """The agents of this id, served or used as a tool, each on the runtime that its runs are on; at least one."""
-        return self.known.find(agent_id) or [self.agent(agent_id)]
+        return self.directory.find(agent_id) or [self.agent(agent_id)]
 
     async def agent_of(self, agent_id: str, run_id: str) -> Agent:
         """The agent of this id that has the run; if none has, any."""
@@ -137,12 +137,12 @@ class Host:
                     return agent
         return fitting[0]
 
-    def check_may_go_on(self, agent: Agent, found: Run | RunRecord) -> None:
+    def check_continuable(self, agent: Agent, found: Run | RunRecord) -> None:
         """Raise if a run of an agent that others have as a tool can't be gone on with but through the run that called
         it: where several agents have this id, and where it has ended, which would make a run that nobody has called.
         """
         caller = f"go on with run {found.parent_run_id!r}, which called it"
-        if found.parent_run_id is not None and self.known.count(agent) > 1:
+        if found.parent_run_id is not None and self.directory.count(agent) > 1:
             detail = f"several agents here have the id {agent.id!r}: {caller}"
             raise Problem(409, f"{detail}; or give each of them an id of its own with Agent(id=...)")
         if found.status.final and agent.id not in self.agents:
@@ -173,13 +173,13 @@ class Host:
     @property
     def live(self) -> list[Run]:
         """Every run of the served agents, and of those that they have as tools, that has not ended."""
-        ids = set(self.known.ids)
+        ids = set(self.directory.ids)
         return [run for runtime in self.runtimes for run in runtime.runs if run.agent_id in ids]
 
     @property
     def ended(self) -> list[Run]:
         """Those that have ended not long ago, oldest first."""
-        ids = set(self.known.ids)
+        ids = set(self.directory.ids)
         return [run for runtime in self.runtimes for run in runtime.ended if run.agent_id in ids]
 
     # -- starting -----------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Host:
         if len(message) > (limit := self.settings.max_message):
             raise Problem(413, f"the message has {len(message):,} characters, and may have {limit:,}")
         user_id, session_id = options.get("user_id"), options.get("session_id")
-        async with self._room.entrance(user_id), self.session_place(agent, user_id, session_id):
+        async with self._run_slots.new_run_slot(user_id), self.session_slot(agent, user_id, session_id):
             run = self._start(agent, message, options, output_type, request_key)
             try:
                 await run.admitted()
@@ -213,7 +213,7 @@ class Host:
         self, agent: Agent, message: str, options: RunOptions, output_type: Any, request_key: RequestKey | None
     ) -> Run:
         self._check_open()
-        self._room.check(options.get("user_id"))
+        self._run_slots.check(options.get("user_id"))
         if not options.get("session_id"):
             options = {**options, "session_id": uuid.uuid4().hex}
         try:
@@ -226,7 +226,7 @@ class Host:
         self.started += 1
         return run
 
-    async def go_on(
+    async def resume_run(
         self,
         agent: Agent,
         run_id: str,
@@ -243,20 +243,23 @@ class Host:
         `anew`: the run has ended, and going on makes another one, for which the `options` are.
         """
         self._check_open()
-        entrance = self._room.entrance(session.user_id) if anew else contextlib.nullcontext()
+        entrance = self._run_slots.new_run_slot(session.user_id) if anew else contextlib.nullcontext()
         try:
             async with entrance:
-                with self._room.place(run_id, session.user_id, anew=anew), self._answering.one():
+                with (
+                    self._run_slots.continued_run_slot(run_id, session.user_id, anew=anew),
+                    self._pending_answers.waiting_for_store(),
+                ):
                     named = {"new_run_id": new_run_id, "request_key": request_key, **(options or {})}
                     return await agent.resume_run(run_id, answers, check=self._check_open, **named)
         except KeyUsedError:
             raise
         except RunIdTakenError as error:
-            raise await self._made_before(agent, new_run_id, session, error) from None
+            raise await self._problem_of_taken_id(agent, new_run_id, session, error) from None
         except AndonError as error:
             raise problem_of(error) from None
 
-    async def _made_before(
+    async def _problem_of_taken_id(
         self, agent: Agent, new_run_id: str | None, session: SessionKey, error: RunIdTakenError
     ) -> Problem:
         """The id is taken. If by a run of this very session, that is most likely what the same request made before."""
@@ -272,7 +275,7 @@ class Host:
             raise shutting_down()
 
     @contextlib.asynccontextmanager
-    async def session_place(self, agent: Agent, user_id: str | None, session_id: str | None) -> AsyncIterator[None]:
+    async def session_slot(self, agent: Agent, user_id: str | None, session_id: str | None) -> AsyncIterator[None]:
         """Where a session may be made. Raise if that would be one more than a user may have. Nobody in particular may
         have any number.
         """
@@ -280,7 +283,7 @@ class Host:
         if user_id is None or not isinstance(store, SessionStore):
             yield
             return
-        async with self._sessions.place(
+        async with self._session_quotas.reserve(
             (agent.id, user_id), limit, lambda: _count_sessions(agent, store, user_id)
         ) as granted:
             if not granted and (session_id is None or not await _has_session(agent, store, user_id, session_id)):
@@ -293,13 +296,13 @@ class Host:
         read. A character may be written as six.
         """
         store, limit = agent.runtime.store, self.settings.max_body
-        return min(limit, 6 * store.max_state + 4096) if isinstance(store, Bounded) else limit
+        return min(limit, 6 * store.max_state + 4096) if isinstance(store, HasMaxState) else limit
 
-    def turn(self, agent: Agent, user_id: str | None, key: str) -> asyncio.Lock:
+    def key_lock(self, agent: Agent, user_id: str | None, key: str) -> asyncio.Lock:
         """Requests with the same idempotency key that have to wait for something wait for one another, too."""
-        return self._turns.setdefault((agent.id, user_id, key), asyncio.Lock())
+        return self._key_locks.setdefault((agent.id, user_id, key), asyncio.Lock())
 
-    async def known_by(
+    async def find_by_key(
         self, agent: Agent, user_id: str | None, wanted: RequestKey
     ) -> tuple[Run | RunRecord, int] | None:
         """The run that was set going with this idempotency key, if there is one; and the number of the event after
@@ -307,7 +310,7 @@ class Host:
         """
         keeper = agent.runtime.keeper
         if keeper is None:
-            use = self._keys.find(agent.id, user_id, wanted.key)
+            use = self.idempotency_keys.find(agent.id, user_id, wanted.key)
         else:
             use = await keeper.store.find_key(agent.id, user_id, wanted.key)
             # If the answer that came with it could not be given, the key is free in a moment.
@@ -331,7 +334,7 @@ class Host:
     def remember(self, agent: Agent, user_id: str | None, wanted: RequestKey, run_id: str, after: int) -> None:
         """Know the run from here on by this key. A shared store knows it already."""
         if agent.runtime.keeper is None:
-            self._keys.keep(agent.id, user_id, wanted, run_id, after)
+            self.idempotency_keys.keep(agent.id, user_id, wanted, run_id, after)
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
@@ -342,7 +345,7 @@ class Host:
         So does one whose answer the store has not taken in by the end of the drain.
         """
         self.draining = True
-        await self._rested(self._answering.waiting, self.settings.drain if drain is None else drain)
+        await self._rested(self._pending_answers.waiting, self.settings.drain if drain is None else drain)
         paused, kept = 0, 0
         for run in self.live:
             counts = run.is_paused and run.parent_run_id is None  # those below ask through the one at the top
@@ -350,7 +353,7 @@ class Host:
                 kept += counts
             elif run.cancel_for(CancelCause.shutdown):
                 paused += counts
-        await self._rested(self._answering.turn_away(), SETTLE_SECONDS)
+        await self._rested(self._pending_answers.reject_all(), SETTLE_SECONDS)
         if kept:
             log.info("paused runs that can be answered after a restart: %d", kept)
         if paused:

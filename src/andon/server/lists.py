@@ -5,10 +5,7 @@ those that a shared store has, newest first.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
-from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -20,42 +17,15 @@ from andon.core.run.run import Run
 from andon.core.selection import Selection
 from andon.core.states import RunStatus
 from andon.errors import SchemaError, StoreError
+from andon.server.agentos_json import model_of
+from andon.server.authorized_host import host_of
 from andon.server.body import read_query
-from andon.server.pages import Page, Place, answer_page
+from andon.server.pages import Page, Position, page_response
 from andon.server.problems import Problem
-from andon.server.visit import host_of
-from andon.server.wire import model_of, to_json
+from andon.server.responses import json_response
 
 log = logging.getLogger(__name__)
 router = APIRouter()
-
-
-def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(to_json(value), status, headers, media_type="application/json")
-
-
-_one_at_a_time = threading.Lock()
-"""Of large answers: each thread that computes takes its share of the interpreter from the loop."""
-
-
-async def answer_large(
-    head: dict[str, Any], name: str, items: Callable[[], Iterable[Any]], status: int = 200
-) -> Response:
-    """An object whose last field is a list, of which nobody knows how large it is. It is made in a thread and item by
-    item, so that the loop has its turns meanwhile.
-    """
-
-    def write() -> bytes:
-        with _one_at_a_time:
-            written = [to_json(head)[:-1] + b',"%b":[' % name.encode()]
-            for item in items():
-                written += (to_json(item), b",")
-            if len(written) > 1:
-                written.pop()  # the last comma
-            written.append(b"]}")
-            return b"".join(written)
-
-    return Response(await asyncio.to_thread(write), status, media_type="application/json")
 
 
 class RunFilter(Page):
@@ -74,14 +44,14 @@ class AnyRunFilter(RunFilter):
 
 @router.get("/agents")
 async def list_agents(request: Request) -> Response:
-    return answer([_summary(agent) for agent in host_of(request).agents.values()])
+    return json_response([_summary(agent) for agent in host_of(request).agents.values()])
 
 
 @router.get("/agents/{agent_id}")
 async def get_agent(request: Request, agent_id: str) -> Response:
     agent = host_of(request).agent(agent_id)
     tools = [{"name": tool.name, "description": tool.description} for tool in agent.tools]
-    return answer({**_summary(agent), "tools": {"tools": tools}})
+    return json_response({**_summary(agent), "tools": {"tools": tools}})
 
 
 @router.get("/agents/{agent_id}/runs")
@@ -102,12 +72,12 @@ async def config(request: Request) -> Response:
     agents = [_summary(agent) for agent in host.agents.values()]
     models = list({(each["model"]["id"], each["model"]["provider"]): each["model"] for each in agents}.values())
     nothing: dict[str, list[str]] = {"databases": [], "teams": [], "workflows": [], "interfaces": []}
-    return answer({"os_id": "andon", "name": "Andon", "available_models": models, "agents": agents, **nothing})
+    return json_response({"os_id": "andon", "name": "Andon", "available_models": models, "agents": agents, **nothing})
 
 
 @router.get("/health")
 async def health() -> Response:
-    return answer({"status": "ok"})
+    return json_response({"status": "ok"})
 
 
 @router.get("/ready")
@@ -119,7 +89,7 @@ async def ready(request: Request) -> Response:
     except (StoreError, SchemaError) as error:  # which names the database: strangers may ask here
         log.warning("not ready: %s", error)
         raise Problem(503, "the database can't be asked just now; the server's log says why") from None
-    return answer({"status": "ready"})
+    return json_response({"status": "ready"})
 
 
 def _summary(agent: Agent) -> dict[str, Any]:
@@ -137,11 +107,11 @@ def _summary(agent: Agent) -> dict[str, Any]:
 async def _list(request: Request, wanted: RunFilter, agent_id: str | None) -> Response:
     """Newest first."""
     before, statuses = wanted.check(), _statuses(wanted.status)
-    host = host_of(request)
+    host, limit = host_of(request), wanted.limit + 1
     which = Selection(None, wanted.session_id, wanted.user_id, agent_id, statuses)
     # What is in memory is more recent. A run that ends is for a moment in both. Two agents that have runtimes of their
     # own may use the same id.
-    stored = {(each.session.agent_id, each.run_id): each for each in await host.stored(which, wanted.limit + 1, before)}
+    stored = {(each.session.agent_id, each.run_id): each for each in await host.stored_runs(which, limit, before)}
     runs = stored | {(run.agent_id, run.run_id): run for run in [*host.ended, *host.live]}
     newest_first = _from(before, sorted(runs.values(), key=lambda run: -run.created_at))
     fitting = [
@@ -152,11 +122,11 @@ async def _list(request: Request, wanted: RunFilter, agent_id: str | None) -> Re
         and agent_id in (None, line["agent_id"])
         and (not statuses or line["status"] in statuses)
     ]
-    places = [(run.created_at, run.run_id) for run, _ in fitting]
-    return answer_page(request, [line for _, line in fitting], places, wanted.limit)
+    positions = [(run.created_at, run.run_id) for run, _ in fitting]
+    return page_response(request, [line for _, line in fitting], positions, wanted.limit)
 
 
-def _from(before: Place | None, runs: list[Run | RunRecord]) -> list[Run | RunRecord]:
+def _from(before: Position | None, runs: list[Run | RunRecord]) -> list[Run | RunRecord]:
     """Those that come after this place in the list."""
     if before is None:
         return runs

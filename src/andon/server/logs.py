@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from andon.core.cutting import cut_line, cut_traceback
 from andon.core.escaping import escaped, escaped_json
 from andon.core.run.children import current
-from andon.server.visit import RUN
-from andon.server.wire import to_json
+from andon.server.authorized_host import RUN_STATE_KEY
+from andon.server.responses import to_json
 
 log = logging.getLogger("andon.access")
 
@@ -54,7 +54,7 @@ class AccessLog:
             took = round((time.perf_counter() - began) * 1000, 1)
             path = quote(scope["path"], errors="replace")
             facts = {"method": method, "path": path, "status": status, "ms": took}
-            about = scope.get("state", {}).get(RUN, {})
+            about = scope.get("state", {}).get(RUN_STATE_KEY, {})
             log.info("%s %s %s %s ms", method, path, status, took, extra={"facts": {**facts, **about}})
 
 

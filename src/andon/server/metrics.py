@@ -16,7 +16,7 @@ from andon.core.archive import Latencies
 from andon.core.selection import BlockKind
 from andon.core.states import CancelCause, RunStatus
 from andon.errors import SchemaError, StoreError
-from andon.server.visit import Visit
+from andon.server.authorized_host import AuthorizedHost
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ ANSWER_SECONDS = 2.0
 """How long the database is waited for. Prometheus itself waits for ten seconds."""
 
 
-async def collect(host: Visit) -> str:
+async def collect(host: AuthorizedHost) -> str:
     runtimes = host.runtimes
     live = Counter(run.status for run in host.live)
     ended: Counter[RunStatus] = Counter()
@@ -58,7 +58,7 @@ async def collect(host: Visit) -> str:
     return "\n".join([*lines, ""])
 
 
-async def _blocked(host: Visit) -> list[str]:
+async def _blocked(host: AuthorizedHost) -> list[str]:
     """Nothing if the database can't be asked."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):

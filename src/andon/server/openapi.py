@@ -16,16 +16,15 @@ from msgspec import Struct
 
 from andon.agent.sessions import StoredSession
 from andon.core.selection import Block
-from andon.server.adk import Create, Invoke, Update
+from andon.server.adk_json import Create, Invoke, Update
+from andon.server.auth_middleware import OPEN
 from andon.server.continuing import CancelCall, Continue
-from andon.server.control import Unblock, Which
 from andon.server.conversations import Fork, Replace, Whose
-from andon.server.guard import OPEN
+from andon.server.event_tickets import PARAMETER, TicketRequest
 from andon.server.lists import AnyRunFilter, RunFilter
+from andon.server.operations import CancelLogQuery, Unblock
 from andon.server.pages import Page
-from andon.server.place import RUN_ID
-from andon.server.runs import Cancel, CancelMany, Resume, Start
-from andon.server.shapes import (
+from andon.server.response_types import (
     EVENTS,
     AgentDetail,
     AgentSummary,
@@ -46,7 +45,8 @@ from andon.server.shapes import (
     Ticket,
     UnblockAnswer,
 )
-from andon.server.tickets import PARAMETER, TicketRequest
+from andon.server.run_location import RUN_ID
+from andon.server.runs import Cancel, CancelMany, Resume, Start
 
 Json = dict[str, Any]
 
@@ -59,7 +59,7 @@ BEARER: Mapping[str, Mapping[str, Any]] = {"bearer": {"type": "http", "scheme": 
 TICKET = {"ticket": {"type": "apiKey", "in": "query", "name": PARAMETER, "description": "From `POST …/ticket`."}}
 
 
-class From(Struct):
+class EventsQuery(Struct):
     """How the events of a run are asked for."""
 
     last_event_id: str | None = None
@@ -68,7 +68,7 @@ class From(Struct):
 TAGS = {
     "runs": "Start runs, read their events, cancel them, go on with them.",
     "conversations": "Read, replace, fork and forget what was said in a session.",
-    "sessions": "The same agents, addressed by session, in ADK's shapes. `WS /run_live` is not described here.",
+    "sessions": "The same agents, addressed by session, in ADK's schemas. `WS /run_live` is not described here.",
     "agents": "What is served.",
     "operations": "For those who run the server: cancel many, block, look at figures.",
 }
@@ -132,7 +132,9 @@ OPERATIONS: dict[str, Operation] = {
     "get_metrics": Operation("operations", "Figures for Prometheus", {200: str}, media=TEXT),
     "list_blocks": Operation("operations", "Who is blocked", {200: list[Block]}),
     "unblock": Operation("operations", "Take runs again", {200: UnblockAnswer}, Unblock, errors=_BODY),
-    "list_cancels": Operation("operations", "Who cancelled what", {200: list[CancelLine]}, query=Which, errors=(422,)),
+    "list_cancels": Operation(
+        "operations", "Who cancelled what", {200: list[CancelLine]}, query=CancelLogQuery, errors=(422,)
+    ),
     "cancel_many": Operation(
         "operations", "Cancel many runs", {200: CancelManyAnswer}, CancelMany, CancelMany, errors=(*_BODY, 404)
     ),
@@ -146,7 +148,7 @@ OPERATIONS: dict[str, Operation] = {
         "runs",
         "A run's events",
         {200: None, 204: None},
-        query=From,
+        query=EventsQuery,
         headers=_LAST,
         errors=(400, 404, 410, 422),
         media=SSE,
@@ -248,13 +250,13 @@ def describe(make: Callable[[], Json], schemes: Mapping[str, Mapping[str, Any]] 
     document = make()
     if "tags" in document:  # FastAPI keeps what it has made
         return document
-    shapes = Shapes()
+    schemas = SchemaBuilder()
     for path, methods in document["paths"].items():
         for operation in methods.values():
             known = OPERATIONS.get(operation["operationId"], Operation("runs", operation["summary"]))
-            _complete(operation, known, shapes, guarded=schemes is not None and path not in OPEN)
+            _complete(operation, known, schemas, guarded=schemes is not None and path not in OPEN)
     document["tags"] = [{"name": name, "description": about} for name, about in TAGS.items()]
-    document["components"] = {"schemas": shapes.components}
+    document["components"] = {"schemas": schemas.components}
     if schemes is not None:
         document["components"]["securitySchemes"] = {**schemes, **TICKET}
         document["security"] = [{name: []} for name in schemes]
@@ -270,32 +272,32 @@ def _operations(document: Json) -> Iterator[Json]:
         yield from methods.values()
 
 
-def _complete(operation: Json, known: Operation, shapes: Shapes, *, guarded: bool) -> None:
+def _complete(operation: Json, known: Operation, schemas: SchemaBuilder, *, guarded: bool) -> None:
     operation["tags"], operation["summary"] = [known.tag], known.summary
     operation["responses"] = {
-        str(status): _answer(known, status, kind, shapes) for status, kind in known.answers.items()
+        str(status): _answer(known, status, kind, schemas) for status, kind in known.answers.items()
     }
     errors = {*known.errors, *_EVERYWHERE, *((401,) if guarded else ())}
-    operation["responses"] |= {str(status): _error(status, shapes) for status in sorted(errors)}
+    operation["responses"] |= {str(status): _error(status, schemas) for status in sorted(errors)}
     parameters = [*operation.get("parameters", ())]
     if known.query is not None:
-        parameters += shapes.parameters(known.query)
+        parameters += schemas.parameters(known.query)
     for name, about in known.headers.items():
         parameters.append({"name": name, "in": "header", "description": about, "schema": {"type": "string"}})
     if parameters:
         operation["parameters"] = parameters
     if known.body is not None:
-        operation["requestBody"] = shapes.body(known.body)
+        operation["requestBody"] = schemas.body(known.body)
 
 
-def _answer(known: Operation, status: int, kind: Any, shapes: Shapes) -> Json:
+def _answer(known: Operation, status: int, kind: Any, schemas: SchemaBuilder) -> Json:
     meanings = {201: "Created", 202: "Accepted", 204: "Done" if known.streams is None else "No more events"}
     answer: Json = {"description": meanings.get(status, "OK")}
     content: Json = {}
     if status != 204 and not (status == 200 and known.media == SSE):
-        content[known.media if status == 200 else JSON] = {"schema": shapes.of(kind)}
+        content[known.media if status == 200 else JSON] = {"schema": schemas.of(kind)}
     if status == 200 and known.streams is not None:
-        content[SSE] = shapes.stream(known.streams)
+        content[SSE] = schemas.stream(known.streams)
     if content:
         answer["content"] = content
     headers = {}
@@ -308,8 +310,8 @@ def _answer(known: Operation, status: int, kind: Any, shapes: Shapes) -> Json:
     return {**answer, "headers": headers} if headers else answer
 
 
-def _error(status: int, shapes: Shapes) -> Json:
-    answer: Json = {"description": ERRORS[status], "content": {JSON: {"schema": shapes.of(ProblemDetail)}}}
+def _error(status: int, schemas: SchemaBuilder) -> Json:
+    answer: Json = {"description": ERRORS[status], "content": {JSON: {"schema": schemas.of(ProblemDetail)}}}
     if status in (429, 503):
         answer["headers"] = {"Retry-After": _header("After how many seconds to try again.")}
     if status == 401:
@@ -321,7 +323,7 @@ def _header(about: str) -> Json:
     return {"description": about, "schema": {"type": "string"}}
 
 
-class Shapes:
+class SchemaBuilder:
     """Types as JSON schemas. Those of structs and enums are components, which others refer to."""
 
     def __init__(self) -> None:
@@ -331,8 +333,8 @@ class Shapes:
         if kind is None:
             return {"type": "null"}
         (schema,), components = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
-        self.components |= _spelled_out(components)
-        plain: Json = _spelled_out(schema)
+        self.components |= _with_items(components)
+        plain: Json = _with_items(schema)
         return plain
 
     def stream(self, name: str) -> Json:
@@ -372,15 +374,15 @@ class Shapes:
 
 def _schema_of(kind: type[Struct]) -> Json:
     """Of a struct whose fields are no structs."""
-    found: Json = _spelled_out(msgspec.json.schema(kind)["$defs"][kind.__name__])
+    found: Json = _with_items(msgspec.json.schema(kind)["$defs"][kind.__name__])
     return found
 
 
-def _spelled_out(schema: Any) -> Any:
+def _with_items(schema: Any) -> Any:
     """A list of anything says so: some makers of clients want to know."""
     if isinstance(schema, list):
-        return [_spelled_out(each) for each in schema]
+        return [_with_items(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    spelled = {name: _spelled_out(value) for name, value in schema.items()}
+    spelled = {name: _with_items(value) for name, value in schema.items()}
     return {"items": {}, **spelled} if spelled.get("type") == "array" else spelled

@@ -15,12 +15,12 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from andon.server.problems import Problem
-from andon.server.wire import to_json
+from andon.server.responses import to_json
 
 LIMIT = 1000
 """How many a page has, unless less are wanted."""
 
-Place = tuple[float, str]
+Position = tuple[float, str]
 """Where a page ends: when the last one on it was made, and its id."""
 
 
@@ -31,7 +31,7 @@ class Page(Struct):
     cursor: str | None = None
     """Where the page before ended, as its `Link` header says it."""
 
-    def check(self) -> Place | None:
+    def check(self) -> Position | None:
         """Where the page before ended; or raise, if this is no page."""
         if not 1 <= self.limit <= LIMIT:
             raise Problem(422, f"limit is {self.limit}; it is a number from 1 to {LIMIT}")
@@ -47,11 +47,11 @@ class Page(Struct):
         return created, id
 
 
-def answer_page(request: Request, lines: Sequence[Any], places: Sequence[Place], limit: int) -> Response:
-    """So many of these, which may be more, as they are; `places` says where each of them is."""
+def page_response(request: Request, lines: Sequence[Any], positions: Sequence[Position], limit: int) -> Response:
+    """So many of these, which may be more, as they are; `positions` says where each of them is."""
     response = Response(to_json(lines[:limit]), media_type="application/json")
     if len(lines) > limit:
-        created, id = places[limit - 1]
+        created, id = positions[limit - 1]
         url = request.url.include_query_params(limit=limit, cursor=f"{created!r},{id}")
         response.headers["link"] = f'<{url.path}?{url.query}>; rel="next"'
     return response

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from starlette.requests import HTTPConnection
 
-from andon.server.body import refuse
-from andon.server.foreign import QUERIES
+from andon.server.body import refuse_unknown
+from andon.server.event_tickets import PARAMETER
+from andon.server.ignored_fields import IGNORED_QUERY
 from andon.server.openapi import OPERATIONS
 from andon.server.problems import Problem
-from andon.server.tickets import PARAMETER
 
 PROBED = frozenset({"health", "ready"})
 """Load balancers ask for these, some with a parameter of their own, and must not take that for a failure."""
@@ -25,7 +25,7 @@ PROBED = frozenset({"health", "ready"})
 class _Known(NamedTuple):
     named: tuple[str, ...]
     """The parameters that a route has."""
-    passed_over: frozenset[str]
+    ignored_fields: frozenset[str]
     in_body: tuple[str, ...]
     """What belongs into its body."""
 
@@ -37,18 +37,20 @@ async def check_query(connection: HTTPConnection) -> None:
     if (name := connection.scope["route"].name) in PROBED:
         return
     known = _known(name)
-    unknown = [name for name in connection.query_params if name not in known.named and name not in known.passed_over]
+    unknown = [name for name in connection.query_params if name not in known.named and name not in known.ignored_fields]
     if misplaced := sorted(name for name in unknown if name in known.in_body):
         raise Problem(422, f"{', '.join(misplaced)}: put it into the body of this request, not into its URL")
-    refuse(unknown, known.named, "query parameter")
+    refuse_unknown(unknown, known.named, "query parameter")
 
 
 @functools.cache
 def _known(name: str) -> _Known:
     operation = OPERATIONS[name]
-    foreign: frozenset[str] = getattr(operation.query, "passed_over", frozenset()) | QUERIES.get(name, frozenset())
-    own = {PARAMETER} if name == "read_events" else set()  # the guard reads it
-    return _Known(_fields(operation.query), foreign | own, _fields(operation.body))
+    ignored: frozenset[str] = getattr(operation.query, "ignored_fields", frozenset())
+    ignored |= IGNORED_QUERY.get(name, frozenset())
+    if name == "read_events":
+        ignored |= {PARAMETER}  # the ticket, which `AuthMiddleware` reads
+    return _Known(_fields(operation.query), ignored, _fields(operation.body))
 
 
 def _fields(kind: Any) -> tuple[str, ...]:

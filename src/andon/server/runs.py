@@ -23,29 +23,29 @@ from andon.core.selection import BlockKind
 from andon.core.shared.remote import EventSource
 from andon.core.states import CancelCause, CancelOutcome, RunStatus
 from andon.errors import StoreError
+from andon.server.agentos_json import EventWriter, record_output, run_output
+from andon.server.authorized_host import AuthorizedHost, host_of
 from andon.server.body import (
     check_run_id,
     check_session_id,
     check_user_id,
-    described,
-    fill,
+    convert_fields,
+    openapi_body,
     read_body,
-    read_both,
     read_key,
     read_messages,
     read_metadata,
+    read_query_and_body,
 )
-from andon.server.distant import Distant, cancel, find_many
-from andon.server.foreign import AGENTOS_CANCEL, AGENTOS_RESUME, AGENTOS_START
-from andon.server.limits import limits_of
-from andon.server.lists import answer
-from andon.server.once import Found, once
-from andon.server.output import read_schema
-from andon.server.place import run_headers
+from andon.server.distant import Distant, find_many
+from andon.server.idempotency import StartedRun, start_once
+from andon.server.ignored_fields import AGENTOS_CANCEL, AGENTOS_RESUME, AGENTOS_START
+from andon.server.output_schema import read_output_schema
 from andon.server.problems import Problem
-from andon.server.sse import AnswerResponse, EventResponse, Leave
-from andon.server.visit import Visit, host_of
-from andon.server.wire import EventWriter, record_output, run_output
+from andon.server.requested_limits import requested_limits
+from andon.server.responses import json_response
+from andon.server.run_location import run_headers
+from andon.server.sse import DelayedResponse, EventResponse, OnDisconnect
 
 router = APIRouter()
 
@@ -64,7 +64,7 @@ def check_reason(reason: str | None) -> None:
 class Start(Struct):
     """What a client may say to start a run. In a form, `messages`, `metadata` and an object as `budget` are JSON."""
 
-    passed_over: ClassVar = AGENTOS_START
+    ignored_fields: ClassVar = AGENTOS_START
     message: str
     stream: bool = True
     background: bool = False
@@ -97,13 +97,13 @@ class Start(Struct):
             "metadata": read_metadata(self.metadata),
             "messages": read_messages(self.messages),
         }
-        return {**options, **limits_of(agent, self.max_turns, self.timeout, self.budget)}
+        return {**options, **requested_limits(agent, self.max_turns, self.timeout, self.budget)}
 
 
 class Cancel(Struct):
     """What a client may say to cancel."""
 
-    passed_over: ClassVar = AGENTOS_CANCEL
+    ignored_fields: ClassVar = AGENTOS_CANCEL
     reason: str | None = None
     by: str | None = None
     mode: str = "now"
@@ -130,7 +130,7 @@ class CancelMany(Cancel):
 
 
 class Resume(Struct):
-    passed_over: ClassVar = AGENTOS_RESUME
+    ignored_fields: ClassVar = AGENTOS_RESUME
     last_event_index: int = -1
     events: Literal["all", "agentos"] | None = None
 
@@ -138,23 +138,23 @@ class Resume(Struct):
 # -- starting ---------------------------------------------------------------------------------------------------------
 
 
-@router.post("/agents/{agent_id}/runs", openapi_extra=described(Start))
+@router.post("/agents/{agent_id}/runs", openapi_extra=openapi_body(Start))
 async def start_run(request: Request, agent_id: str) -> Response:
     host = host_of(request)
     agent = host.agent(agent_id)
     wanted = await read_body(request, Start, host.settings.max_body)
     wanted.check()
-    form = read_schema(wanted.output_schema)
+    form = read_output_schema(wanted.output_schema)
     options = wanted.options(agent)
     key = read_key(request, wanted)
 
     async def begin() -> tuple[Run, int]:
         return await host.begin(agent, wanted.message, options, form, key), 0
 
-    return await answer_once(host, agent, wanted, await once(host, agent, wanted.user_id, key, begin))
+    return await respond_to_start(host, agent, wanted, await start_once(host, agent, wanted.user_id, key, begin))
 
 
-class Wanted(Protocol):
+class ResponseOptions(Protocol):
     """How a client wants to hear of a run."""
 
     stream: bool
@@ -163,7 +163,9 @@ class Wanted(Protocol):
     events: Literal["all", "agentos"] | None
 
 
-def respond(host: Visit, agent: Agent, wanted: Wanted, run: Run, after: int = 0, *, owned: bool = True) -> Response:
+def _respond_with_live_run(
+    host: AuthorizedHost, agent: Agent, wanted: ResponseOptions, run: Run, after: int, *, owned: bool
+) -> Response:
     """Answer the request that has set the run going; or, not `owned`, one that only watches."""
     tied = (wanted.on_disconnect or ("continue" if wanted.background else "cancel")) == "cancel"
     leave = run.cancel_for if owned and tied else None
@@ -171,21 +173,21 @@ def respond(host: Visit, agent: Agent, wanted: Wanted, run: Run, after: int = 0,
         return _events(host, agent, run, after, everything=wanted.events == "all", leave=leave)
     if wanted.background:
         started = {"run_id": run.run_id, "session_id": run.session_id, "status": run.status}
-        return answer(started, 202, host.place(agent, run.run_id))
+        return json_response(started, 202, host.location_headers(agent, run.run_id))
 
     async def result() -> Response:
         await run.result()
-        return answer(run_output(agent, run), headers=run_headers(run.run_id))
+        return json_response(run_output(agent, run), headers=run_headers(run.run_id))
 
-    return AnswerResponse(result, leave)
+    return DelayedResponse(result, leave)
 
 
-async def answer_once(host: Visit, agent: Agent, wanted: Wanted, found: Found) -> Response:
+async def respond_to_start(host: AuthorizedHost, agent: Agent, wanted: ResponseOptions, found: StartedRun) -> Response:
     """Answer whoever has set a run going; or has sent the same request once more, and only watches."""
     run, after = found.run, found.after
     if isinstance(run, Run):
-        return respond(host, agent, wanted, run, after, owned=found.fresh)
-    distant = host.elsewhere(agent, run)
+        return _respond_with_live_run(host, agent, wanted, run, after, owned=found.fresh)
+    distant = host.stored_run(agent, run)
     if wanted.stream:
         reader = None if distant is None else await distant.reader(after)
         if reader is None:
@@ -193,14 +195,14 @@ async def answer_once(host: Visit, agent: Agent, wanted: Wanted, found: Found) -
         return _stream(host, agent, run.run_id, reader, everything=wanted.events == "all")
     if wanted.background:
         started = {"run_id": run.run_id, "session_id": run.session.session_id, "status": run.status}
-        return answer(started, 202, host.place(agent, run.run_id))
+        return json_response(started, 202, host.location_headers(agent, run.run_id))
     if distant is None:
-        return answer(record_output(agent, run), headers=run_headers(run.run_id))
+        return json_response(record_output(agent, run), headers=run_headers(run.run_id))
 
     async def result() -> Response:
-        return answer(record_output(agent, await distant.rested(after)), headers=run_headers(run.run_id))
+        return json_response(record_output(agent, await distant.rested(after)), headers=run_headers(run.run_id))
 
-    return AnswerResponse(result)
+    return DelayedResponse(result)
 
 
 # -- asking and reading -----------------------------------------------------------------------------------------------
@@ -212,7 +214,7 @@ async def get_run(request: Request, agent_id: str, run_id: str) -> Response:
     agent = await host.agent_of(agent_id, run_id)
     found = await host.find(agent, run_id)
     output = run_output(agent, found) if isinstance(found, Run) else record_output(agent, found)
-    return answer(output, headers=run_headers(run_id))
+    return json_response(output, headers=run_headers(run_id))
 
 
 @router.get("/agents/{agent_id}/runs/{run_id}/events")
@@ -225,7 +227,7 @@ async def read_events(request: Request, agent_id: str, run_id: str) -> Response:
     return await _reattach(host, agent, run_id, int(last), everything=True)
 
 
-@router.post("/agents/{agent_id}/runs/{run_id}/resume", openapi_extra=described(Resume))
+@router.post("/agents/{agent_id}/runs/{run_id}/resume", openapi_extra=openapi_body(Resume))
 async def resume(request: Request, agent_id: str, run_id: str) -> Response:
     """Go on reading, as the AgentOS family asks for it: by the index of the last event, which counts from 0."""
     host = host_of(request)
@@ -236,10 +238,10 @@ async def resume(request: Request, agent_id: str, run_id: str) -> Response:
     return await _reattach(host, agent, run_id, wanted.last_event_index + 1, everything=wanted.events == "all")
 
 
-async def _reattach(host: Visit, agent: Agent, run_id: str, after: int, *, everything: bool) -> Response:
+async def _reattach(host: AuthorizedHost, agent: Agent, run_id: str, after: int, *, everything: bool) -> Response:
     if after > MAX_SEQ:
         raise Problem(400, f"run {run_id!r} has no event with that number; no run has more than {MAX_SEQ}")
-    found = await host.distant(agent, run_id)
+    found = await host.find_anywhere(agent, run_id)
     if isinstance(found, RunRecord):
         raise _events_gone(found)
     if isinstance(found, Distant):
@@ -270,13 +272,19 @@ def _events_gone(record: RunRecord) -> Problem:
 
 
 def _events(
-    host: Visit, agent: Agent, run: Run, after: int = 0, *, everything: bool, leave: Leave | None = None
+    host: AuthorizedHost, agent: Agent, run: Run, after: int = 0, *, everything: bool, leave: OnDisconnect | None = None
 ) -> Response:
     return _stream(host, agent, run.run_id, run.events(after), everything=everything, leave=leave)
 
 
 def _stream(
-    host: Visit, agent: Agent, run_id: str, reader: EventSource, *, everything: bool, leave: Leave | None = None
+    host: AuthorizedHost,
+    agent: Agent,
+    run_id: str,
+    reader: EventSource,
+    *,
+    everything: bool,
+    leave: OnDisconnect | None = None,
 ) -> Response:
     writer, heartbeat = EventWriter(agent, everything=everything), host.settings.heartbeat
     return EventResponse(reader, writer, heartbeat=heartbeat, leave=leave, headers=run_headers(run_id))
@@ -285,88 +293,72 @@ def _stream(
 # -- cancelling -------------------------------------------------------------------------------------------------------
 
 
-@router.post("/agents/{agent_id}/runs/{run_id}/cancel", openapi_extra=described(Cancel))
+@router.post("/agents/{agent_id}/runs/{run_id}/cancel", openapi_extra=openapi_body(Cancel))
 async def cancel_run(request: Request, agent_id: str, run_id: str) -> Response:
     host = host_of(request)
     agent = await host.agent_of(agent_id, run_id)
-    wanted = fill(request, await read_cancel(request, host), Cancel)
-    asked, place = wanted.request(), host.place(agent, run_id)
-    if wanted.wait is None and await host.asked_elsewhere(agent, run_id, asked):
-        return _cancelled(place, run_id, CancelOutcome.requested, RunStatus.cancelling, None, wanted)
-    here = host.run(agent, run_id)
-    # One that is here is asked first, and may still wait to be taken in by a store: see what became of that afterwards.
-    found = here if here is not None and not here.status.final else await host.distant(agent, run_id)
-    if isinstance(found, RunRecord):
-        return _cancelled(place, run_id, CancelOutcome.already_finished, found.status, found.receipt, wanted)
-    outcome, stored = await cancel(agent, found, asked)
-    if isinstance(found, Run) and (not outcome or found.was_refused):
-        found = await host.ended_as(agent, found)
-    if wanted.wait is None or found.status in (RunStatus.completed, RunStatus.error):
-        return _cancelled(place, run_id, outcome, found.status, None, wanted, stored=stored)
+    wanted = convert_fields(request, await read_query_and_body(request, host.settings.max_body), Cancel)
     wait = wanted.wait
+    outcome, found, stored = await host.cancel_run(agent, run_id, wanted.request(), look_up=wait is not None)
+
+    def respond(receipt: Receipt | None) -> Response:
+        status = RunStatus.cancelling if found is None else found.status
+        view: dict[str, Any] = {"run_id": run_id, "outcome": outcome, "status": status}
+        if status in (RunStatus.completed, RunStatus.error):
+            ended = "completed" if status is RunStatus.completed else "failed"
+            raise Problem(409, f"run {run_id!r} had {ended} before it could be cancelled", **view)
+        if wait is not None:
+            view["receipt"] = receipt
+        if stored or (wait is not None and status.final):
+            return json_response(view, headers=run_headers(run_id))
+        # This server has stopped the run. It tells the store as soon as the store answers.
+        return json_response({**view, "stored": False}, 202, host.location_headers(agent, run_id))
+
+    if isinstance(found, RunRecord):
+        return respond(found.receipt)
+    if wait is None or found is None or found.status in (RunStatus.completed, RunStatus.error):
+        return respond(None)
 
     async def gone() -> Response:
         receipt = await found.gone(wait)
-        return _cancelled(place, run_id, outcome, found.status, receipt, wanted, stored=stored or found.status.final)
+        return respond(receipt)
 
-    return AnswerResponse(gone)
-
-
-def _cancelled(
-    place: dict[str, str],
-    run_id: str,
-    outcome: CancelOutcome,
-    status: RunStatus,
-    receipt: Receipt | None,
-    wanted: Cancel,
-    *,
-    stored: bool = True,
-) -> Response:
-    """Not `stored`: this server has stopped the run, and tells the store as soon as that can be asked."""
-    view: dict[str, Any] = {"run_id": run_id, "outcome": outcome, "status": status}
-    if status in (RunStatus.completed, RunStatus.error):
-        ended = "completed" if status is RunStatus.completed else "failed"
-        raise Problem(409, f"run {run_id!r} had {ended} before it could be cancelled", **view)
-    if wanted.wait is not None:
-        view["receipt"] = receipt
-    if not stored:
-        return answer({**view, "stored": False}, 202, place)
-    return answer(view, headers=run_headers(run_id))
+    return DelayedResponse(gone)
 
 
-@router.post("/runs/cancel", openapi_extra=described(CancelMany))
+@router.post("/runs/cancel", openapi_extra=openapi_body(CancelMany))
 async def cancel_many(request: Request) -> Response:
     host = host_of(request)
-    given = await read_cancel(request, host)
-    wanted = fill(request, given, CancelMany)
+    given = await read_query_and_body(request, host.settings.max_body)
+    wanted = convert_fields(request, given, CancelMany)
     if not (wanted.all or any(given.get(name) for name in ("session_id", "user_id", "agent_id"))):
         raise Problem(400, "say which runs: session_id, user_id, agent_id (all that are given must fit), or all=true")
     agents = host.agents_named(wanted.agent_id) if wanted.agent_id else host.all_agents
     asked = wanted.request()
     block = _to_block(host, wanted) if wanted.block else None
-    host.note_cancel(asked, wanted.agent_id, wanted.user_id, wanted.session_id)
+    host.log_cancel(asked, wanted.agent_id, wanted.user_id, wanted.session_id)
     found = await cancel_all(host, agents, asked, wanted.session_id, wanted.user_id, block)
     blocked = {} if block is None else {"blocked": {"kind": block[0], "id": block[1]}}
-    return once_gone(found, wanted, lambda: {"cancelled": [each.view(wanted) for each in found], **blocked})
+    return respond_when_ended(found, wanted, lambda: {"cancelled": [each.view(wanted) for each in found], **blocked})
 
 
-def _to_block(host: Visit, wanted: CancelMany) -> tuple[BlockKind, str]:
-    host.principal.must_be_admin()
-    block = one_of(wanted.user_id, wanted.agent_id)
+def _to_block(host: AuthorizedHost, wanted: CancelMany) -> tuple[BlockKind, str]:
+    host.principal.require_admin()
+    block = block_target(wanted.user_id, wanted.agent_id)
     if wanted.session_id:
         raise Problem(422, "block is for a user or an agent as a whole: leave out session_id")
     check_user_id(wanted.user_id)
     return block
 
 
-def one_of(user_id: str | None, agent_id: str | None) -> tuple[BlockKind, str]:
+def block_target(user_id: str | None, agent_id: str | None) -> tuple[BlockKind, str]:
     """What is to be blocked, or unblocked."""
     if (user_id is None) == (agent_id is None):
         raise Problem(422, "say who is meant: user_id or agent_id, and one of them alone")
     return ("user", user_id) if user_id is not None else ("agent", str(agent_id))
 
 
-class Asked(Struct):
+class CancelTarget(Struct):
     """One of several runs that were asked to go no further."""
 
     agent_id: str
@@ -382,13 +374,13 @@ class Asked(Struct):
 
 
 async def cancel_all(
-    host: Visit,
+    host: AuthorizedHost,
     agents: Iterable[Agent],
     asked: CancelRequest,
     session_id: str | None,
     user_id: str | None,
     block: tuple[BlockKind, str] | None = None,
-) -> list[Asked]:
+) -> list[CancelTarget]:
     """Cancel all runs of these agents that fit, and refuse new ones of whom is to be blocked.
 
     The runs of this process are asked first, all of them, before anything waits for a store. If a store can't be asked,
@@ -403,7 +395,7 @@ async def cancel_all(
         except StoreError as error:
             failures.append(error)
         ask_here([sweep for _, sweep in sweeps], asked)  # one may have begun before the block
-    found: list[Asked] = []
+    found: list[CancelTarget] = []
     for each in await asyncio.gather(*(_ask_store(*each, asked) for each in sweeps), return_exceptions=True):
         if isinstance(each, BaseException):
             failures.append(each)
@@ -416,28 +408,23 @@ async def cancel_all(
     return found
 
 
-async def _ask_store(agent: Agent, sweep: Sweep, asked: CancelRequest) -> list[Asked]:
+async def _ask_store(agent: Agent, sweep: Sweep, asked: CancelRequest) -> list[CancelTarget]:
     outcomes = await sweep.ask_store(asked)
     runs = sweep.found | await find_many(agent, outcomes.keys() - sweep.found.keys())
-    return [Asked(agent.id, run_id, outcome, runs.get(run_id)) for run_id, outcome in outcomes.items()]
+    return [CancelTarget(agent.id, run_id, outcome, runs.get(run_id)) for run_id, outcome in outcomes.items()]
 
 
-def once_gone(found: Sequence[Asked], wanted: Cancel, view: Callable[[], Any]) -> Response:
+def respond_when_ended(found: Sequence[CancelTarget], wanted: Cancel, view: Callable[[], Any]) -> Response:
     """Answer at once; or, to one who waits, when all of the runs are gone or what is left of them can be named."""
     if (wait := wanted.wait) is None:
-        return answer(view())
+        return json_response(view())
 
-    async def attend(asked: Asked) -> None:
+    async def attend(asked: CancelTarget) -> None:
         if asked.run is not None:
             asked.receipt = await asked.run.gone(wait)
 
     async def gone() -> Response:
         await asyncio.gather(*map(attend, found))
-        return answer(view())
+        return json_response(view())
 
-    return AnswerResponse(gone)
-
-
-async def read_cancel(request: Request, host: Visit) -> dict[str, Any]:
-    """From the query, the body, or both; most clients send neither."""
-    return await read_both(request, host.settings.max_body)
+    return DelayedResponse(gone)

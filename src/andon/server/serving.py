@@ -21,11 +21,11 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from andon.server.connections import Bounds, Socket, bounded
-from andon.server.descriptors import affordable
-from andon.server.draining import tell_drain
+from andon.server.connections import Bounds, WebSocketProtocol, http_protocol
+from andon.server.drain_report import report_drain
 from andon.server.host import Host
-from andon.server.parent import Parent
+from andon.server.open_files import connection_limit
+from andon.server.parent_process import ParentProcess
 
 CLOSE_SECONDS = 3
 """What readers get to take in the end, once every run has ended; one that has stalled is cut off then."""
@@ -48,13 +48,13 @@ def serve(
     listener: socket.socket,
     root_path: str = "",
     max_connections: int | None = None,
-    parent: Parent | None = None,
+    parent: ParentProcess | None = None,
 ) -> None:
     """Serve until a signal; returns when every run has ended. A worker also ends when its parent says so."""
     config = uvicorn.Config(
         app,
-        http=bounded(Bounds(connections=affordable(max_connections))),
-        ws=Socket,
+        http=http_protocol(Bounds(connections=connection_limit(max_connections))),
+        ws=WebSocketProtocol,
         ws_max_size=app.state.andon.settings.max_body,
         ws_per_message_deflate=False,  # a small message could become a huge one
         root_path=root_path,
@@ -64,7 +64,7 @@ def serve(
         timeout_graceful_shutdown=CLOSE_SECONDS + 2,
         server_header=False,
     )
-    calm_collector()
+    relax_garbage_collector()
     runner = asyncio.Runner(loop_factory=config.get_loop_factory())
     runner.run(Server(config, app.state.andon, parent).serve([listener]))
     if left := runner.run(_end_tasks()):
@@ -74,7 +74,7 @@ def serve(
     runner.close()
 
 
-def calm_collector() -> None:
+def relax_garbage_collector() -> None:
     """Have the garbage collector stop everything less often. What a program has set itself stays, if it is calmer."""
     gc.freeze()  # what is there by now stays: no collection has to look at it while someone waits
     young, old, oldest = gc.get_threshold()
@@ -84,7 +84,7 @@ def calm_collector() -> None:
 class Server(uvicorn.Server):
     """uvicorn closes connections before it asks the app, and raises the signal again at the end: here it doesn't."""
 
-    def __init__(self, config: uvicorn.Config, host: Host, parent: Parent | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, host: Host, parent: ParentProcess | None = None) -> None:
         super().__init__(config)
         self._host, self._parent = host, parent
         self._closing: asyncio.Task[None] | None = None  # a loop holds its tasks weakly
@@ -122,12 +122,12 @@ class Server(uvicorn.Server):
 
     async def _end_runs(self) -> None:
         # It is told first, before the host cancels what can't be kept.
-        telling = tell_drain(self._host, self._say)
+        reporting = report_drain(self._host, self._say)
         try:
             await self._host.shut_down()
         finally:
-            if telling is not None:
-                telling.cancel()
+            if reporting is not None:
+                reporting.cancel()
             self.should_exit = True
 
     def _say(self, text: str) -> None:

@@ -30,15 +30,28 @@ HEADERS = [
 
 HEARTBEAT = b": still here\n\n"
 
-CLIENT_LEFT = 499
+# These are no line breaks in JSON or SSE, but some clients split lines as Python's `str.splitlines` does.
+_SEPARATORS = [(char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\u0085\u2028\u2029"]
+
+CLIENT_DISCONNECTED = 499
 """What nginx calls it when a client leaves. The client does not read it, but whoever is in between, a middleware of the
 host's say, waits for an answer all the same."""
 
-Leave = Callable[[CancelCause], object]
+OnDisconnect = Callable[[CancelCause], object]
 """What to do when the client leaves (`disconnect`), or when its server gives up (`shutdown`)."""
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None], leave: Leave | None = None) -> None:
+def escape_line_separators(frames: bytes) -> bytes:
+    """Escape the line separators of Unicode, so that each line of a frame is one line for every client."""
+    if not frames.isascii():
+        for separator, escape in _SEPARATORS:
+            frames = frames.replace(separator, escape)
+    return frames
+
+
+async def run_while_connected(
+    receive: Receive, work: Coroutine[Any, Any, None], leave: OnDisconnect | None = None
+) -> None:
     """Do the work as long as the client is there; when it leaves, the work is cut."""
     working = asyncio.ensure_future(work)
     listening = asyncio.ensure_future(_gone(receive))
@@ -83,7 +96,7 @@ class EventResponse(Response):
         encode: Callable[[Sequence[Event]], bytes],
         *,
         heartbeat: float,
-        leave: Leave | None = None,
+        leave: OnDisconnect | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
@@ -98,7 +111,7 @@ class EventResponse(Response):
             await begun.wait()  # a response that has not begun would be none
             return await receive()
 
-        await unless_gone(listen, self._write(send, begun), self._leave)
+        await run_while_connected(listen, self._write(send, begun), self._leave)
 
     async def _write(self, send: Send, begun: asyncio.Event) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -117,10 +130,10 @@ class EventResponse(Response):
                 return
 
 
-class AnswerResponse(Response):
+class DelayedResponse(Response):
     """An answer that takes its time: `make` is awaited while the client is there."""
 
-    def __init__(self, make: Callable[[], Awaitable[Response]], leave: Leave | None = None) -> None:
+    def __init__(self, make: Callable[[], Awaitable[Response]], leave: OnDisconnect | None = None) -> None:
         super().__init__()
         self._make, self._leave = make, leave
 
@@ -130,7 +143,7 @@ class AnswerResponse(Response):
         async def work() -> None:
             answers.append(await self._make())
 
-        await unless_gone(receive, work(), self._leave)
-        response = answers[0] if answers else Response(status_code=CLIENT_LEFT)
+        await run_while_connected(receive, work(), self._leave)
+        response = answers[0] if answers else Response(status_code=CLIENT_DISCONNECTED)
         with contextlib.suppress(OSError):  # it has gone
             await response(scope, receive, send)

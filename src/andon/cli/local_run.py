@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run in this process, with a person at the keyboard.
+
+The first Ctrl-C cancels the run, gracefully, and its end is told as that of any other; the second leaves at once,
+whatever the process is doing. SIGTERM and SIGHUP cancel the run too, and so does a reader of our output who leaves
+(`| head -1`). A run that waits for a person is different: where a database keeps it, only Ctrl-C cancels it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from functools import partial
+from types import FrameType
+from typing import Any
+
+from andon.agent.agent import Agent
+from andon.cli.command_error import Exit
+from andon.cli.event_printer import CTRL_C, EventPrinter
+from andon.cli.login import login_name
+from andon.cli.logs import ShownErrorsFilter, show_log
+from andon.cli.questions import QuestionsAborted, ask, can_ask
+from andon.cli.report import Report
+from andon.cli.stdout_watch import on_stdout_closed
+from andon.cli.terminal import note
+from andon.core.portal import portal
+from andon.core.run.run import Run
+from andon.core.states import CancelCause, RunStatus
+from andon.errors import AnswersError, NotContinuableError
+
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+GONE = "nobody reads the output any more"
+
+
+class SignalHandler:
+    """What a person's signals do while this is entered: the first one cancels, the second one leaves.
+
+    A thread of its own acts on them, because the main thread may be where no handler gets its turn: a signal that comes
+    right before a wait does not end the wait. Two that come together are two.
+    """
+
+    def __init__(self) -> None:
+        self._cancel: Callable[[signal.Signals], object] | None = None
+        self._asked: signal.Signals | None = None
+
+    def on_first_signal(self, cancel: Callable[[signal.Signals], object]) -> None:
+        """From now on, this is what the first one does; if it has come already, it does so now."""
+        self._cancel = cancel
+        if self._asked is not None:
+            cancel(self._asked)
+
+    def __enter__(self) -> SignalHandler:
+        self._listening, self._telling = os.pipe()
+        self.left, self._leaving = os.pipe()
+        """Can be read from, which ends the wait for an answer at the terminal, once a signal has cancelled."""
+        os.set_blocking(self._telling, False)
+        self._thread = threading.Thread(target=self._listen, name="andon-signals", daemon=True)
+        self._thread.start()
+        self._told_before = signal.set_wakeup_fd(self._telling, warn_on_full_buffer=False)
+        self._before = {each: signal.signal(each, self._caught) for each in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+        signal.set_wakeup_fd(self._told_before)
+        os.close(self._telling)
+        self._thread.join()
+        os.close(self._listening)
+        os.close(self.left)
+
+    def _caught(self, number: int, frame: FrameType | None) -> None:
+        """Nothing: but only for a signal that is caught is the thread told."""
+
+    def _listen(self) -> None:
+        while told := os.read(self._listening, 1):
+            if told[0] in SIGNALS:
+                self._act(signal.Signals(told[0]))
+        if self._asked is None:
+            os.close(self._leaving)
+
+    def _act(self, number: signal.Signals) -> None:
+        if self._asked is not None:
+            # Nothing is flushed or closed: any of it might be what hangs.
+            os.write(2, b"\nandon: left at once\n")
+            os._exit(Exit.interrupted)
+        self._asked = number
+        if self._cancel is not None:  # else `hold` will see that it was asked for
+            self._cancel(number)
+        os.close(self._leaving)
+
+
+def cancel_on_signal(run: Run, number: signal.Signals) -> None:
+    if number is signal.SIGINT:
+        run.cancel(reason=CTRL_C, by=login_name())
+    else:
+        _cancel_unless_kept(run, CancelCause.shutdown, number.name)
+
+
+def _cancel_unless_kept(run: Run, cause: CancelCause, why: str) -> None:
+    """This process ends, and so does its run. But one that waits for a person, and is kept by a database, waits on."""
+    if run.runtime.keeper is None or not run.rests:
+        run.cancel_for(cause, why)
+
+
+def follow_local_run(
+    agent: Agent,
+    open_run: Callable[[], Coroutine[Any, Any, Run]],
+    printer: EventPrinter,
+    *,
+    no_input: bool,
+    handle: Run | None = None,
+    run_id: str | None = None,
+    after: int = 0,
+) -> Report:
+    """Do a run to its end, or to a question that nobody is there to answer; tell what comes after that event.
+
+    With the `handle` of a run that has not begun, also its beginning can be cancelled, should a store keep it waiting.
+    `run_id` is the run's id, if it is known before.
+    """
+    told = ShownErrorsFilter()
+    show_log(told, quiet=printer.quiet)
+    if not printer.quiet:
+        told.run_id = run_id
+    with SignalHandler() as signals:
+        try:
+            if handle is not None:
+                signals.on_first_signal(partial(cancel_on_signal, handle))
+            run = portal.submit(open_run).result()
+            if not printer.quiet:
+                told.run_id = run.run_id
+            if handle is None:
+                signals.on_first_signal(partial(cancel_on_signal, run))
+            on_stdout_closed(lambda: _cancel_unless_kept(run, CancelCause.disconnect, GONE))
+            report = _follow(agent, run, printer, signals, after, may_ask=not no_input)
+        finally:
+            portal.submit(agent.runtime.close).result()
+        if report.receipt is not None and report.receipt.leftovers:
+            portal.close()  # what is left gets a moment to end in, and a second Ctrl-C still works meanwhile
+    return report
+
+
+def _follow(
+    agent: Agent, run: Run, printer: EventPrinter, signals: SignalHandler, after: int, *, may_ask: bool
+) -> Report:
+    while True:
+        gone = False
+        try:
+            after = _tell(run, after, printer)
+        except OSError:  # a closed pipe, or a terminal that has gone
+            gone = True
+            _cancel_unless_kept(run, CancelCause.disconnect, GONE)
+        report = Report.of_result(run.result_blocking())
+        if report.status is not RunStatus.paused or gone or not can_ask(printer.as_json, not may_ask):
+            return report
+        if not _answered(agent, run, report, signals):
+            return report
+
+
+def _tell(run: Run, after: int, printer: EventPrinter) -> int:
+    """Tell what comes, up to the end or to the next question. Returns the number of the last event."""
+    reader = run.events(after)
+    while (event := reader.next_blocking()) is not None:
+        after = event.seq
+        printer.print_event(event, run.run_id)
+    return after
+
+
+def _answered(agent: Agent, run: Run, report: Report, signals: SignalHandler) -> bool:
+    """Ask, and go on. False if the person has left: then the run stays paused."""
+    while True:
+        try:
+            answers = ask(report.interrupts, signals.left)
+        except QuestionsAborted:  # by a signal, which has cancelled it, or not
+            return not run.is_paused
+        except OSError:  # the terminal has gone
+            _cancel_unless_kept(run, CancelCause.disconnect, GONE)
+            return not run.is_paused
+        if answers is None:
+            return False
+        try:
+            portal.submit(partial(agent.resume_run, report.run_id, answers)).result()
+        except AnswersError as error:
+            note(f"andon: {error}", "yellow")
+        except NotContinuableError:  # it was cancelled, or answered elsewhere, meanwhile
+            return True
+        else:
+            return True

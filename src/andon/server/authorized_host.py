@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host, as one principal may use it. Routes get this and never the host itself, so that none can forget to ask.
+
+A run or a session of somebody else is answered in the very words that are for one that is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.requests import HTTPConnection
+
+from andon.agent.agent import Agent, RunOptions
+from andon.agent.json_schema import JsonSchema
+from andon.agent.options import ContinueOptions
+from andon.core.cancel_runs import Sweep
+from andon.core.escaping import escaped
+from andon.core.receipt import CancelRequest
+from andon.core.records import RequestKey, RunRecord, SessionKey
+from andon.core.run.run import Run
+from andon.core.runtime import Runtime
+from andon.core.selection import Block, BlockKind, CancelEntry, Selection
+from andon.core.states import CancelOutcome
+from andon.server.access import Principal, principal_of
+from andon.server.distant import Distant, cancel
+from andon.server.host import Host, session_of, user_of
+from andon.server.pages import Position
+from andon.server.problems import Problem
+from andon.server.run_location import run_headers, run_path
+from andon.server.settings import Settings
+
+log = logging.getLogger(__name__)
+
+RUN_STATE_KEY = "andon.run"
+"""Where in the scope's state it stands which run a request was about, for whoever logs it."""
+
+
+def host_of(connection: HTTPConnection) -> AuthorizedHost:
+    """The host, for whoever asks. A user in the path must be that one."""
+    host = connection.app.state.andon
+    assert isinstance(host, Host)
+    visit = AuthorizedHost(host, principal_of(connection), connection)
+    user = connection.path_params.get("user")
+    if user is not None and not visit.principal.may_see(user):
+        app, session = connection.path_params.get("app"), connection.path_params.get("session")
+        raise unknown_user(user) if session is None else unknown_session(SessionKey(str(app), user, session))
+    return visit
+
+
+class CancelledRun(NamedTuple):
+    """A run that was asked to stop."""
+
+    outcome: CancelOutcome
+    found: Run | Distant | RunRecord | None
+    """None: another process has the run, and it was not looked up. A record: the run ended before."""
+    stored: bool = True
+    """False: the run is stopped, and the store does not know yet."""
+
+
+class AuthorizedHost:
+    """What one request may do."""
+
+    def __init__(self, host: Host, principal: Principal, connection: HTTPConnection) -> None:
+        self._host, self.principal, self._connection = host, principal, connection
+
+    @property
+    def settings(self) -> Settings:
+        return self._host.settings
+
+    @property
+    def draining(self) -> bool:
+        return self._host.draining
+
+    @property
+    def agents(self) -> dict[str, Agent]:
+        return self._host.agents
+
+    def agent(self, agent_id: str) -> Agent:
+        """An agent that is served."""
+        return self._host.agent(agent_id)
+
+    @property
+    def all_agents(self) -> list[Agent]:
+        """Those that are served, and those that they have as tools."""
+        return self._host.directory.find()
+
+    def agents_named(self, agent_id: str) -> list[Agent]:
+        """The same, of one id."""
+        return self._host.agents_named(agent_id)
+
+    async def agent_of(self, agent_id: str, run_id: str) -> Agent:
+        """The agent of this id that has the run."""
+        return await self._host.agent_of(agent_id, run_id)
+
+    # -- finding ------------------------------------------------------------------------------------------------------
+
+    def run(self, agent: Agent, run_id: str) -> Run | None:
+        """A run that is going on, or has ended not long ago."""
+        run = self._host.run(agent, run_id)
+        return self._note_run(run) if run is not None and self.principal.may_see(run.user_id) else None
+
+    async def find(self, agent: Agent, run_id: str) -> Run | RunRecord:
+        """A run, or what the store has of it."""
+        found = await self._host.find(agent, run_id)
+        if not self.principal.may_see(user_of(found)):
+            raise self._host.unknown(agent, run_id)
+        return self._note_run(found) if isinstance(found, Run) else found
+
+    @property
+    def live(self) -> list[Run]:
+        """The runs that have not ended."""
+        return [run for run in self._host.live if self.principal.may_see(run.user_id)]
+
+    @property
+    def ended(self) -> list[Run]:
+        """Those that have ended not long ago, oldest first."""
+        return [run for run in self._host.ended if self.principal.may_see(run.user_id)]
+
+    async def find_anywhere(self, agent: Agent, run_id: str) -> Run | Distant | RunRecord:
+        """A run, also one of another process; or, where the store is nobody else's, what it has of one that ended."""
+        found = await self.find(agent, run_id)
+        return (self.stored_run(agent, found) or found) if isinstance(found, RunRecord) else found
+
+    def stored_run(self, agent: Agent, record: RunRecord) -> Distant | None:
+        """A run that the store knows, if that is one that processes share."""
+        return None if agent.runtime.keeper is None else Distant(agent.runtime.keeper, record)
+
+    async def reread_ended(self, agent: Agent, run: Run) -> Run | Distant:
+        """A run of which a cancel was told that it has ended: how, the store knows, if it is one that processes share.
+        The run itself may be about to say so, or to learn it.
+        """
+        if agent.runtime.keeper is None:
+            if run.signal.request is None:
+                await run.result()
+            return run
+        record = await agent.runtime.keeper.store.find(run.run_id)
+        if record is None:  # it was refused
+            raise self._host.unknown(agent, run.run_id)
+        return Distant(agent.runtime.keeper, record)
+
+    async def stored_runs(self, which: Selection, limit: int, before: Position | None = None) -> list[RunRecord]:
+        """The runs that the shared stores know of: of each agent the newest so many before that place in the list,
+        whoever else uses the store.
+        """
+        keepers = [runtime.keeper for runtime in self._host.runtimes if runtime.keeper is not None]
+        wanted = [
+            msgspec.structs.replace(which, agent_id=agent_id)
+            for agent_id in self._host.directory.ids
+            if which.agent_id in (None, agent_id)
+        ]
+        found = [
+            each for keeper in keepers for one in wanted for each in await keeper.store.list_runs(one, limit, before)
+        ]
+        return [each for each in found if self.principal.may_see(each.session.user_id)]
+
+    async def ping(self) -> None:
+        """Raise `StoreError`, or `SchemaError`, if a shared store can't be asked, or takes no changes."""
+        await self._host.readiness.check()
+
+    def location_headers(self, agent: Agent, run_id: str) -> dict[str, str]:
+        """The headers that say where the run is found."""
+        return {"Location": run_path(self._connection, agent.id, run_id), **run_headers(run_id)}
+
+    def _note_run(self, run: Run) -> Run:
+        self._connection.scope["state"][RUN_STATE_KEY] = run.names
+        return run
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    async def begin(
+        self,
+        agent: Agent,
+        message: str,
+        options: RunOptions,
+        form: JsonSchema | None = None,
+        request_key: RequestKey | None = None,
+    ) -> Run:
+        """Begin a run, in the name of whoever asks."""
+        if not self.principal.may_see(user_id := options.get("user_id")):
+            raise unknown_user(user_id)
+        return self._note_run(await self._host.begin(agent, message, options, form, request_key))
+
+    def max_state_body(self, agent: Agent) -> int:
+        return self._host.max_state_body(agent)
+
+    def session_slot(
+        self, agent: Agent, user_id: str | None, session_id: str | None
+    ) -> AbstractAsyncContextManager[None]:
+        return self._host.session_slot(agent, user_id, session_id)
+
+    async def resume_run(
+        self,
+        agent: Agent,
+        run_id: str,
+        answers: Mapping[str, Any],
+        new_run_id: str | None,
+        request_key: RequestKey | None = None,
+        options: ContinueOptions | None = None,
+        form: JsonSchema | None = None,
+    ) -> Run:
+        """Go on with a run. `options` and `form` are for the new run that is made after a cut; without a form it is
+        asked for the schema of the run before.
+        """
+        found = await self.find(agent, run_id)
+        self._host.check_continuable(agent, found)
+        if form is None and found.status.final and found.output_schema is not None:
+            form = JsonSchema(found.output_schema)
+        given: dict[str, Any] = {"output_type": form, **(options or {})}
+        session, anew = session_of(found), found.status.final
+        run = await self._host.resume_run(agent, run_id, answers, session, new_run_id, request_key, given, anew=anew)
+        run.output_schema = found.output_schema if form is None else form.kept
+        return self._note_run(run)
+
+    def key_lock(self, agent: Agent, user_id: str | None, key: str) -> asyncio.Lock:
+        return self._host.key_lock(agent, user_id, key)
+
+    async def find_by_key(
+        self, agent: Agent, user_id: str | None, wanted: RequestKey
+    ) -> tuple[Run | RunRecord, int] | None:
+        return await self._host.find_by_key(agent, user_id, wanted) if self.principal.may_see(user_id) else None
+
+    def remember(self, agent: Agent, user_id: str | None, wanted: RequestKey, run_id: str, after: int) -> None:
+        self._host.remember(agent, user_id, wanted, run_id, after)
+
+    # -- cancelling ----------------------------------------------------------------------------------------------------
+
+    async def cancel_run(self, agent: Agent, run_id: str, asked: CancelRequest, *, look_up: bool) -> CancelledRun:
+        """Cancel one run, in this process or another one. With `look_up`, the result always has the run."""
+        if not look_up and await self.cancel_elsewhere(agent, run_id, asked):
+            return CancelledRun(CancelOutcome.requested, None)
+        here = self.run(agent, run_id)
+        # A live run of this process is asked first, before its store: that may not have admitted the run yet.
+        found = here if here is not None and not here.status.final else await self.find_anywhere(agent, run_id)
+        if isinstance(found, RunRecord):
+            return CancelledRun(CancelOutcome.already_finished, found)
+        outcome, stored = await cancel(agent, found, asked)
+        if isinstance(found, Run) and (not outcome or found.was_refused):
+            found = await self.reread_ended(agent, found)
+        return CancelledRun(outcome, found, stored)
+
+    async def cancel_elsewhere(self, agent: Agent, run_id: str, asked: CancelRequest) -> bool:
+        """Cancel a run that another process holds, without looking for it first. False if that was no news to it, or
+        there is no such run of this agent that whoever asks may see.
+        """
+        if agent.runtime.keeper is None or agent.runtime.recent(run_id) is not None:
+            return False
+        principal = self.principal
+        if not principal.admin and not principal.user_id:
+            return False
+        outcomes = await agent.runtime.cancel(
+            run_id=run_id,
+            agent_id=agent.id,
+            user_id=None if principal.admin else principal.user_id,
+            reason=asked.reason,
+            by=asked.by,
+            mode=asked.mode,
+            grace=asked.grace,
+        )
+        return outcomes.get(run_id) is CancelOutcome.requested
+
+    # -- cancelling many, and blocking ---------------------------------------------------------------------------------
+
+    def sweep(self, agent: Agent, *, user_id: str | None, session_id: str | None) -> Sweep:
+        """A cancel of every run of this agent that fits."""
+        if not self.principal.may_see(user_id):
+            raise unknown_user(user_id)
+        return Sweep(agent.runtime, Selection(None, session_id, user_id, agent.id))
+
+    def log_cancel(
+        self, asked: CancelRequest, agent_id: str | None, user_id: str | None, session_id: str | None
+    ) -> None:
+        """Have the log say who cancels many. One session is an everyday matter, a Stop button; the rest is not."""
+        fields = (("agent", agent_id), ("user", user_id), ("session", session_id))
+        which = ", ".join(f"{name} {value!r}" for name, value in fields if value)
+        log.log(
+            logging.INFO if session_id else logging.WARNING,
+            "%s cancels all runs%s (%s)",
+            escaped(asked.by or self.principal.by or "someone"),
+            f" of {which}" if which else "",
+            escaped(asked.reason or "no reason given"),
+        )
+
+    async def block(self, kind: BlockKind, id: str, by: str | None, reason: str | None) -> None:
+        blocking = [runtime.block(kind, id, by, reason) for runtime in self.runtimes]
+        for done in await asyncio.gather(*blocking, return_exceptions=True):  # one that is away keeps no other waiting
+            if isinstance(done, BaseException):
+                raise done
+        by, reason = escaped(by or "someone"), escaped(reason or "no reason given")
+        log.warning("%s %r was blocked by %s (%s)", kind, id, by, reason)
+
+    async def unblock(self, kind: BlockKind, id: str) -> bool:
+        lifted = [await runtime.unblock(kind, id) for runtime in self.runtimes]
+        if any(lifted):
+            log.warning("%s %r was unblocked by %s", kind, id, escaped(self.principal.by or "someone"))
+        return any(lifted)
+
+    async def blocks(self) -> list[Block]:
+        """The same in every runtime, but for those that were blocked behind the server's back."""
+        return list({(block.kind, block.id): block for each in self.runtimes for block in await each.blocks()}.values())
+
+    async def cancel_log(self, which: Selection, limit: int) -> list[CancelEntry]:
+        """Who cancelled what, newest first."""
+        entries = [entry for runtime in self.runtimes for entry in await runtime.cancel_log(which, limit)]
+        return sorted(entries, key=lambda entry: -entry.request.requested_at)[:limit]
+
+    @property
+    def runtimes(self) -> list[Runtime]:
+        """What all users share, for admins alone."""
+        self.principal.require_admin()
+        return self._host.runtimes
+
+
+def unknown_user(user: str | None) -> Problem:
+    return Problem(404, f"there is no user {user!r} here")
+
+
+def unknown_session(key: SessionKey) -> Problem:
+    detail = f"user {key.user_id!r} has no session {key.session_id!r} with {key.agent_id!r}: create it first"
+    return Problem(404, detail)

@@ -44,7 +44,7 @@ TELLING: dict[str, list[str]] = {
         "careful: no problem in ",
     ],
     "jwt_access.py": [
-        "nobody: 401 this server does not know who asks",
+        "nobody: 401 the user of this request is not known",
         "ada: 200 Once upon a time.",
         "ada, too late: 401",
         "forged: 401",

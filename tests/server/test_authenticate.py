@@ -193,7 +193,7 @@ def test_what_means_nothing_is_a_500_that_tells_nothing(
         answer = live.client.get("/agents")
         assert (answer.status_code, answer.json()) == (
             500,
-            {"detail": "the server could not find out who asks; its log says why"},
+            {"detail": "the server could not authenticate the request; its log says why"},
         )
     assert words in caplog.text
 

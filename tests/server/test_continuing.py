@@ -300,7 +300,7 @@ def test_the_same_key_goes_on_once() -> None:
         for other in ({"run_id": "n"}, {"answers": {"x": True}}):
             assert go_on(**other).status_code == 422
         start = live.client.post(RUNS, json={"message": "Hi", "session_id": "s"}, headers=headers)
-        assert (start.status_code, "was used for another request" in start.json()["detail"]) == (422, True)
+        assert (start.status_code, "was used for a different request" in start.json()["detail"]) == (422, True)
         with live.client.stream("POST", f"{RUNS}/r/continue", headers=headers) as response:  # only watches
             assert next(frames(response.iter_lines())).data["run_id"] == made
         assert live.run_of(agent, made).status is RunStatus.running

@@ -60,7 +60,7 @@ def test_a_key_is_known_after_a_restart(url: str) -> None:
         assert (again["run_id"], again["content"]) == (first["run_id"], "One.")
         other = ask(live, user_id="ada", message="Bye")
         assert (other.status_code, other.json()["run_id"]) == (422, first["run_id"])
-        assert "'k1' was used for another request" in other.json()["detail"]
+        assert "'k1' was used for a different request" in other.json()["detail"]
         headers, body = {"idempotency-key": "k1"}, {"message": "Hi", "user_id": "ada"}
         with live.client.stream("POST", RUNS, json=body, headers=headers) as response:
             told = list(frames(response.iter_lines()))

@@ -203,7 +203,7 @@ def test_a_run_counts_until_its_threads_are_gone() -> None:
         eventually(lambda: not agent.runtime.runs)
         refused = start(live)
         assert refused.status_code == 429
-        assert "1 runs of this user are going on" in refused.json()["detail"]
+        assert "1 runs of this user are working" in refused.json()["detail"]
         assert start(live, "bob").status_code == 202
         free.set()
         eventually(lambda: not agent.runtime.abandoned)

@@ -312,7 +312,7 @@ def test_the_same_key_is_not_another_request() -> None:
         first = ask("Hi", session_id="s1").json()
         for other in (ask("Bye", session_id="s1"), ask("Hi", session_id="s2"), ask("Hi", session_id="s1", timeout="5")):
             assert other.status_code == 422
-            assert "'k1' was used for another request" in other.json()["detail"]
+            assert "'k1' was used for a different request" in other.json()["detail"]
         assert ask("Hi", session_id="s1").json()["run_id"] == first["run_id"]
 
 

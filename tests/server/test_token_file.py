@@ -96,7 +96,7 @@ def test_what_can_not_be_used_changes_nothing_and_is_told_once(
             assert [code(live, each) for each in ("root-1", "ada-1", "geheim")] == [200, 200, 401]
         (told,) = [record for record in caplog.records if record.levelno == logging.ERROR]
         assert words in told.getMessage()
-        assert "stay as they were" in told.getMessage()
+        assert "the old ones stay in use" in told.getMessage()
         assert "geh" not in told.getMessage()
         write(file, "bob-1 user=bob")
         assert [code(live, each) for each in ("ada-1", "bob-1")] == [401, 200]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may ask what: tokens, the users they are bound to, and the web pages that may speak to the server.
+"""Who may do what: tokens, the users that they belong to, and the web pages that may call the server.
 
-What must stay true: no route is reached before the guard has said who asks, and what a principal may not see is
-answered like what is not there. Of a token only its hash is kept, so that no log, error or receipt can have it.
+What must stay true: `AuthMiddleware` finds the principal of a request before any route runs. The response about a thing
+that the principal may not see is the same as for a thing that does not exist. Only the hash of a token is kept, so that
+no log, error or receipt can contain a token.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ log = logging.getLogger(__name__)
 
 BEARER_PROTOCOL = "bearer."
 PROTOCOL = "andon"
-"""What a browser offers beside its token as the subprotocol of a WebSocket, and what it is answered with."""
+"""A browser offers this WebSocket subprotocol beside its token, and the server accepts this one."""
 
 
 class Principal(Struct, frozen=True):
-    """Who asks. One who is no admin sees and touches what is the user's own, and nothing of anybody else."""
+    """The sender of a request. One that is not an admin can see and change only the runs and sessions of its user."""
 
     user_id: str | None = None
     admin: bool = False
     by: str | None = None
-    """Who it is, in receipts."""
+    """The name in receipts."""
 
     def may_see(self, user_id: str | None) -> bool:
         return self.admin or (self.user_id is not None and self.user_id == user_id)
 
     def with_own_ids(self, fields: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
-        """What was sent, in the name of whoever sent it: `user_id` and `by` can't be anybody else's."""
+        """The fields with the principal's own `user_id` and `by`. Those of another user are refused."""
         own = {"by": self.by} if self.admin else {"user_id": self.user_id, "by": self.by}
         for name in names:
             if name in own and not self.admin and fields.get(name, own[name]) != own[name]:
-                raise Problem(403, f"{name} is {fields[name]!r}, and the request is another user's: leave it out")
+                raise Problem(403, f"{name} is {fields[name]!r}, and the token belongs to another user: leave it out")
         return {**{name: value for name, value in own.items() if name in names and value is not None}, **fields}
 
     def require_admin(self) -> None:
@@ -53,21 +54,21 @@ class Principal(Struct, frozen=True):
 
 
 ANONYMOUS = Principal()
-"""Who asks for what is open to all."""
+"""For routes that need no token."""
 
 OPEN_SERVER_USER = Principal(admin=True)
-"""Who asks a server that has no tokens."""
+"""For every request to a server without tokens."""
 
 
 def principal_of(connection: HTTPConnection) -> Principal:
-    """Who asks. Without the guard's word there is no answer."""
+    """The principal that `AuthMiddleware` has found. Fails if the middleware did not run."""
     principal = connection.scope["state"]["andon"]
     assert isinstance(principal, Principal)
     return principal
 
 
 class Token(Struct, frozen=True):
-    """A secret that opens the server. With a `user_id` and without `admin` it opens what is that user's alone."""
+    """A secret that gives access to the server. With a `user_id` and without `admin`, to that user's data alone."""
 
     secret: str
     user_id: str | None = None
@@ -84,14 +85,14 @@ class Token(Struct, frozen=True):
 
 @runtime_checkable
 class TokenSource(Protocol):
-    """Where tokens come from that may change while the server runs: see `TokenFile`. Nothing in it may wait."""
+    """A source of tokens that may change while the server runs, such as `TokenFile`. Its methods must not block."""
 
     def read(self) -> list[Token]:
-        """The tokens as they are now. Raises `ConfigurationError` if they can't be used."""
+        """The current tokens. Raises `ConfigurationError` if they can't be used."""
         ...
 
     def has_changed(self) -> bool:
-        """Whether they are others than those that were read. It is asked with every request."""
+        """Whether the tokens have changed since `read`. Called for every request."""
         ...
 
 
@@ -99,7 +100,7 @@ Tokens = str | Token | TokenSource | Iterable[str | Token | TokenSource]
 
 
 class Keyring:
-    """Knows tokens by their hashes."""
+    """Finds the principal of a token, by the token's hash."""
 
     def __init__(self, tokens: Tokens | None) -> None:
         given = [tokens] if isinstance(tokens, str | Token | TokenSource) else list(tokens or ())
@@ -114,7 +115,7 @@ class Keyring:
         return bool(self._known)
 
     def find(self, secret: str | None) -> Principal | None:
-        """Whose it is. All of them are looked at, so that the time it takes tells nothing."""
+        """The principal of this secret. It is compared with all tokens, so that the time reveals nothing."""
         if any(source.has_changed() for source in self._sources):
             self._read_again()
         digest, found = _digest(secret or ""), None
@@ -130,11 +131,11 @@ class Keyring:
         return known
 
     def _read_again(self) -> None:
-        """What can't be used must not open the server, nor close it: the tokens stay as they were."""
+        """Read the tokens again. If they can't be used, the old ones stay in use."""
         try:
             self._known = self._read()
         except ConfigurationError as error:
-            log.error("the tokens have changed and can't be used, so they stay as they were: %s", error)
+            log.error("the tokens have changed and can't be used, so the old ones stay in use: %s", error)
         else:
             count = len(self._known)
             in_use = f"{count} token is in use now" if count == 1 else f"{count} tokens are in use now"
@@ -142,7 +143,7 @@ class Keyring:
 
 
 def _known(tokens: Iterable[Any], before: dict[bytes, Principal]) -> dict[bytes, Principal]:
-    """By its hash, who each of these stands for, beside those that were known before."""
+    """The principals of these tokens by hash, added to those in `before`."""
     known = dict(before)
     for number, each in enumerate(tokens, 1):
         token = Token(each) if isinstance(each, str) else each
@@ -153,7 +154,7 @@ def _known(tokens: Iterable[Any], before: dict[bytes, Principal]) -> dict[bytes,
         if token.user_id == "":
             raise ConfigurationError(f"token {number} is bound to a user without a name")
         if known.setdefault(_digest(token.secret), token.principal) != token.principal:
-            raise ConfigurationError(f"token {number} was given before, for someone else: make another one")
+            raise ConfigurationError(f"token {number} was given before, for another user: make another one")
     return known
 
 
@@ -162,7 +163,7 @@ def _digest(secret: str) -> bytes:
 
 
 def bearer_token(connection: HTTPConnection) -> str | None:
-    """The token that was sent: in the header, or, because browsers can't do that, as a WebSocket's subprotocol."""
+    """The token in the header `Authorization`, or in a WebSocket subprotocol: browsers can't set that header there."""
     scheme, _, secret = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return secret.strip()
@@ -177,15 +178,15 @@ def offered(connection: HTTPConnection) -> list[str]:
 
 
 def subprotocol(connection: HTTPConnection) -> str | None:
-    """What to answer a client that offers subprotocols: never the token."""
+    """The subprotocol to accept: never the one that carries the token."""
     return PROTOCOL if PROTOCOL in offered(connection) else None
 
 
 class AllowedOrigins:
-    """Which names the server goes by, and which web pages may speak to it.
+    """The host names of this server, and the origins of web pages that may call it.
 
-    A page can have its own name point to this machine, and a browser then takes the server for the page's own; so a
-    server without tokens answers only to names that are known to be its own.
+    A page can let its own domain point to this machine. A browser then treats the server as same-origin with the page.
+    So a server without tokens only answers requests whose Host header is one of its known names.
     """
 
     def __init__(self, hosts: Iterable[str], origins: Iterable[str]) -> None:
@@ -204,7 +205,7 @@ class AllowedOrigins:
         )
 
     def allows_origin(self, connection: HTTPConnection) -> bool:
-        """Whether whoever asks is no web page, or one of this server's own, or one that was allowed."""
+        """Whether the request is from no web page, from a page of this server, or from an allowed origin."""
         hosts = connection.headers.getlist("host")
         return all(
             origin in self.origins or "*" in self.origins or (len(hosts) == 1 and _same(origin, hosts[0]))
@@ -230,7 +231,7 @@ def _is_loopback(name: str) -> bool:
 
 
 def _same(origin: str, host: str) -> bool:
-    """Whether a page of this origin came from this host. The scheme is a proxy's to change; default ports are none."""
+    """Whether the origin is this host. A proxy may change the scheme, so it is ignored; so are default ports."""
     scheme, _, there = origin.partition("://")
     port = {"http": ":80", "https": ":443"}.get(scheme)
     return port is not None and there.removesuffix(port) == host.lower().removesuffix(port)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our runs and messages in ADK's shapes: a run is an invocation, a message an event, a piece of one a partial event.
+"""Runs and messages in ADK's format: a run is an invocation, a message an event, a piece of a message a partial event.
 
-Whole events are made of messages, both while a run goes on and when its session is read later, so they have the same
-ids in both. What must stay true: an aborted invocation ends with an event of code `INVOCATION_ABORTED`, and no event
-has a key `error`, at which ADK's client raises.
+Whole events are made from messages, both during a run and when its session is read later, so their ids are the same in
+both. What must stay true: an aborted invocation ends with an event of code `INVOCATION_ABORTED`, and no event has a key
+`error`, because ADK's client raises on one.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ ABORTED = "INVOCATION_ABORTED"
 FAILED = "INVOCATION_FAILED"
 REFUSED = "INVOCATION_REFUSED"
 METADATA = "customMetadata"
-"""Where a run's metadata keep what an ADK client wants to see on each of its events."""
+"""The key in the metadata of a run whose value is put on each of its ADK events."""
 
 AdkJson = dict[str, Any]
-"""An object of ADK's, as JSON has it."""
+"""An object in ADK's JSON."""
 
 
 class Invocation(Struct, frozen=True):
-    """A run, as the maker of its events."""
+    """A run in ADK's terms. Makes the run's events."""
 
     run_id: str
     agent_id: str
@@ -65,7 +65,7 @@ class Invocation(Struct, frozen=True):
     def whole(
         self, messages: Sequence[Message], at: float, end: Event | RunRecord | None, first: int = 0
     ) -> list[AdkJson]:
-        """The messages from the given one on, and the end if it was another than the answer's."""
+        """The messages from number `first` on, and a last event if the run was cancelled or failed."""
         last: AdkJson | None = None
         if end is not None and end.status in _CODES:
             messages, marker = _without_marker(messages)
@@ -82,8 +82,8 @@ _CODES = {RunStatus.cancelled: ABORTED, RunStatus.error: FAILED}
 
 
 def _without_marker(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
-    """The last words of a run that was cut are the marker, which is the end's to tell."""
-    if not messages:  # it could not even be settled
+    """The messages without the cancel marker, and the marker: it goes into the last event."""
+    if not messages:  # the run could not be settled
         return [], ""
     *before, last = messages
     *said, marker = last.content
@@ -121,9 +121,9 @@ def _usage(usage: Usage) -> AdkJson:
 
 
 class AdkEventWriter:
-    """Tells a run's events as they come; `streaming` adds the pieces.
+    """Writes the events of a run as ADK events, as they come; `streaming` adds partial events.
 
-    A turn's calls and their results are told by the events of its tools, the rest by the run's end.
+    The tool events of a turn produce its calls and results. The end of the run produces the rest.
     """
 
     __slots__ = ("_answers", "_calls", "_invocation", "_next", "_run", "_streaming")
@@ -131,12 +131,12 @@ class AdkEventWriter:
     def __init__(self, run: Run, *, streaming: bool) -> None:
         self._run, self._streaming = run, streaming
         self._invocation = Invocation(run.run_id, run.agent_id, run.metadata)
-        self._next = 1  # the prompt is the client's own
+        self._next = 1  # 0 is the prompt, which the client knows
         self._calls: list[ToolCall] = []
         self._answers: dict[str, ToolResult] = {}
 
     def write(self, event: Event) -> list[AdkJson]:
-        """What this event means to the client: often nothing. A sub-agent's events are no part of the invocation."""
+        """The ADK events for this event: often none. Events of sub-agents are not part of the invocation."""
         if event.run_id != self._run.run_id:
             return []
         if event.event in (RunEvent.run_content, RunEvent.reasoning):
@@ -154,7 +154,7 @@ class AdkEventWriter:
         return self._invocation.event(self._next, event.created_at, Message("assistant", [part]), partial=True)
 
     def _question(self, event: Event) -> AdkJson:
-        """The calls that wait for a person. If none of the turn has begun, nobody was told of the turn yet."""
+        """The calls that wait for a person. If none has begun, this event also has the turn's message."""
         waiting = list(dict.fromkeys(each.call_id for each in event.interrupts or ()))
         told, number = None, f"asks-{event.seq}"
         if not self._calls:
@@ -168,7 +168,7 @@ class AdkEventWriter:
         if all(call.id != view.call_id for call in self._calls):
             told = self._run.own_messages[self._next : self._next + 1]
             calls = told[0].tool_calls if told else []
-            if all(call.id != view.call_id for call in calls):  # the run could not even be settled
+            if all(call.id != view.call_id for call in calls):  # the run could not be settled
                 return []
             self._calls = calls
         if event.event is not RunEvent.tool_call_started:
@@ -181,13 +181,13 @@ class AdkEventWriter:
         return [self._invocation.event(first + n, event.created_at, message) for n, message in enumerate(told)]
 
     def frames(self, events: Sequence[Event]) -> bytes:
-        """A batch as server-sent events, which have nothing but data here."""
+        """A batch of events as server-sent events. ADK's have a `data` field only."""
         shapes = [shape for event in events for shape in self.write(event)]
         return escape_line_separators(b"".join([b"data: %b\n\n" % to_json(shape) for shape in shapes]))
 
 
 def session_shape(record: SessionRecord, events: Sequence[AdkJson] = ()) -> AdkJson:
-    """A session. ADK's client refuses one that has any other key."""
+    """A session. ADK's client refuses one with other keys."""
     key = record.key
     return {
         "id": key.session_id,
@@ -200,7 +200,7 @@ def session_shape(record: SessionRecord, events: Sequence[AdkJson] = ()) -> AdkJ
 
 
 def text_of(content: dict[str, Any]) -> str:
-    """The text of a message. What else there may be in one is refused, not dropped."""
+    """The text of a message. Parts that are not text are refused, not dropped."""
     parts = content.get("parts")
     if content.get("role") not in (None, "user") or not isinstance(parts, list):
         raise Problem(422, 'a message is {"role": "user", "parts": [{"text": "..."}]}')
@@ -215,7 +215,7 @@ def text_of(content: dict[str, Any]) -> str:
 
 
 class Invoke(Struct):
-    """What a client may say to run an agent."""
+    """The body of a request to run an agent."""
 
     ignored_fields: ClassVar = ADK_RUN
     user_id: str
@@ -230,7 +230,7 @@ class Invoke(Struct):
 
 
 class Create(Struct):
-    """What a client may say to make a session."""
+    """The body of a request to create a session."""
 
     session_id: str | None = None
     state: dict[str, Any] = {}
@@ -238,13 +238,13 @@ class Create(Struct):
 
 
 class Update(Struct):
-    """What a client may say to change a session's state."""
+    """The body of a request to change the state of a session."""
 
     state_delta: dict[str, Any]
 
 
 class LiveQuery(Struct):
-    """What a live connection is about."""
+    """The query of a live connection."""
 
     ignored_fields: ClassVar = ADK_LIVE
     user_id: str
@@ -253,7 +253,7 @@ class LiveQuery(Struct):
 
 
 def read_live_query(connection: HTTPConnection) -> LiveQuery | Problem:
-    """What it is about, or what is wrong with that."""
+    """The query, or the problem with it."""
     try:
         return convert_fields(
             connection, {name: value for name, value in connection.query_params.items() if value}, LiveQuery
@@ -290,7 +290,7 @@ def read_live_message(connection: HTTPConnection, text: str | None, limit: int) 
 
 
 def to_snake_case(fields: Any, kind: type[Struct] = LiveMessage) -> dict[str, Any]:
-    """Fields whose names may be in camelCase. Names that the struct does not know stay as they are."""
+    """The fields with camelCase names of this struct in snake_case. Unknown names stay as they are."""
     if not isinstance(fields, dict):
         raise Problem(422, "the message must be a JSON object")
     ignored_fields: frozenset[str] = getattr(kind, "ignored_fields", frozenset())

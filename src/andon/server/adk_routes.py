@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same agents, addressed by session, for ADK's clients: run them, talk to them, cancel them, keep sessions.
+"""Routes for ADK's clients: the same agents, addressed by session. Run, talk, cancel, and manage sessions.
 
-Nobody but the client that asked for a run is hurt by its leaving, and a session that isn't there is a 404 before
-anything is started or streamed.
+If a client disconnects, only the run that it started is cancelled. An unknown session is a 404 before a run is started
+or an event is sent.
 """
 
 from __future__ import annotations
@@ -109,20 +109,20 @@ async def _start(host: AuthorizedHost, wanted: Invoke) -> Run:
     agent = _agent(host, wanted.app_name)
     prompt = text_of(wanted.new_message)
     session = await _find(agent, wanted.user_id, wanted.session_id)
-    if wanted.state_delta:  # before the run: a request that is refused leaves nothing in the session
+    if wanted.state_delta:  # before the run: a refused request must not change the session
         _check_state(agent, {**session.state, **wanted.state_delta})
     run = await _begin(host, agent, session.key, prompt, wanted.custom_metadata)
     if wanted.state_delta:
         try:
             await _set(agent, session.key, wanted.state_delta)
-        except BaseException:  # whoever asked for the run won't read it
+        except BaseException:  # the client gets an error, and will not read the run
             run.cancel_for(CancelCause.caller)
             raise
     return run
 
 
 def _check_state(agent: Agent, state: dict[str, Any]) -> None:
-    """Raise if the store would not take this state."""
+    """Raise if the state is too large for the store."""
     store = store_of(agent)
     if isinstance(store, HasMaxState):
         check_size(len(to_json(state)), store.max_state)
@@ -146,23 +146,23 @@ async def _begin(
 
 
 _CLOSE_CODES = {400: 1007, 404: 1002, 413: 1009, 415: 1003, 422: 1007, 500: 1011, 501: 1011, 503: 1013}
-"""Any other status is a 1008: it was read_live_message, and is not allowed."""
+"""Any other status is a 1008: the message was understood, and is not allowed."""
 MAX_UNSENT = 8
-"""How many answers may wait for a client that doesn't read them; until it does, it isn't listened to."""
+"""How many runs may wait for a client that does not read. With more, the server stops reading from it."""
 
 
 @router.websocket("/run_live")
 async def run_live(socket: WebSocket) -> None:
-    """Talk in a session: each text is a prompt, and interrupts the answer to the one before it."""
+    """Talk in a session: each text is a prompt, and cancels the run of the prompt before it."""
     wanted = read_live_query(socket)
-    if isinstance(wanted, Problem) and wanted.status_code == 403:  # who may not ask is not listened to
+    if isinstance(wanted, Problem) and wanted.status_code == 403:  # not authorized: refused in the handshake
         await send_refusal(wanted, socket, socket.receive, socket.send)
         return
-    await socket.accept(subprotocol(socket))  # before all else that may be wrong, so that the client is told why
+    await socket.accept(subprotocol(socket))  # before other checks, so that the client can read the reason
     code, reason = 1000, ""
     try:
         await _LiveConnection(host_of(socket)).go(socket, wanted)
-    except WebSocketDisconnect:  # it left while it was told something
+    except WebSocketDisconnect:  # while something was sent
         pass
     except (Problem, AndonError) as error:
         problem = error if isinstance(error, Problem) else problem_of(error)
@@ -171,12 +171,12 @@ async def run_live(socket: WebSocket) -> None:
         code, reason = 1011, "the server failed; its log says why"
         raise
     finally:
-        with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # the client was quicker
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # the client has closed it
             await socket.close(code, close_reason(reason))
 
 
 class _LiveConnection:
-    """A live connection: what it hears becomes runs, and the runs are told one after the other."""
+    """A live connection: received texts become runs, and the events of the runs are sent one run after the other."""
 
     def __init__(self, host: AuthorizedHost) -> None:
         self._host = host
@@ -187,7 +187,7 @@ class _LiveConnection:
         self._to_send: asyncio.Queue[Run | AdkJson] = asyncio.Queue(MAX_UNSENT)
 
     async def go(self, socket: WebSocket, wanted: LiveQuery | Problem) -> None:
-        """Until the client leaves or says so, or something is wrong."""
+        """Serve until the client closes or disconnects, or an error."""
         if isinstance(wanted, Problem):
             raise wanted
         agent = _agent(self._host, wanted.app_name)
@@ -222,12 +222,12 @@ class _LiveConnection:
             if self._held > self._host.settings.max_body:
                 raise too_large(self._host.settings.max_body)
             if not said.partial:
-                await _find(agent, key.user_id, key.session_id)  # it may have been deleted meanwhile
+                await _find(agent, key.user_id, key.session_id)  # the session may have been deleted meanwhile
                 await self._answer("\n".join(self._pieces), agent, key)
                 self._pieces, self._held = [], 0
 
     async def _answer(self, prompt: str, agent: Agent, key: SessionKey) -> None:
-        """Start the next run, in place of this connection's own one if that is still going; others' are left alone."""
+        """Start the next run. It replaces a live run of this connection, never one of another client."""
         before = self._run
         going = before is not None and not before.status.final
         try:
@@ -238,7 +238,7 @@ class _LiveConnection:
             )
             await self._to_send.put(refusal)
             return
-        if before is not None:  # only now: what was refused interrupts nothing
+        if before is not None:  # only now: a refused prompt cancels nothing
             before.cancel_for(CancelCause.superseded)
         await self._to_send.put(self._run)
 
@@ -267,12 +267,13 @@ DELETE_SECONDS = 5.0
 
 @router.post(
     SESSION + CANCEL, openapi_extra=openapi_body(Cancel)
-)  # before the route that would take `s1:cancel` for the id of a new session
+)  # declared before the route that would take `s1:cancel` as the id of a new session
 async def cancel_session(request: Request, app: str, user: str, session: str) -> Response:
     host = host_of(request)
     agent = host.agent(app)
     wanted = convert_fields(request, await read_query_and_body(request, host.settings.max_body), Cancel)
-    if not _runs_in(agent, SessionKey(agent.id, user, session)):  # those that are here are asked before any store
+    # Runs of this process are cancelled without asking the store first.
+    if not _runs_in(agent, SessionKey(agent.id, user, session)):
         await _find(agent, user, session)
     found = [each for each in await cancel_all(host, [agent], wanted.request(), session, user) if each.outcome]
 
@@ -313,7 +314,7 @@ async def _create(host: AuthorizedHost, agent: Agent, user: str, session_id: str
 
 @router.get(SESSIONS)
 async def list_sessions(request: Request, app: str, user: str) -> Response:
-    """Oldest first. What was said in them, and their states, `GET` of one tells."""
+    """Oldest first, without events. `GET` of one session has its events."""
     agent = host_of(request).agent(app)
     wanted = read_query(request, Page)
     after = wanted.check()
@@ -338,7 +339,7 @@ async def get_session(request: Request, app: str, user: str, session: str) -> Re
 
 @router.patch(SESSION, openapi_extra=openapi_body(Update))
 async def update_session(request: Request, app: str, user: str, session: str) -> Response:
-    """Answers with the new state and without events: a small change would cost as much as all that was said."""
+    """The response has the new state and no events, so that a small change needs no large response."""
     host = host_of(request)
     agent = host.agent(app)
     wanted = await _read(request, Update, host.max_state_body(agent))
@@ -348,7 +349,7 @@ async def update_session(request: Request, app: str, user: str, session: str) ->
 
 @router.delete(SESSION)
 async def delete_session(request: Request, app: str, user: str, session: str) -> Response:
-    """What runs in the session is cancelled first, so that nothing is written into it after its end."""
+    """Runs in the session are cancelled first, so that none writes into it afterwards."""
     host = host_of(request)
     agent = host.agent(app)
     store, asked = store_of(agent), CancelRequest.make(reason="its session was deleted", by=host.principal.by)
@@ -356,7 +357,7 @@ async def delete_session(request: Request, app: str, user: str, session: str) ->
     key = (await _find(agent, user, session)).key
     try:
         async with asyncio.timeout(DELETE_SECONDS):
-            while runs := await _all_in(agent, key):  # others may begin meanwhile
+            while runs := await _all_in(agent, key):  # new ones may begin meanwhile
                 for run in runs:
                     await cancel(agent, run, asked)
                 for run in runs:
@@ -368,7 +369,7 @@ async def delete_session(request: Request, app: str, user: str, session: str) ->
 
 
 async def _find(agent: Agent, user: str | None, session_id: str) -> SessionRecord:
-    """A session is there once it was created, and as soon as a run is in it."""
+    """A session exists once it was created, or as soon as a run is in it."""
     key = SessionKey(agent.id, user, session_id)
     running = _runs_in(agent, key)
     record = await store_of(agent).find_session(key)
@@ -380,7 +381,7 @@ async def _find(agent: Agent, user: str | None, session_id: str) -> SessionRecor
 async def _set(agent: Agent, key: SessionKey, delta: dict[str, Any]) -> SessionRecord:
     store = store_of(agent)
     record = await store.update_session(key, delta)
-    if record is None and _runs_in(agent, key):  # its first run has not left anything yet
+    if record is None and _runs_in(agent, key):  # its first run has not written anything yet
         await store.create_session(key, {})
         record = await store.update_session(key, delta)
     if record is None:  # deleted meanwhile
@@ -389,9 +390,7 @@ async def _set(agent: Agent, key: SessionKey, delta: dict[str, Any]) -> SessionR
 
 
 async def _events(agent: Agent, key: SessionKey) -> Callable[[], Iterator[AdkJson]]:
-    """What was said in a session; of a run that is going on, what is complete. The events are made as they are taken,
-    which may be in a thread.
-    """
+    """The events of a session; of a live run, the complete ones. The returned function may be called in a thread."""
     running = {run.run_id: run for run in _runs_in(agent, key)}
     history = await store_of(agent).history(key)
     for record, _ in history:
@@ -400,7 +399,7 @@ async def _events(agent: Agent, key: SessionKey) -> Callable[[], Iterator[AdkJso
 
     def make() -> Iterator[AdkJson]:
         for record, messages in history:
-            # What somebody has put there is nobody's run.
+            # Messages that were put into the session have no run id.
             invocation = Invocation(record.run_id or "history", agent.id, record.metadata)
             yield from invocation.whole(messages, record.created_at, record)
         for run, messages in begun:
@@ -414,7 +413,7 @@ def _runs_in(agent: Agent, key: SessionKey) -> list[Run]:
 
 
 async def _all_in(agent: Agent, key: SessionKey) -> list[Run | Distant]:
-    """The same, and those of other processes."""
+    """The same, with the runs of other processes."""
     here = {run.run_id: run for run in _runs_in(agent, key)}
     return [*here.values(), *(each for each in await live_in(agent, key) if each.run_id not in here)]
 
@@ -444,6 +443,6 @@ def _agent(host: AuthorizedHost, app: str | None) -> Agent:
 
 
 async def _read(request: Request, kind: type[T], limit: int | None = None) -> T:
-    """The body, whose keys may be in camelCase or in snake_case."""
+    """The body, with keys in camelCase or snake_case."""
     fields = await read_fields(request, host_of(request).settings.max_body if limit is None else limit)
     return convert_fields(request, to_snake_case(fields, kind), kind)

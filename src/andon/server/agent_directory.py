@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agents whose runs a server can be asked for: those that it serves, and those that they have as tools.
+"""The agents of a server: those that it serves, and their sub-agents.
 
-Runs are started of the first alone. A run of the others is a child of one of those, on the same runtime: it can be
-listed, watched, cancelled and answered under its own id. What tools an agent has is looked up each time, so that one
-that it was given later is known as well.
+Requests can only start runs of served agents. A run of a sub-agent is a child of such a run, on the same runtime: it
+can be listed, watched, cancelled and answered under its own id. The tools of an agent are read each time, so that tools
+that were added later are found too.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from andon.core.runtime import Runtime
 
 
 class AgentDirectory:
-    """Agents, and the runtimes on which their runs are."""
+    """The agents, each with the runtime of its runs."""
 
     def __init__(self, served: Mapping[str, Agent]) -> None:
         self._served = served
 
     def __iter__(self) -> Iterator[tuple[Agent, Runtime]]:
-        """Those that are served come first; an agent that is used on several runtimes comes with each of them."""
+        """Served agents come first. An agent that is used on several runtimes comes once with each."""
         runtimes = {id(agent.runtime) for agent in self._served.values()}
         todo = deque((agent, agent.runtime) for agent in self._served.values())
         seen: set[tuple[int, int]] = set()
@@ -34,23 +34,23 @@ class AgentDirectory:
             yield agent, runtime
             for each in agent.sub_agents:
                 where = each.runtime if each.brought_runtime else runtime
-                if id(where) in runtimes:  # else its runs are somewhere that this server knows nothing of
+                if id(where) in runtimes:  # else this server does not know the runtime of its runs
                     todo.append((each, where))
 
     @property
     def ids(self) -> list[str]:
-        """The ids of all of them."""
+        """The ids of all agents."""
         return list(dict.fromkeys(agent.id for agent, _ in self))
 
     def find(self, agent_id: str | None = None) -> list[Agent]:
-        """The agents of this id, or all of them, each on the runtime that its runs are on.
+        """The agents of this id, or all agents, each on the runtime of its runs.
 
-        Of those that have the same id and the same runtime, only the first.
+        Of agents with the same id and the same runtime, only the first.
         """
         fitting = [(agent, runtime) for agent, runtime in self if agent_id in (None, agent.id)]
         first = {(agent.id, id(runtime)): (agent, runtime) for agent, runtime in reversed(fitting)}
         return [agent.on(runtime) for agent, runtime in reversed(first.values())]
 
     def count(self, agent: Agent) -> int:
-        """How many agents have this one's id, on its runtime."""
+        """How many agents have the id of this agent, on its runtime."""
         return sum(each.id == agent.id and runtime is agent.runtime for each, runtime in self)

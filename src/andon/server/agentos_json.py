@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our events and results as JSON of the AgentOS family, with what we know besides.
+"""Events and results as JSON of the AgentOS family, with additional keys.
 
-Its clients drop keys that they don't know, but complain of events that they don't know: those are only sent to whoever
-asks for all. A line of `data:` is one line for every way of counting lines, also where the text has line separators.
+Its clients ignore unknown keys, but complain about unknown events: those are only sent if the request asks for all
+events.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNKNOWN_TO_AGENTOS = frozenset(
     {RunEvent.cancel_requested, RunEvent.model_retry, RunEvent.store_waiting, RunEvent.tool_call_cancelled}
     | {RunEvent.context_reduced}
 )
-"""Events that the AgentOS family's client doesn't know and complains of."""
+"""Events that the client of the AgentOS family complains about."""
 
 _TOOL_EVENTS = frozenset(
     {
@@ -52,7 +52,7 @@ class WireTool(Struct, gc=False, omit_defaults=True):
 
 
 class WireMetrics(Struct, gc=False, omit_defaults=True):
-    """What is unknown is left out: it is not zero."""
+    """Unknown counts are left out: they are not zero."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -62,7 +62,7 @@ class WireMetrics(Struct, gc=False, omit_defaults=True):
 
 
 class Requirement(Struct, gc=False):
-    """A question, as the AgentOS family has it."""
+    """A question in the format of the AgentOS family."""
 
     id: str
     tool_execution: WireTool
@@ -100,7 +100,7 @@ class WireEvent(Struct, gc=False, omit_defaults=True):
 
 
 class EventWriter:
-    """Writes an agent's events as frames of server-sent events."""
+    """Writes the events of an agent as server-sent events."""
 
     def __init__(self, agent: Agent, *, everything: bool) -> None:
         self._id, self._name = agent.id, agent.name
@@ -151,7 +151,7 @@ class EventWriter:
             view.metrics = None if event.usage is None else metrics_of(event.usage)
             view.reason, view.output = event.reason, event.output
             if event.error is not None:
-                view.content = view.error = event.error  # the family's clients show the content
+                view.content = view.error = event.error  # the family's clients show `content`
         else:
             view.reason, view.error, view.delay, view.context = event.reason, event.error, event.delay, event.context
         return view
@@ -163,7 +163,7 @@ def wire_tool(tool: ToolView, event: Event) -> WireTool:
 
 
 def waiting_tools(interrupts: Iterable[Interrupt], at: float) -> list[WireTool]:
-    """The calls that wait for a person, as the AgentOS family shows and answers them."""
+    """The calls that wait for a person, in the format of the AgentOS family."""
     return [
         WireTool(
             each.call_id or each.id,
@@ -191,7 +191,7 @@ def model_of(agent: Agent) -> tuple[str, str]:
 
 
 def run_output(agent: Agent, run: Run) -> dict[str, Any]:
-    """A run as it is now: its result if it has ended, else what it has said so far."""
+    """The state of a run: its result if it has ended, else its text so far."""
     events = [event for event in run.journal.events if event.run_id == run.run_id]  # not those of sub-agents
     said = "".join(event.content for event in events if event.event is RunEvent.run_content)
     output = _head(agent, run.run_id, run.session_id, run.user_id, run.status, run.created_at)
@@ -201,7 +201,7 @@ def run_output(agent: Agent, run: Run) -> dict[str, Any]:
         output |= _result(run.make_result()) | {"output": run.settlement.output_data}
     elif interrupts := run.interrupts:
         output |= {"stop_reason": StopReason.interrupt, "interrupts": interrupts, "messages": []}
-        # A call that has begun and asks is one call: what it asks stands in the place of what it began with.
+        # A call that has begun and asks is listed once, with its question.
         calls = [*output["tools"], *waiting_tools(interrupts, run.created_at)]
         output["tools"] = list({call.tool_call_id: call for call in calls}.values())
     else:
@@ -210,7 +210,7 @@ def run_output(agent: Agent, run: Run) -> dict[str, Any]:
 
 
 def record_output(agent: Agent, record: RunRecord) -> dict[str, Any]:
-    """A run of which only the store's record is left."""
+    """The same from the record in the store."""
     session = record.session
     output = _head(agent, record.run_id, session.session_id, session.user_id, record.status, record.created_at)
     return output | {
@@ -260,7 +260,7 @@ def _result(result: RunResult) -> dict[str, Any]:
 
 
 def _tools(events: Iterable[Event]) -> list[WireTool]:
-    """Each call once, as the last event about it has it."""
+    """Each call once, from its last event."""
     tools: dict[str, WireTool] = {}
     for event in events:
         if event.event in _TOOL_EVENTS and event.tool is not None:
@@ -269,11 +269,11 @@ def _tools(events: Iterable[Event]) -> list[WireTool]:
 
 
 def messages_of(message: Message) -> list[dict[str, Any]]:
-    """One of our messages in the family's shape, which has a message of its own for each tool result."""
+    """A message in the family's format, which has a separate message for each tool result."""
     if message.role == "tool":
         return [_tool_message(result) for result in message.tool_results]
     view: dict[str, Any] = {"role": message.role, "content": message.text}
-    # Each text block by itself too: after a cancel the last one is the marker, and no part of the answer.
+    # Text blocks are kept apart: after a cancel the last one is the marker, which is not part of the answer.
     if sum(isinstance(block, Text) for block in message.content) > 1:
         view["content"] = "\n\n".join(block.text for block in message.content if isinstance(block, Text))
     if thoughts := [block.text for block in message.content if isinstance(block, Reasoning)]:

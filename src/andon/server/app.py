@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the app together. All state is in the host (`app.state.andon`); the routes are in files of their own."""
+"""Builds the app from routes and middleware. All state is in the host (`app.state.andon`)."""
 
 from __future__ import annotations
 
@@ -64,21 +64,23 @@ def create_app(
 
     >>> app = create_app([storyteller, researcher], tokens=os.environ["ANDON_TOKEN"])
 
-    With a `runtime` the agents are moved to it, and so to its store; otherwise each keeps its own.
-    `tokens`: who may ask. A text is an admin's; `Token(secret, user_id=...)` is one user's; a `TokenFile` has some, and
-    is read again when it changes.
-    `authenticate`: a function, async if it waits for anything, that finds the user of a request which has none of these
-    tokens. It returns a `User`, the user's id, or None, which is a 401. An async one has `authenticate_seconds`; then
-    the request gets a 503.
-    `security_schemes`: what it goes by, as OpenAPI writes it, for the server's document: a bearer token by default.
-    Without either of them, anybody may ask who can reach the server and calls it by a name that is its own: loopback's,
-    its address, or one of `hosts`.
-    `cors_origins`: web pages of other origins that may ask; `*` for all, where there are tokens and nothing else.
-    `heartbeat`: after so many seconds of silence a stream sends a comment.
-    `drain`: how many seconds runs have to finish in when the server goes down; then they are cancelled.
-    `limits`: what it takes at the most, of all and of one user: `max_runs=…`, `max_user_runs=…` and others (`Limits`).
+    `runtime`: the agents are moved to it, and so to its store; without one, each agent keeps its own.
+    `tokens`: who may use the server. A str is an admin's token; `Token(secret, user_id=...)` is one user's; a
+    `TokenFile` has several, and is read again when it changes.
+    `authenticate`: a function that finds the user of a request that has none of these tokens; async if it waits for
+    anything. It returns a `User`, the user's id, or None, which is a 401. An async function that takes longer than
+    `authenticate_seconds` is cancelled, and the request gets a 503.
+    `security_schemes`: how `authenticate` identifies a user, in OpenAPI's terms, for the OpenAPI document. The default
+    is a bearer token.
+    Without `tokens` and `authenticate`, the server answers every request whose Host header is a loopback name, the
+    server's address, or one of `hosts`.
+    `cors_origins`: origins of web pages that may call the server; `*` for all, only with `tokens` and without
+    `authenticate`.
+    `heartbeat`: a stream that was silent for so many seconds sends a comment.
+    `drain`: at a shutdown, runs have so many seconds to finish; then they are cancelled.
+    `limits`: the limits of the server and of one user: `max_runs=…`, `max_user_runs=…` and others (`Limits`).
 
-    It can be mounted into another app, and works there as it is. For an orderly end, enter its lifespan in that app's:
+    The app can be mounted into another app. For an orderly shutdown, enter its lifespan in the lifespan of that app:
 
     >>> @asynccontextmanager
     ... async def lifespan(app):
@@ -100,7 +102,7 @@ def create_app(
 
 
 def _assemble(host: Host, schemes: Mapping[str, Mapping[str, Any]] | None) -> FastAPI:
-    """The routes, and the document that describes them by the names of their functions."""
+    """The app with its routes. The OpenAPI document describes a route by the name of its function."""
     app = FastAPI(
         title="Andon",
         version=__version__,
@@ -134,13 +136,13 @@ def _add_middleware(
             )
         if "*" in origins and not keyring:
             raise ConfigurationError("cors_origins has '*', which would open the server to every web page: give tokens")
-        # Outside the guard, so that a page can read why it was refused.
+        # Outside `AuthMiddleware`, so that a page can read why it was refused.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
             allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["Authorization", "Idempotency-Key", "Last-Event-ID"],
-            allow_credentials=authenticator is not None,  # a token is no credential in this sense, a cookie is
+            allow_credentials=authenticator is not None,  # CORS calls cookies credentials, not bearer tokens
             expose_headers=["Link", "Location", "Retry-After", RUN_ID],
         )
     app.add_middleware(AccessLog)

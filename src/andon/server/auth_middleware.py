@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door: every request and every WebSocket passes it before any route does.
+"""Checks every request and every WebSocket before any route runs.
 
-It asks, in this order, by which name the server was called, which web page calls, and who that is: by a token, by a
-ticket, or as the program's own `authenticate` says. It leaves word of who asks in the scope. Only liveness is open to
-all.
+It checks, in this order: the Host header, the origin of the web page, and the principal, by a token, a ticket or the
+program's `authenticate`. The principal is stored in the scope. Only the health checks need no token.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from andon.server.event_tickets import EventTickets
 from andon.server.problems import Problem
 
 OPEN = frozenset({"/health", "/ready"})
-"""What needs no token, because load balancers have none."""
+"""These paths need no token, because load balancers have none."""
 
 _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -29,7 +28,7 @@ POLICY_VIOLATION = 1008
 
 
 class AuthMiddleware:
-    """An ASGI app in front of ours."""
+    """An ASGI middleware."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class AuthMiddleware:
         except Problem as problem:
             await send_refusal(problem, connection, receive, send)
             return
-        # A dict of our own: a server may share one among all of its connections.
+        # A new dict: an ASGI server may share one among all of its connections.
         scope["state"] = {**scope.get("state", {}), "andon": principal}
         await self._app(scope, receive, send)
 
@@ -62,10 +61,12 @@ class AuthMiddleware:
         scope, near = connection.scope, self._allowed_origins
         if not self._guarded and not near.allows_host(connection):
             name = ", ".join(connection.headers.getlist("host"))[:100]
-            raise Problem(403, f"this server does not go by the name {name!r}: allow it with --allow-host (hosts=[…])")
+            detail = f"the Host header is {name!r}, which is not a known name of this server"
+            raise Problem(403, f"{detail}: allow it with --allow-host (hosts=[…])")
         changes = scope["type"] == "websocket" or scope["method"] not in _HARMLESS
         if (changes or not self._guarded) and not near.allows_origin(connection):
-            raise Problem(403, "pages of this origin may not ask: allow them with --cors-origin (cors_origins=[…])")
+            detail = "web pages of this origin may not call the server"
+            raise Problem(403, f"{detail}: allow them with --cors-origin (cors_origins=[…])")
 
     async def _find(self, connection: HTTPConnection) -> Principal:
         scope, secret = connection.scope, bearer_token(connection)
@@ -79,7 +80,7 @@ class AuthMiddleware:
         if self._authenticator is not None:
             if (found := await self._authenticator.find(connection)) is not None:
                 return found
-            detail = "this server does not know who asks: sign in first"
+            detail = "the user of this request is not known: sign in first"
         else:
             detail = "a token is needed: send `Authorization: Bearer …`"
             if secret is not None:
@@ -88,27 +89,27 @@ class AuthMiddleware:
 
 
 def route_path(scope: Scope) -> str:
-    """The path as our routes have it, wherever the app is mounted."""
+    """The path without the prefix under which the app is mounted."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path.removeprefix(root) if root and path.startswith(f"{root}/") else path
 
 
 async def send_refusal(problem: Problem, connection: HTTPConnection, receive: Receive, send: Send) -> None:
-    """Answer in place of the app. A WebSocket is refused in its handshake: who may not ask is not listened to."""
+    """Respond in place of the app. A WebSocket is refused in its handshake."""
     scope = connection.scope
     refusal = JSONResponse({"detail": problem.detail}, problem.status_code, problem.headers)
     if scope["type"] == "http":
         await refusal(scope, receive, send)
         return
-    with contextlib.suppress(OSError):  # the client was quicker
+    with contextlib.suppress(OSError):  # the client has disconnected
         await receive()
         if "websocket.http.response" in scope.get("extensions", {}):
             await refusal(scope, receive, send)
-        else:  # a server that can't say more makes a bare 403 of it
+        else:  # the ASGI server can't send a body here, and makes a plain 403 of it
             await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": close_reason(problem.detail)})
 
 
 def close_reason(detail: object) -> str:
-    """As much as fits into a WebSocket's last frame."""
+    """The detail, cut to the size of a WebSocket's close frame."""
     text = detail if isinstance(detail, str) else json.dumps(detail)
     return text.encode()[:120].decode(errors="ignore")

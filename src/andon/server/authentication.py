@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asking a program's own function who a request is from: `create_app(authenticate=…)`.
+"""Calls the program's own function that finds the user of a request: `create_app(authenticate=…)`.
 
-What must stay true: no request waits longer than its seconds for an async function, and nothing that goes wrong in the
-function is told to whoever asks. A plain function is called on the event loop, so it may not wait for anything.
+What must stay true: no request waits for an async function longer than `authenticate_seconds`, and the client does not
+see the function's errors. A plain function is called on the event loop, so it must not block.
 
-The function may go by a cookie, which a browser sends along with the requests of any page; so the guard checks the page
-first (see `guard`), and `*` is no origin here.
+The function may read a cookie, and a browser sends cookies with the requests of every page. So `AuthMiddleware` checks
+the origin of the page first, and `*` is not allowed as an origin here.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ log = logging.getLogger(__name__)
 
 
 class User(Struct, frozen=True):
-    """Who asks. An admin sees and does all; anybody else what is the user's own."""
+    """The user of a request. An admin may see and do everything; other users only what concerns their own data."""
 
     id: str
     admin: bool = False
 
 
 Found = User | str | None
-"""A `User`, a user's id, or None for nobody."""
+"""A `User`, a user's id, or None if the user is unknown."""
 
 Authenticate = Callable[[HTTPConnection], Awaitable[Found] | Found]
-"""From a request, or the request that opens a WebSocket, to its user."""
+"""Finds the user of a request, or of the request that opens a WebSocket."""
 
 
 class Authenticator:
-    """Asks the function, for so many seconds at the most."""
+    """Calls the function, with a timeout."""
 
     def __init__(self, ask: Authenticate, seconds: float) -> None:
         if not callable(ask):
@@ -55,26 +55,26 @@ class Authenticator:
         self._asking: set[asyncio.Task[object]] = set()  # a loop holds its tasks weakly
 
     async def find(self, connection: HTTPConnection) -> Principal | None:
-        """Who asks; None for nobody. Raises `Problem` where the function has said so, fails, or says nothing."""
-        # In a task of its own: a function that takes no notice of being cancelled keeps nobody waiting.
+        """The principal; None if unknown. Raises `Problem` if the function raises, or does not return in time."""
+        # In a task of its own: a function that ignores its cancellation must not delay the request.
         task: asyncio.Task[object] = asyncio.create_task(self._answer(connection), name="andon-authenticate")
         self._asking.add(task)
         task.add_done_callback(self._ended)
         try:
             await asyncio.wait([task], timeout=self._seconds)
         finally:
-            task.cancel()  # its time is up, or the request was cut
+            task.cancel()  # it took too long, or the request was cut
         if not task.done():
             log.error("authenticate has not answered within %g s, and was cancelled", self._seconds)
-            raise Problem(503, "the server could not find out in time who asks: try again", {"retry-after": "1"})
+            raise Problem(503, "the server could not authenticate the request in time: try again", {"retry-after": "1"})
         try:
             return _principal(task.result())
-        except HTTPException as refusal:  # the function's own words, for whoever asks
+        except HTTPException as refusal:  # the function's own response for the client
             headers = dict(refusal.headers or {})
             raise Problem(refusal.status_code, _as_json(refusal.detail), headers) from None
-        except BaseException:  # nothing is awaited here, so it is the function's own
+        except BaseException:  # nothing is awaited here, so the function raised it
             log.exception("authenticate failed")
-            raise Problem(500, "the server could not find out who asks; its log says why") from None
+            raise Problem(500, "the server could not authenticate the request; its log says why") from None
 
     async def _answer(self, connection: HTTPConnection) -> object:
         try:
@@ -86,11 +86,11 @@ class Authenticator:
     def _ended(self, task: asyncio.Task[object]) -> None:
         self._asking.discard(task)
         if not task.cancelled():
-            task.exception()  # if nobody waits for it any more, nobody wants to know
+            task.exception()  # mark it as retrieved: the request may be over
 
 
 def _as_json(detail: object) -> Any:
-    """What the function said, where JSON can say it; else its text."""
+    """The detail as JSON if it can be written as JSON, else its `str`."""
     try:
         return json.loads(json.dumps(detail, allow_nan=False))
     except (TypeError, ValueError, RecursionError):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host, as one principal may use it. Routes get this and never the host itself, so that none can forget to ask.
+"""The host with the rights of one principal. Routes get this and never the host, so that none can forget a check.
 
-A run or a session of somebody else is answered in the very words that are for one that is not there.
+The response about a run or session of another user is the same as for one that does not exist.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from andon.server.settings import Settings
 log = logging.getLogger(__name__)
 
 RUN_STATE_KEY = "andon.run"
-"""Where in the scope's state it stands which run a request was about, for whoever logs it."""
+"""The key in the state of the scope for the run that a request is about. The access log reads it."""
 
 
 def host_of(connection: HTTPConnection) -> AuthorizedHost:
-    """The host, for whoever asks. A user in the path must be that one."""
+    """The host for the principal of this request. Raises if the path has another user."""
     host = connection.app.state.andon
     assert isinstance(host, Host)
-    visit = AuthorizedHost(host, principal_of(connection), connection)
+    authorized = AuthorizedHost(host, principal_of(connection), connection)
     user = connection.path_params.get("user")
-    if user is not None and not visit.principal.may_see(user):
+    if user is not None and not authorized.principal.may_see(user):
         app, session = connection.path_params.get("app"), connection.path_params.get("session")
         raise unknown_user(user) if session is None else unknown_session(SessionKey(str(app), user, session))
-    return visit
+    return authorized
 
 
 class CancelledRun(NamedTuple):
@@ -63,7 +63,7 @@ class CancelledRun(NamedTuple):
 
 
 class AuthorizedHost:
-    """What one request may do."""
+    """The runs, sessions and agents that one request may use."""
 
     def __init__(self, host: Host, principal: Principal, connection: HTTPConnection) -> None:
         self._host, self.principal, self._connection = host, principal, connection
@@ -81,12 +81,12 @@ class AuthorizedHost:
         return self._host.agents
 
     def agent(self, agent_id: str) -> Agent:
-        """An agent that is served."""
+        """The served agent of this id."""
         return self._host.agent(agent_id)
 
     @property
     def all_agents(self) -> list[Agent]:
-        """Those that are served, and those that they have as tools."""
+        """The served agents and their sub-agents."""
         return self._host.directory.find()
 
     def agents_named(self, agent_id: str) -> list[Agent]:
@@ -100,12 +100,12 @@ class AuthorizedHost:
     # -- finding ------------------------------------------------------------------------------------------------------
 
     def run(self, agent: Agent, run_id: str) -> Run | None:
-        """A run that is going on, or has ended not long ago."""
+        """A run that is live, or has ended recently."""
         run = self._host.run(agent, run_id)
         return self._note_run(run) if run is not None and self.principal.may_see(run.user_id) else None
 
     async def find(self, agent: Agent, run_id: str) -> Run | RunRecord:
-        """A run, or what the store has of it."""
+        """A run, or its record in the store."""
         found = await self._host.find(agent, run_id)
         if not self.principal.may_see(user_of(found)):
             raise self._host.unknown(agent, run_id)
@@ -118,22 +118,20 @@ class AuthorizedHost:
 
     @property
     def ended(self) -> list[Run]:
-        """Those that have ended not long ago, oldest first."""
+        """The runs that have ended recently, oldest first."""
         return [run for run in self._host.ended if self.principal.may_see(run.user_id)]
 
     async def find_anywhere(self, agent: Agent, run_id: str) -> Run | Distant | RunRecord:
-        """A run, also one of another process; or, where the store is nobody else's, what it has of one that ended."""
+        """A run of any process; or, if the store is not shared, the record of a run that has ended."""
         found = await self.find(agent, run_id)
         return (self.stored_run(agent, found) or found) if isinstance(found, RunRecord) else found
 
     def stored_run(self, agent: Agent, record: RunRecord) -> Distant | None:
-        """A run that the store knows, if that is one that processes share."""
+        """The run of this record, if the store is shared."""
         return None if agent.runtime.keeper is None else Distant(agent.runtime.keeper, record)
 
     async def reread_ended(self, agent: Agent, run: Run) -> Run | Distant:
-        """A run of which a cancel was told that it has ended: how, the store knows, if it is one that processes share.
-        The run itself may be about to say so, or to learn it.
-        """
+        """A run that had ended before the cancel. A shared store knows how it ended; the `Run` may not know yet."""
         if agent.runtime.keeper is None:
             if run.signal.request is None:
                 await run.result()
@@ -144,9 +142,7 @@ class AuthorizedHost:
         return Distant(agent.runtime.keeper, record)
 
     async def stored_runs(self, which: Selection, limit: int, before: Position | None = None) -> list[RunRecord]:
-        """The runs that the shared stores know of: of each agent the newest so many before that place in the list,
-        whoever else uses the store.
-        """
+        """The runs in the shared stores: of each agent the newest `limit` before this position."""
         keepers = [runtime.keeper for runtime in self._host.runtimes if runtime.keeper is not None]
         wanted = [
             msgspec.structs.replace(which, agent_id=agent_id)
@@ -159,11 +155,11 @@ class AuthorizedHost:
         return [each for each in found if self.principal.may_see(each.session.user_id)]
 
     async def ping(self) -> None:
-        """Raise `StoreError`, or `SchemaError`, if a shared store can't be asked, or takes no changes."""
+        """Raise `StoreError` or `SchemaError` if a shared store can't be reached, or is read-only."""
         await self._host.readiness.check()
 
     def location_headers(self, agent: Agent, run_id: str) -> dict[str, str]:
-        """The headers that say where the run is found."""
+        """The headers `Location` and `Andon-Run-Id`."""
         return {"Location": run_path(self._connection, agent.id, run_id), **run_headers(run_id)}
 
     def _note_run(self, run: Run) -> Run:
@@ -180,7 +176,7 @@ class AuthorizedHost:
         form: JsonSchema | None = None,
         request_key: RequestKey | None = None,
     ) -> Run:
-        """Begin a run, in the name of whoever asks."""
+        """Start a run of a user that the principal may act for."""
         if not self.principal.may_see(user_id := options.get("user_id")):
             raise unknown_user(user_id)
         return self._note_run(await self._host.begin(agent, message, options, form, request_key))
@@ -203,8 +199,8 @@ class AuthorizedHost:
         options: ContinueOptions | None = None,
         form: JsonSchema | None = None,
     ) -> Run:
-        """Go on with a run. `options` and `form` are for the new run that is made after a cut; without a form it is
-        asked for the schema of the run before.
+        """Continue a run. `options` and `form` are for the new run that is made after a cut; without a form it keeps
+        the schema of the run before.
         """
         found = await self.find(agent, run_id)
         self._host.check_continuable(agent, found)
@@ -244,8 +240,8 @@ class AuthorizedHost:
         return CancelledRun(outcome, found, stored)
 
     async def cancel_elsewhere(self, agent: Agent, run_id: str, asked: CancelRequest) -> bool:
-        """Cancel a run that another process holds, without looking for it first. False if that was no news to it, or
-        there is no such run of this agent that whoever asks may see.
+        """Cancel a run of another process without looking it up first. False if it was cancelled before or had ended,
+        or if the principal may see no such run of this agent.
         """
         if agent.runtime.keeper is None or agent.runtime.recent(run_id) is not None:
             return False
@@ -266,7 +262,7 @@ class AuthorizedHost:
     # -- cancelling many, and blocking ---------------------------------------------------------------------------------
 
     def sweep(self, agent: Agent, *, user_id: str | None, session_id: str | None) -> Sweep:
-        """A cancel of every run of this agent that fits."""
+        """A cancel of every matching run of this agent."""
         if not self.principal.may_see(user_id):
             raise unknown_user(user_id)
         return Sweep(agent.runtime, Selection(None, session_id, user_id, agent.id))
@@ -274,7 +270,7 @@ class AuthorizedHost:
     def log_cancel(
         self, asked: CancelRequest, agent_id: str | None, user_id: str | None, session_id: str | None
     ) -> None:
-        """Have the log say who cancels many. One session is an everyday matter, a Stop button; the rest is not."""
+        """Log who cancels many runs. One session is routine, such as a Stop button, so that is INFO only."""
         fields = (("agent", agent_id), ("user", user_id), ("session", session_id))
         which = ", ".join(f"{name} {value!r}" for name, value in fields if value)
         log.log(
@@ -287,7 +283,7 @@ class AuthorizedHost:
 
     async def block(self, kind: BlockKind, id: str, by: str | None, reason: str | None) -> None:
         blocking = [runtime.block(kind, id, by, reason) for runtime in self.runtimes]
-        for done in await asyncio.gather(*blocking, return_exceptions=True):  # one that is away keeps no other waiting
+        for done in await asyncio.gather(*blocking, return_exceptions=True):  # one failure must not stop the others
             if isinstance(done, BaseException):
                 raise done
         by, reason = escaped(by or "someone"), escaped(reason or "no reason given")
@@ -300,17 +296,17 @@ class AuthorizedHost:
         return any(lifted)
 
     async def blocks(self) -> list[Block]:
-        """The same in every runtime, but for those that were blocked behind the server's back."""
+        """The blocks of all runtimes. They are the same in each, unless the program itself blocked in one of them."""
         return list({(block.kind, block.id): block for each in self.runtimes for block in await each.blocks()}.values())
 
     async def cancel_log(self, which: Selection, limit: int) -> list[CancelEntry]:
-        """Who cancelled what, newest first."""
+        """The log of cancels, newest first."""
         entries = [entry for runtime in self.runtimes for entry in await runtime.cancel_log(which, limit)]
         return sorted(entries, key=lambda entry: -entry.request.requested_at)[:limit]
 
     @property
     def runtimes(self) -> list[Runtime]:
-        """What all users share, for admins alone."""
+        """All runtimes, which users share: for admins only."""
         self.principal.require_admin()
         return self._host.runtimes
 

@@ -32,31 +32,31 @@ from andon.server.problems import Problem
 T = TypeVar("T")
 
 CANCEL = ":cancel"
-"""What follows a session's id where it is to be cancelled, and so may not be its end."""
+"""The suffix of a session's id in the path that cancels it. So no session id may end with it."""
 
 MAX_DEPTH = 100
 """How deeply JSON may be nested."""
 MAX_PARTS = 200_000
-"""How many lists, objects, keys and values JSON may have. Each takes time to read, in which nobody else is served."""
+"""How many lists, objects, keys and values JSON may have. Parsing them blocks the event loop."""
 MAX_DIGITS = 250_000
-"""How many characters all of its numbers may have together. A number of many digits takes long to read."""
+"""How many characters all numbers in it may have together. A number with many digits takes long to parse."""
 MAX_METADATA = 64 * 2**10
-"""How many bytes the metadata of a run may take, as JSON. They are kept, and sent with each answer about the run."""
+"""How many bytes the metadata of a run may have, as JSON. They are stored, and sent in each response about the run."""
 MAX_MESSAGES = 10_000
-"""How many messages a history may have that is sent in one request."""
+"""How many messages of history one request may send."""
 _MARKS = (b"[", b"{", b",", b":")
 """Each key and each value comes after one of these."""
 _SPACE = b" \t\r\n"
 _ALL_BUT_BRACKETS = bytes(char for char in range(256) if char not in b"[]{}")
 _ALL_BUT_DIGITS = b"[]{},:truefalsn"
-"""What numbers are made of is what is left."""
+"""Without these characters, the characters of numbers are left."""
 _STEPS = [1 if char in b"[{" else -1 if char in b"]}" else 0 for char in range(256)]
 
 LARGE_FORM = 2**16
-"""In bytes. Text with many `%` takes long to read, and others want the loop."""
+"""In bytes. A larger form is parsed in a thread: text with many `%` takes long, and would block the event loop."""
 ID_LENGTH = 256
 SHOWN = 10
-"""How many fields that are not known are named."""
+"""How many unknown fields an error names."""
 _RUN_ID = re.compile(r"[A-Za-z0-9._~:@-]{1,256}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
@@ -64,12 +64,12 @@ _NO_SUCH_WORD = re.compile(r"Invalid enum value (.*) - at `\$\.(\w+)`", re.DOTAL
 
 
 async def read_body(request: Request, kind: type[T], limit: int) -> T:
-    """The body of a request as a struct; an empty body is one without fields."""
+    """The body of a request as a struct; an empty body has no fields."""
     return convert_fields(request, await read_fields(request, limit), kind)
 
 
 async def read_fields(request: Request, limit: int) -> dict[str, Any]:
-    """The body's fields, as they were sent: JSON's own types, or text from a form."""
+    """The fields of the body as they were sent: JSON types, or text from a form."""
     body = await _read(request, limit)
     if not body:
         return {}
@@ -85,7 +85,7 @@ async def read_fields(request: Request, limit: int) -> dict[str, Any]:
 
 
 async def read_query_and_body(request: Request, limit: int) -> dict[str, Any]:
-    """The fields of the query and of the body. One that is in both must say the same."""
+    """The fields of the query and of the body. A field that is in both must have the same value."""
     query = {name: value for name, value in request.query_params.items() if value != ""}
     body = {name: value for name, value in (await read_fields(request, limit)).items() if value is not None}
     for name in query.keys() & body.keys():
@@ -101,21 +101,21 @@ def read_query(request: Request, kind: type[T]) -> T:
 
 
 def convert_fields(connection: HTTPConnection, fields: Mapping[str, Any], kind: type[T]) -> T:
-    """Fields as a struct, in the name of whoever sent them: a user's token speaks for no other user."""
+    """The fields as a struct, with the principal's own ids: a user's token can't act for another user."""
     given = {name: value for name, value in fields.items() if value is not None}
     names: tuple[str, ...] = getattr(kind, "__struct_fields__", ())
     signed = principal_of(connection).with_own_ids(given, names)
     ignored_fields: frozenset[str] = getattr(kind, "ignored_fields", frozenset())
     refuse_unknown([name for name in given if name not in names and name not in ignored_fields], names)
     try:
-        # Text is taken for a number or a truth value where one is wanted.
+        # Text is converted to a number or a bool where the field has that type.
         return msgspec.convert(signed, kind, strict=False)
     except msgspec.ValidationError as error:
         raise Problem(422, _in_words(str(error), kind, fields)) from None
 
 
 def refuse_unknown(unknown: list[str], known: Iterable[str], what: str = "field") -> None:
-    """Refuse fields that mean nothing here, if there are any."""
+    """Raise a 422 if there are unknown fields."""
     if unknown:
         none = f"there is no {what}" if len(unknown) == 1 else f"there are no {what}s"
         there = f"there are: {', '.join(known)}" if known else "it takes none"
@@ -123,7 +123,7 @@ def refuse_unknown(unknown: list[str], known: Iterable[str], what: str = "field"
 
 
 def quote_names(names: list[str]) -> str:
-    """Names, in a few words."""
+    """The names, quoted; the first `SHOWN` of them."""
     shown = [repr(name[:ID_LENGTH]) for name in names[:SHOWN]]
     if len(names) > SHOWN:
         shown.append(f"{len(names) - SHOWN} more")
@@ -131,7 +131,7 @@ def quote_names(names: list[str]) -> str:
 
 
 def parse_json_field(given: Any, name: str, kind: type, code: int = 422) -> Any:
-    """A field that is JSON: in a form it comes as text."""
+    """A field that is JSON. In a form it is text."""
     if isinstance(given, str):
         given = read_json(given.encode(errors="replace"), name, code) if given.strip() else None
     if given is not None and not isinstance(given, kind):
@@ -140,7 +140,7 @@ def parse_json_field(given: Any, name: str, kind: type, code: int = 422) -> Any:
 
 
 def _in_words(error: str, kind: type[Any], fields: Mapping[str, Any]) -> str:
-    """What is wrong with a field, and where only some words mean something, which they are."""
+    """The error of a field in our words. For a field with fixed values, it lists them."""
     if (missing := _MISSING.fullmatch(error)) is not None and (name := missing[1]) in fields:
         return f"{name} is empty: this request needs it"
     if (found := _NO_SUCH_WORD.fullmatch(error)) is not None:
@@ -151,7 +151,7 @@ def _in_words(error: str, kind: type[Any], fields: Mapping[str, Any]) -> str:
 
 
 def read_metadata(given: Any, name: str = "metadata") -> dict[str, Any] | None:
-    """What a client wants to have kept with a run. In a form it is text."""
+    """The metadata that a client wants to store with a run. In a form it is text."""
     metadata: dict[str, Any] | None = parse_json_field(given, name, dict)
     if metadata is not None and (size := len(msgspec.json.encode(metadata))) > MAX_METADATA:
         detail = f"{name} takes {size:,} bytes as JSON, and may take {MAX_METADATA:,}"
@@ -169,7 +169,7 @@ def read_messages(given: Any) -> list[Any] | None:
 
 
 def check_session_id(given: str | None) -> None:
-    """Refuse an id that no route could address."""
+    """Refuse an id that can't be used in a path."""
     if given is not None and (
         given.endswith(CANCEL)
         or "/" in given
@@ -195,15 +195,15 @@ def check_run_id(given: str | None) -> None:
 
 
 def read_key(request: Request, wanted: Struct, *more: str) -> RequestKey | None:
-    """The idempotency key of a request that wants this. It is kept, so it may not be longer than an id."""
+    """The idempotency key of a request, with a digest of the request. It is stored, so its length is limited."""
     key = request.headers.get("idempotency-key")
     if key and len(key) > ID_LENGTH:
         raise Problem(422, f"the idempotency key has {len(key):,} characters, and may have {ID_LENGTH}")
-    return RequestKey(key, digest(wanted, *more)) if key else None  # a digest takes time: only where one is needed
+    return RequestKey(key, digest(wanted, *more)) if key else None  # only with a key: a digest takes time
 
 
 def refuse_key(request: Request) -> None:
-    """Say that there is no idempotency here. Who sends a key and is not told so would send the request again."""
+    """Refuse an idempotency key. A client whose key is ignored may send the request again and start two runs."""
     if request.headers.get("idempotency-key"):
         here = "POST /agents/{agent_id}/runs and …/runs/{run_id}/continue"
         raise Problem(422, f"the header Idempotency-Key does not work on this route: leave it out, or use {here}")
@@ -213,8 +213,8 @@ _HOW = frozenset({"stream", "background", "on_disconnect", "events"})
 
 
 def digest(wanted: Struct, *more: str) -> str:
-    """The same for whoever asks for the same, however they want to hear of it. A field that is as if it had not been
-    sent makes no difference: another version of the server may not know it.
+    """A digest of what the request asks for, without how it wants the response. A field with its default value makes no
+    difference: another version of the server may not know the field.
     """
     fields = {field.name: (getattr(wanted, field.name), field.default) for field in msgspec.structs.fields(wanted)}
     said = sorted((name, value) for name, (value, left_out) in fields.items() if name not in _HOW and value != left_out)
@@ -222,14 +222,14 @@ def digest(wanted: Struct, *more: str) -> str:
 
 
 def openapi_body(kind: type[Struct]) -> dict[str, Any]:
-    """What a body may have, for the app's OpenAPI description; the routes read it themselves."""
+    """The body in the OpenAPI document. The routes parse it themselves."""
     schema = msgspec.json.schema(kind)["$defs"][kind.__name__]
     types = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
     return {"requestBody": {"content": {each: {"schema": schema} for each in types}}}
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    # The connection is not closed for it: a client that is still sending would never read why.
+    # The connection is not closed: a client that is still sending would never read the error.
     too_large = Problem(413, f"the body is larger than {limit:,} bytes")
     announced = request.headers.get("content-length", "0")
     if announced.isdigit() and int(announced) > limit:
@@ -247,19 +247,20 @@ async def _read(request: Request, limit: int) -> bytes:
 
 
 def read_json(text: bytes, what: str = "the body", code: int = 400, levels: int = MAX_DEPTH) -> Any:
-    """What JSON says, if that is not too much and not too deep: what comes after would follow it down, some of it by
-    recursion. `levels` is the limit that is told, where the reader has a lower one.
+    """Parse JSON that is neither too large nor too deep: later code walks the value, some of it by recursion.
+
+    `levels` is the limit that the error names, if the caller has a lower limit.
     """
     too_deep = Problem(code, f"{what} is nested too deeply: {levels} levels are the most")
     bare = None
-    if len(text) > MAX_PARTS:  # else there can't be too much in it
+    if len(text) > MAX_PARTS:  # a shorter text can't have more parts
         bare = _outside_strings(text)
         _check_amount(bare, what)
     try:
         value = _decoded(text)
     except RecursionError:
         raise too_deep from None
-    except ValueError as error:  # also of a number, that it has too many digits
+    except ValueError as error:  # also for a number with too many digits
         raise Problem(code, f"{what} is not JSON: {error}") from None
     if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _is_deep(_outside_strings(text) if bare is None else bare):
         raise too_deep
@@ -267,7 +268,7 @@ def read_json(text: bytes, what: str = "the body", code: int = 400, levels: int 
 
 
 def _decoded(text: bytes) -> Any:
-    """All that is made here is still needed: to look for garbage meanwhile would take most of the time."""
+    """Without garbage collection meanwhile: it would find nothing, and take most of the time."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -278,7 +279,7 @@ def _decoded(text: bytes) -> Any:
 
 
 def _outside_strings(text: bytes) -> bytes:
-    """A JSON text without its strings, which may have anything in them, and without what is between its parts."""
+    """A JSON text without its strings and white space."""
     every_second = text.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"', 2 * MAX_PARTS)[::2]
     return b"".join(every_second).translate(None, _SPACE)
 
@@ -289,7 +290,7 @@ def _is_deep(bare: bytes) -> bool:
 
 
 def _check_amount(bare: bytes, what: str) -> None:
-    """Raise if what is left of a JSON text without its strings is more than can be read in a moment."""
+    """Raise if a JSON text, given without its strings, has too many parts to be parsed quickly."""
     if sum(map(bare.count, _MARKS)) > MAX_PARTS:
         detail = f"{what} has more than {MAX_PARTS:,} lists, objects, keys and values as JSON"
         raise Problem(413, f"{detail}: send less at once, or large data as one text")
@@ -337,5 +338,5 @@ async def _parse_multipart(request: Request, body: bytes, limit: int) -> dict[st
 
 
 def _empty_as_none(fields: Mapping[str, str]) -> dict[str, Any]:
-    """What is empty is None, which is the same as none; that it was there is worth saying where it is missed."""
+    """Empty values become None, which counts as missing. The name stays, for the error if the field is required."""
     return {name: value or None for name, value in fields.items()}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a connection may cost, before anybody has been asked for a token.
+"""Limits per connection that apply before a token is checked.
 
-uvicorn bounds none of this by itself: the size and the number of headers, the time that they take, the connections, and
-the requests that a client sends without reading the answers. What must stay true: a connection holds a bounded amount
-of memory, and one that waits for its client, for whatever reason, has a deadline. There is none while the server owes
-an answer: a run may take its time.
+uvicorn has no limits for these: the size and number of headers, the time that they take, the number of connections, and
+the requests that a client sends without reading the responses. What must stay true: a connection holds a bounded amount
+of memory, and while the server waits for the client there is a deadline. There is no deadline while the server owes a
+response: a run may take long.
 """
 
 from __future__ import annotations
@@ -29,46 +29,45 @@ from andon.server.responses import to_json
 log = logging.getLogger(__name__)
 
 PIECE = 1024
-"""So many bytes are parsed at once. What came behind a request is looked at only after that, and the shortest request
-has 18 bytes: so there are never more than 57 that wait for the answer to another one. Of a body whose length is known,
-all is parsed at once.
+"""How many bytes are parsed at once. Parsing stops while a request is pipelined, and the shortest request has 18 bytes:
+so at most 57 requests wait behind another one. A body of known length is parsed at once.
 """
 
 SPARE = 100
-"""So many connections above the limit are told that there is no room; the others are closed without a word."""
+"""How many connections above the limit get a 503. Further ones are closed without a response."""
 
 FULL_SECONDS = 1.0
-"""How long one that is told so has to send its request: who is answered before may never read it."""
+"""How long such a connection has to send its request: a client that gets a response too early may never read it."""
 
 FRAGMENTS = 1000
-"""In so many pieces one message of a WebSocket may come. Empty ones count: they take memory too."""
+"""In how many fragments one WebSocket message may come. Empty ones count: they take memory too."""
 
 LOG_SECONDS = 60.0
-"""So often the log says that there is no room."""
+"""How often the log repeats that the limit is reached."""
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
-    """The bounds of one connection, and how many there may be."""
+    """The limits of one connection, and of their number."""
 
     connections: int = CONNECTIONS
     head_bytes: int = 65536
-    """Of the request line and the headers; and once more of the trailers behind a body."""
+    """For the request line and the headers; and again for the trailers after a body."""
     headers: int = 128
     head_seconds: float = 10.0
-    """From the connection, or from the answer before, to the last header."""
+    """From the connection, or the previous response, to the last header."""
     request_seconds: float = 300.0
-    """From there to the end of the body."""
+    """From the last header to the end of the body."""
 
 
 class ConnectionLimit:
-    """Makes connections, and knows whether there is room for one more."""
+    """The limit on connections of a server."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self._logged_at = float("-inf")
 
     def excess(self, connections: int) -> int:
-        """By how many these are too many."""
+        """How many connections there are above the limit."""
         excess = connections - self.bounds.connections
         if excess > 0 and time.monotonic() - self._logged_at > LOG_SECONDS:
             self._logged_at = time.monotonic()
@@ -77,12 +76,12 @@ class ConnectionLimit:
 
 
 def http_protocol(bounds: Bounds) -> type[asyncio.Protocol]:
-    """What uvicorn is to speak HTTP with. It only calls it, for each connection."""
+    """The HTTP protocol for uvicorn, which only calls it, once per connection."""
     return cast(type[asyncio.Protocol], functools.partial(HttpProtocol, ConnectionLimit(bounds)))
 
 
 class PausableFlow(FlowControl):
-    """Reads nothing more while there is something that has not been parsed."""
+    """Stops reading from the socket while received bytes are not parsed yet."""
 
     full = False
 
@@ -97,7 +96,7 @@ class PausableFlow(FlowControl):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's own, with bounds. What the client waits for an answer to is parsed; what comes behind it is not."""
+    """uvicorn's protocol with limits. Requests that are pipelined behind the current one are not parsed yet."""
 
     flow: PausableFlow
 
@@ -105,13 +104,13 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._limit, self._bounds = limit, limit.bounds
         self._unparsed = memoryview(b"")
-        """What has come and was not parsed yet."""
+        """Bytes that were received and not parsed yet."""
         self._head_bytes = 0
-        """How many bytes were parsed since the last piece of a body: those of a head, or of trailers."""
+        """Bytes of a head, or of trailers, that were parsed since the last piece of a body."""
         self._body = 0
-        """How many bytes of a body are still to come, if its length is known."""
+        """Bytes of a body that are still to come, if its length is known."""
         self._open: deque[RequestResponseCycle] = deque()
-        """What has not been answered yet, in the order in which it came. uvicorn knows the last one alone."""
+        """The requests without a complete response, in order. uvicorn only knows the last one."""
         self._full = self._upgraded = False
         self._fault = HTTPStatus.BAD_REQUEST
         self._deadline: asyncio.TimerHandle | None = None
@@ -129,14 +128,14 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._unparsed = memoryview(b"")
         self._set_deadline(None)
-        for cycle in self._open:  # or the one that is being answered would go on, and write to nobody
+        for cycle in self._open:  # else the current one would go on writing to a closed connection
             cycle.disconnected = True
             cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._full:
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "this server has no room for another connection: try later")
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "this server has reached its limit of connections: try later")
             return
         self._unparsed = memoryview(bytes(self._unparsed) + data if self._unparsed else data)
         self._parse()
@@ -150,10 +149,10 @@ class HttpProtocol(HttpToolsProtocol):
             if self._head_bytes > self._bounds.head_bytes and not self.transport.is_closing():
                 self._fault = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
                 self.send_400_response("")
-        if not self._upgraded and not self.transport.is_closing():  # after that, the socket says what is read
+        if not self._upgraded and not self.transport.is_closing():  # after that, the WebSocket protocol reads
             self.flow.set_full(bool(self._unparsed))
 
-    # -- what the parser says -----------------------------------------------------------------------------------------
+    # -- callbacks of the parser --------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
@@ -163,7 +162,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if len(self.headers) >= self._bounds.headers:
             self._fault = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-            raise ValueError("too many headers")  # the parser stops, and has the request refused
+            raise ValueError("too many headers")  # the parser stops, and the request is refused
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -172,7 +171,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._body = int(length) if length.isdigit() else 0
         before = self.cycle
         super().on_headers_complete()
-        if self.cycle is not before:  # else it is no request, but a WebSocket
+        if self.cycle is not before:  # else it is the handshake of a WebSocket
             self._open.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
@@ -191,13 +190,13 @@ class HttpProtocol(HttpToolsProtocol):
             return
         if self._owes_response:
             self._set_deadline(None)
-        elif self.cycle.response_complete:  # else the rest of the next request is on its way, and has a deadline
+        elif self.cycle.response_complete:  # else the next request has begun, and has its deadline
             self._set_deadline(self._bounds.head_seconds)
         self._parse()
 
     @property
     def _owes_response(self) -> bool:
-        """Is it the server that the client waits for?"""
+        """Whether the client waits for a response."""
         cycle = self.cycle
         return bool(self.pipeline) or (cycle is not None and not (cycle.response_complete or cycle.more_body))
 
@@ -209,13 +208,13 @@ class HttpProtocol(HttpToolsProtocol):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def _set_deadline(self, seconds: float | None) -> None:
-        """Something of the client, within so many seconds; None if it is the client who waits."""
+        """The client must send something within so many seconds; None for no deadline."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._on_deadline)
 
     def _on_deadline(self) -> None:
-        if self._owes_response:  # what is late belongs to the next request
+        if self._owes_response:  # the late bytes belong to the next request
             self._set_deadline(self._bounds.head_seconds)
         else:
             self.transport.abort()
@@ -223,7 +222,7 @@ class HttpProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         cycle = self.cycle
         if cycle is not None and cycle.response_started and not cycle.response_complete:
-            self.transport.abort()  # another answer is half written
+            self.transport.abort()  # another response is half written
         elif self._fault == HTTPStatus.BAD_REQUEST:
             self._refuse(self._fault, "this is no HTTP request")
         else:
@@ -236,13 +235,13 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's own, with bounds: a client that reads nothing is not listened to, since its pings are answered. Nor is
-    one that has not been accepted: it has nothing to say yet, and may never have.
+    """uvicorn's protocol with limits. While a client does not read, nothing is read from it: its pings would pile up
+    answers. Nothing is read either before the handshake is accepted.
     """
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.conn.handshake_exc is not None and not self.handshake_initiated:  # it would be kept, and never answered
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:  # else no response is sent
             self.transport.write(refusal(HTTPStatus.BAD_REQUEST, "this is no handshake of a WebSocket"))
             self.transport.close()
         self._pause_if_unready()
@@ -258,7 +257,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
             self._pause_if_unready()
         elif message["type"] == "websocket.http.response.body" and self.close_sent:
-            self.handshake_complete = True  # else uvicorn logs an error: that the app has not answered
+            self.handshake_complete = True  # else uvicorn logs that the app sent no response
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -277,7 +276,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
 
 def refusal(status: HTTPStatus, detail: str) -> bytes:
-    """An answer, and the end of the connection."""
+    """A response that closes the connection."""
     body = to_json({"detail": detail})
     head = [f"HTTP/1.1 {status.value} {status.phrase}", "content-type: application/json", "connection: close"]
     if status is HTTPStatus.SERVICE_UNAVAILABLE:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The routes that go on with a run: with a person's answers, or from where it was cut; and the cancel of one call.
+"""The routes that continue a run, with a person's answers or after a cut; and the cancel of one tool call.
 
-A question is answered by its own id (`answers`), or, as the AgentOS family does it, by the tool call that asks
-(`tools`, each with `confirmed`). Whoever goes on with a run is its new owner: leaving cancels it, as it does the run
-that a request has started.
+A question is answered by its id (`answers`), or, as in the AgentOS family, by the tool call that asks (`tools`, each
+with `confirmed`). The request that continues a run becomes its owner: if that client disconnects, the run is cancelled,
+as for the request that starts a run.
 
-A run that was cut goes on as a new run. That one takes limits and a schema of its own, as any new run does; without a
-schema it keeps the one of the run before. A paused run keeps all of its options, so for one these fields are refused.
+A run that was cut continues as a new run. The new run takes its own limits and schema; without a schema it keeps the
+one of the run before. A paused run keeps all of its options, so these fields are refused for it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ router = APIRouter()
 
 
 class Continue(Struct):
-    """What a client may say to go on with a run. `answers` and `tools` are JSON, in a form as text. The limits and the
-    schema are those of the run that is made after a cut.
+    """The body of a request to continue a run. `answers` and `tools` are JSON, in a form as text. The limits and the
+    schema are for the new run that is made after a cut.
     """
 
     ignored_fields: ClassVar = AGENTOS_CONTINUE
@@ -51,7 +51,7 @@ class Continue(Struct):
     answers: str | dict[str, Any] | None = None
     tools: str | list[Any] | None = None
     run_id: str | None = None
-    """Of the run that is made, where one is: a paused run goes on under its own id."""
+    """The id of the new run after a cut. A paused run keeps its id."""
     stream: bool = True
     background: bool = False
     on_disconnect: Literal["cancel", "continue"] | None = None
@@ -63,7 +63,7 @@ class Continue(Struct):
 
 
 OPTIONS = ("timeout", "max_turns", "budget", "output_schema")
-"""What only a new run takes."""
+"""The fields that only a new run takes."""
 
 
 class CancelCall(Struct):
@@ -93,7 +93,7 @@ async def _go_on(
     form: JsonSchema | None,
     key: RequestKey | None,
 ) -> tuple[Run, int]:
-    """The run, and the number of the last event that was there before it went on."""
+    """The run, and the number of its last event before it continued."""
     found = await host.find(agent, run_id)
     _check_options(wanted, found)
     answers = _answers(wanted, found.interrupts)
@@ -104,7 +104,7 @@ async def _go_on(
 
 @router.post("/agents/{agent_id}/runs/{run_id}/tools/{call_id}/cancel", openapi_extra=openapi_body(CancelCall))
 async def cancel_call(request: Request, agent_id: str, run_id: str, call_id: str) -> Response:
-    """Cancel one tool call, and let the run go on."""
+    """Cancel one tool call. The run goes on."""
     host = host_of(request)
     agent = await host.agent_of(agent_id, run_id)
     wanted = await read_body(request, CancelCall, host.settings.max_body)
@@ -140,9 +140,8 @@ def _answers(wanted: Continue, interrupts: Sequence[Interrupt]) -> dict[str, Any
     tools = parse_json_field(wanted.tools, "tools", list, 400) or []
     if tools and not by_call:
         raise Problem(400, "tools: no call of this run waits for an answer; to go on after a cut, leave them out")
-    # From the end: the family's clients send back every call that the run has made, and what was answered before. Only
-    # those that wait are meant, and a call that asks several things is listed as often. If one of these is not
-    # answered, whoever goes on with the run says so.
+    # From the end: the family's clients send back every call of the run, with earlier answers. Only the calls that wait
+    # count, and a call that asks several questions is listed once for each. `resume_run` refuses missing answers.
     for tool in reversed(tools):
         if not isinstance(tool, dict) or not isinstance(tool.get("tool_call_id"), str | None):
             raise Problem(400, "tools: each is an object with `tool_call_id`, and `confirmed` or a `result`")
@@ -155,12 +154,12 @@ def _answers(wanted: Continue, interrupts: Sequence[Interrupt]) -> dict[str, Any
 
 
 def _answer_of(tool: dict[str, Any]) -> Any:
-    """A tool execution of the AgentOS family: confirmed, refused, answered with a result, or None of these."""
+    """The answer in a tool execution of the AgentOS family: confirmed, refused, or a result; None if there is none."""
     if tool.get("confirmed") is False:
         return Deny(str(tool.get("confirmation_note") or ""))
     return tool.get("result") if tool.get("result") is not None else tool.get("confirmed")
 
 
 def _deny(value: Any) -> Any:
-    """`{"deny": "why"}` is how a refusal with a reason is written in JSON."""
+    """`{"deny": "why"}` is a refusal with a reason in JSON."""
     return Deny(str(value["deny"])) if isinstance(value, dict) and value.keys() == {"deny"} else value

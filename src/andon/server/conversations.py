@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The routes of an agent's sessions: read one, replace what was said in it, fork it, delete it.
+"""The routes of an agent's sessions: read one, replace its messages, fork it, delete it.
 
-Messages are in our own form, with all of their blocks, so that what was read can be sent back. What was said is changed
-only while no run is in the session: else it is a 409, with the run's id.
+Messages are in Andon's format with all of their blocks, so that messages that were read can be sent back. Messages can
+only be changed while no run is in the session; otherwise the response is a 409 with the run's id.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ SESSION = "/agents/{agent_id}/sessions/{session_id}"
 
 
 class Whose(Struct):
-    """Whose session it is."""
+    """The user of the session."""
 
     user_id: str | None = None
 
 
 class Replace(Struct):
-    """What is to be said in a session. `messages` is JSON, in a form as text."""
+    """The new messages of a session. `messages` is JSON, in a form as text."""
 
     messages: str | list[Any]
     user_id: str | None = None
 
 
 class Fork(Struct):
-    """Where a session is forked to; without an id, the new one gets a fresh one."""
+    """The id of the new session; without one it gets a fresh id."""
 
     session_id: str | None = None
     user_id: str | None = None
@@ -67,7 +67,7 @@ async def get_conversation(request: Request, agent_id: str, session_id: str) -> 
 
 @router.put(SESSION, openapi_extra=openapi_body(Replace))
 async def replace_conversation(request: Request, agent_id: str, session_id: str) -> Response:
-    """Put other messages in place of what was said. The session is made if it is not there."""
+    """Replace the messages of a session. The session is created if it does not exist."""
     host = host_of(request)
     agent = host.agent(agent_id)
     wanted = await _read(request, host, Replace)
@@ -83,7 +83,7 @@ async def replace_conversation(request: Request, agent_id: str, session_id: str)
 
 @router.post(SESSION + "/fork", openapi_extra=openapi_body(Fork))
 async def fork_conversation(request: Request, agent_id: str, session_id: str) -> Response:
-    """Make another session that begins with what was said in this one."""
+    """Create another session that begins with the messages of this one."""
     host = host_of(request)
     agent = host.agent(agent_id)
     wanted = await _read(request, host, Fork)
@@ -109,7 +109,7 @@ async def delete_conversation(request: Request, agent_id: str, session_id: str) 
 
 
 async def _whose(request: Request, agent_id: str) -> tuple[Agent, str | None]:
-    """The agent, and the user that the query or the body names."""
+    """The agent, and the user in the query or the body."""
     host = host_of(request)
     agent = host.agent(agent_id)
     wanted = await _read(request, host, Whose)
@@ -118,7 +118,7 @@ async def _whose(request: Request, agent_id: str) -> tuple[Agent, str | None]:
 
 
 async def _read(request: Request, host: AuthorizedHost, kind: type[T]) -> T:
-    """Each route takes the user from the query or the body."""
+    """The fields of the query and of the body as a struct."""
     return convert_fields(request, await read_query_and_body(request, host.settings.max_body), kind)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says what a server that goes down waits for: which runs, how long still, and how to end it at once.
+"""Says during a shutdown which runs the server waits for, for how long, and how to end it at once.
 
-It only looks: whether and when runs are cancelled is the host's to decide.
+It only reports. `Host.shut_down` cancels the runs.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from andon.server.host import Host
 
 REPORT_SECONDS = 5.0
 NAMED = 5
-"""So many runs are named; of the others, how many they are."""
+"""How many runs are named; the others are counted."""
 
 
 def report_drain(host: Host, say: Callable[[str], object]) -> asyncio.Task[None] | None:
-    """Say it now; and, by the task that is returned, every so often and when the time is up.
+    """Report now. The returned task reports again from time to time, and when the time is up; cancel it at the end.
 
-    None if nothing is waited for. Cancel the task when nothing is waited for any more.
+    None if there are no runs to wait for.
     """
     if not (runs := _at_work(host)):
         return None
@@ -43,11 +43,11 @@ async def _keep_reporting(host: Host, say: Callable[[str], object], runs: Sequen
 
 
 def _at_work(host: Host) -> list[Run]:
-    """A sub-agent's run belongs to its parent's, and a paused one holds nothing up."""
+    """The runs that a shutdown waits for: not those of sub-agents, and not paused ones."""
     return [run for run in host.live if not run.is_paused and run.parent_run_id is None]
 
 
 def _names(runs: Sequence[Run]) -> str:
-    names = [f"{ascii(run.run_id)[1:-1]} ({run.agent_id})" for run in runs[:NAMED]]  # an id may be of a client's making
+    names = [f"{ascii(run.run_id)[1:-1]} ({run.agent_id})" for run in runs[:NAMED]]  # a client may have chosen the id
     more = [f"{len(runs) - NAMED} more"] if len(runs) > NAMED else []
     return f"{len(runs)} run{'s' if len(runs) > 1 else ''}: {', '.join(names + more)}"

@@ -46,7 +46,7 @@ _NOT_GOOD = "this ticket has expired, or is not for the events of this run: get 
 
 
 class TicketClaims(Struct, frozen=True, array_like=True):
-    """What a ticket says. Which run it is for, the URL says; both are signed."""
+    """The content of a ticket. The agent and the run are in the URL; the signature covers both."""
 
     expires_at: int
     user_id: str | None
@@ -54,13 +54,13 @@ class TicketClaims(Struct, frozen=True, array_like=True):
 
 
 class TicketRequest(Struct):
-    """What a client may say to get a ticket."""
+    """The body of a request for a ticket."""
 
     seconds: int = SECONDS
 
 
 class EventTickets:
-    """Makes tickets, and knows them again."""
+    """Makes and checks tickets."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -71,7 +71,7 @@ class EventTickets:
         return f"{claim}.{_seal(await self._key(agent.runtime), claim, agent.id, run_id)}"
 
     async def find(self, connection: HTTPConnection, path: str) -> Principal | None:
-        """Who asks with a ticket; None if there is none. Raises `Problem` for one that is not good."""
+        """The principal of a ticket; None if the request has no ticket. Raises `Problem` for an invalid one."""
         about = _EVENTS.fullmatch(path) if connection.scope.get("method") == "GET" else None
         if about is None or (ticket := connection.query_params.get(PARAMETER)) is None:
             return None
@@ -80,7 +80,7 @@ class EventTickets:
         claimed = _claim_of(claim)
         if claimed is None or claimed.expires_at < time.time():
             raise _refusal()
-        # Agents that others have as tools may share an id, each on a runtime of its own.
+        # Sub-agents on different runtimes may have the same id.
         for runtime in {agent.runtime: None for agent in self._host.directory.find(agent_id)}:
             try:
                 key = await self._key(runtime)
@@ -91,7 +91,7 @@ class EventTickets:
         raise _refusal()
 
     async def _key(self, runtime: Runtime) -> bytes:
-        """That of its database; or, where its runs are in no other process, one of this process."""
+        """The signing key: the one in the shared database, or a random one of this process."""
         if (key := self._keys.get(runtime)) is None:
             store = runtime.store
             secret = await store.secret(_KEY) if isinstance(store, SecretStore) else secrets.token_hex(32)
@@ -130,10 +130,10 @@ def _seal(key: bytes, claim: str, agent_id: str, run_id: str) -> str:
 def _claim_of(text: str) -> TicketClaims | None:
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)), type=TicketClaims)
-    except (ValueError, RecursionError):  # msgspec's errors too; and what stands behind a claim may have no bottom
+    except (ValueError, RecursionError):  # msgspec's errors too; JSON may be nested too deeply
         return None
 
 
 def _in_text(data: bytes) -> str:
-    """In letters, digits, - and _, which mean nothing in a URL."""
+    """URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the routes share: the agents, their runs, the limits, and whether the server is going down.
+"""Shared by all routes: the agents, their runs, the limits, and whether the server is shutting down.
 
-No request owns a run. A run is started on the server's loop and held by its runtime; a request is one of its readers,
-and its leaving matters only if the request that started the run said so. Nothing here has to be started: an app that is
-mounted into another one works without its lifespan, which only adds an orderly end.
+No request owns a run. A run is started on the server's event loop and held by its runtime; a request only reads it. If
+a client disconnects, the run is cancelled only if the request that started it asked for that. Nothing here has to be
+started: an app that is mounted into another one works without its lifespan, which only adds an orderly shutdown.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from andon.server.settings import Settings
 log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 5.0
-"""What runs get to end in after a shutdown has cancelled them."""
+"""How long a shutdown waits for runs to end after it has cancelled them."""
 
 
 @runtime_checkable
 class HasMaxState(Protocol):
-    """A store that has a limit for the states of sessions."""
+    """A store with a limit on the state of a session."""
 
     max_state: int
 
 
 def _warn_of_setup(agent: Agent) -> None:
-    """Say now what will refuse each run of this agent. It is no error: a key may come later."""
+    """Log what would make each run of this agent fail. It is not an error: a key may be set later."""
     try:
         check_setup(agent.model)
         check_setup(agent.context)
@@ -59,7 +59,7 @@ def _warn_of_setup(agent: Agent) -> None:
 
 
 class Host:
-    """The agents that are served, by id, and what is known of their runs."""
+    """The served agents by id, and their runs."""
 
     def __init__(self, agents: Iterable[Agent], runtime: Runtime | None, settings: Settings) -> None:
         for name in Settings.__struct_fields__:
@@ -69,7 +69,7 @@ class Host:
             raise ConfigurationError("heartbeat is 0; it is a number of seconds, more than 0")
         self.settings = settings
         self.draining = False
-        """Set when the server goes down: nothing new is started."""
+        """Set at a shutdown: no new run is started."""
         self.agents: dict[str, Agent] = {}
         self.directory = AgentDirectory(self.agents)
         for agent in agents:
@@ -121,11 +121,11 @@ class Host:
             raise Problem(404, f"there is no agent {agent_id!r}; there are: {known}") from None
 
     def agents_named(self, agent_id: str) -> list[Agent]:
-        """The agents of this id, served or used as a tool, each on the runtime that its runs are on; at least one."""
+        """The agents of this id, served or sub-agents, each on the runtime of its runs; at least one."""
         return self.directory.find(agent_id) or [self.agent(agent_id)]
 
     async def agent_of(self, agent_id: str, run_id: str) -> Agent:
-        """The agent of this id that has the run; if none has, any."""
+        """The agent of this id that has the run; if none has it, any of them."""
         fitting = self.agents_named(agent_id)
         if len(fitting) > 1:
             for agent in fitting:
@@ -138,8 +138,8 @@ class Host:
         return fitting[0]
 
     def check_continuable(self, agent: Agent, found: Run | RunRecord) -> None:
-        """Raise if a run of an agent that others have as a tool can't be gone on with but through the run that called
-        it: where several agents have this id, and where it has ended, which would make a run that nobody has called.
+        """Raise if this run of a sub-agent can only be continued through the run that called it: if several agents have
+        its id, or if it has ended, because the new run would have no caller.
         """
         caller = f"go on with run {found.parent_run_id!r}, which called it"
         if found.parent_run_id is not None and self.directory.count(agent) > 1:
@@ -150,12 +150,12 @@ class Host:
             raise Problem(409, f"{detail}: {caller}")
 
     def run(self, agent: Agent, run_id: str) -> Run | None:
-        """A run of this agent that is going on, or has ended not long ago."""
+        """A run of this agent that is live, or has ended recently."""
         run = agent.runtime.recent(run_id)
         return run if run is not None and run.agent_id == agent.id else None
 
     async def find(self, agent: Agent, run_id: str) -> Run | RunRecord:
-        """A run of this agent, or what the store has of it. One that is refused never was; the id may be another's."""
+        """A run of this agent, or its record in the store. A refused run has no record; its id may be another's."""
         run = self.run(agent, run_id)
         if run is None or not await run.entered():
             store = agent.runtime.store
@@ -172,13 +172,13 @@ class Host:
 
     @property
     def live(self) -> list[Run]:
-        """Every run of the served agents, and of those that they have as tools, that has not ended."""
+        """Every run of the served agents and their sub-agents that has not ended."""
         ids = set(self.directory.ids)
         return [run for runtime in self.runtimes for run in runtime.runs if run.agent_id in ids]
 
     @property
     def ended(self) -> list[Run]:
-        """Those that have ended not long ago, oldest first."""
+        """The runs that have ended recently, oldest first."""
         ids = set(self.directory.ids)
         return [run for runtime in self.runtimes for run in runtime.ended if run.agent_id in ids]
 
@@ -192,8 +192,9 @@ class Host:
         output_type: Any = None,
         request_key: RequestKey | None = None,
     ) -> Run:
-        """Begin a run on this loop, and return it once its store has taken it in; or say why not. Without a session it
-        gets a fresh one, never the agent's own. `KeyUsedError` is for whoever has a key.
+        """Start a run on this event loop, and return it once its store has admitted it; raises `Problem` otherwise.
+
+        Without a session it gets a fresh one, never the agent's own. `KeyUsedError` is raised as it is.
         """
         self._check_open()
         if len(message) > (limit := self.settings.max_message):
@@ -238,9 +239,10 @@ class Host:
         *,
         anew: bool,
     ) -> Run:
-        """Go on with a run of this session, on this loop, or say why not. `KeyUsedError` is for whoever has a key.
+        """Continue a run of this session on this event loop; raises `Problem` if it can't. `KeyUsedError` is raised as
+        it is.
 
-        `anew`: the run has ended, and going on makes another one, for which the `options` are.
+        `anew`: the run has ended, so this makes a new run, which gets the `options`.
         """
         self._check_open()
         entrance = self._run_slots.new_run_slot(session.user_id) if anew else contextlib.nullcontext()
@@ -262,7 +264,7 @@ class Host:
     async def _problem_of_taken_id(
         self, agent: Agent, new_run_id: str | None, session: SessionKey, error: RunIdTakenError
     ) -> Problem:
-        """The id is taken. If by a run of this very session, that is most likely what the same request made before."""
+        """The id is taken. If a run of this session has it, an earlier copy of this request probably made it."""
         with contextlib.suppress(Problem):
             found = await self.find(agent, new_run_id or "")
             if session_of(found) == session:
@@ -276,9 +278,7 @@ class Host:
 
     @contextlib.asynccontextmanager
     async def session_slot(self, agent: Agent, user_id: str | None, session_id: str | None) -> AsyncIterator[None]:
-        """Where a session may be made. Raise if that would be one more than a user may have. Nobody in particular may
-        have any number.
-        """
+        """Create a session in this block. Raises if the user has the maximum. Without a user there is no limit."""
         store, limit = agent.runtime.store, self.settings.max_user_sessions
         if user_id is None or not isinstance(store, SessionStore):
             yield
@@ -287,68 +287,68 @@ class Host:
             (agent.id, user_id), limit, lambda: _count_sessions(agent, store, user_id)
         ) as granted:
             if not granted and (session_id is None or not await _has_session(agent, store, user_id, session_id)):
-                detail = f"this user has {limit} sessions with {agent.id!r}, as many as one may have"
-                raise Problem(429, f"{detail}: go on in one of them, or delete some first")
+                detail = f"this user has {limit} sessions with {agent.id!r}, which is the limit"
+                raise Problem(429, f"{detail}: use one of them, or delete some first")
             yield
 
     def max_state_body(self, agent: Agent) -> int:
-        """How many bytes a request may have that is about the state of a session: what is surely too large is not even
-        read. A character may be written as six.
+        """How many bytes a request with the state of a session may have: a state that is surely too large is not read.
+        JSON may write a character as six.
         """
         store, limit = agent.runtime.store, self.settings.max_body
         return min(limit, 6 * store.max_state + 4096) if isinstance(store, HasMaxState) else limit
 
     def key_lock(self, agent: Agent, user_id: str | None, key: str) -> asyncio.Lock:
-        """Requests with the same idempotency key that have to wait for something wait for one another, too."""
+        """The lock that requests with the same idempotency key take, so that only one of them starts a run."""
         return self._key_locks.setdefault((agent.id, user_id, key), asyncio.Lock())
 
     async def find_by_key(
         self, agent: Agent, user_id: str | None, wanted: RequestKey
     ) -> tuple[Run | RunRecord, int] | None:
-        """The run that was set going with this idempotency key, if there is one; and the number of the event after
-        which that was.
+        """The run that this idempotency key has started or continued, if any, and the number of its last event before
+        that.
         """
         keeper = agent.runtime.keeper
         if keeper is None:
             use = self.idempotency_keys.find(agent.id, user_id, wanted.key)
         else:
             use = await keeper.store.find_key(agent.id, user_id, wanted.key)
-            # If the answer that came with it could not be given, the key is free in a moment.
+            # If the answer of that request was not accepted, the key will be free in a moment.
             if use is not None and await given_back(keeper, use.run_id, agent.runtime.bounds.settle_seconds):
                 use = await keeper.store.find_key(agent.id, user_id, wanted.key)
         if use is None:
             return None
         named = f"the idempotency key {wanted.key!r}"
         if use.said != wanted.said:
-            detail = f"{named} was used for another request, which was not the same: use a new one"
+            detail = f"{named} was used for a different request: use a new one"
             raise Problem(422, detail, run_id=use.run_id)
         try:
             return await self.find(agent, use.run_id), use.after
         except Problem as problem:
             if problem.status_code != 404:
                 raise
-        # To do it once more would be wrong: it was done, and only what came of it is not known any more.
+        # A second run would be wrong: the first one was started, and only its record is gone.
         detail = f"{named} was used before, for run {use.run_id!r}, of which nothing is kept: use a new one"
         raise Problem(409, f"{detail} to run it again", run_id=use.run_id)
 
     def remember(self, agent: Agent, user_id: str | None, wanted: RequestKey, run_id: str, after: int) -> None:
-        """Know the run from here on by this key. A shared store knows it already."""
+        """Store which run this key has started. A shared store knows it already."""
         if agent.runtime.keeper is None:
             self.idempotency_keys.keep(agent.id, user_id, wanted, run_id, after)
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
     async def shut_down(self, drain: float | None = None) -> None:
-        """Take nothing new, let runs finish for a while, cancel the others, and wait until they have ended.
+        """Start no new runs, let runs finish for `drain` seconds, cancel the others, and wait until they have ended.
 
-        A run that waits for a person stays as it is, where the store outlives this process: it can be answered later.
-        So does one whose answer the store has not taken in by the end of the drain.
+        A paused run stays paused if its store outlives this process: it can be answered later. So does a run whose
+        answer the store has not accepted by the end of the drain.
         """
         self.draining = True
         await self._rested(self._pending_answers.waiting, self.settings.drain if drain is None else drain)
         paused, kept = 0, 0
         for run in self.live:
-            counts = run.is_paused and run.parent_run_id is None  # those below ask through the one at the top
+            counts = run.is_paused and run.parent_run_id is None  # sub-agents ask through the top run
             if run.rests and run.runtime.keeper is not None:
                 kept += counts
             elif run.cancel_for(CancelCause.shutdown):
@@ -360,32 +360,32 @@ class Host:
             log.warning("paused runs that were cancelled, because they are kept in memory alone: %d", paused)
 
     async def _rested(self, answers: Collection[asyncio.Future[None]], seconds: float) -> None:
-        """Wait, for so long, until these answers are taken in or not, and then until no run is at work."""
+        """Wait, for so long at most, until these answers are accepted or rejected, and then until no run is working."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 if answers:
                     await asyncio.wait(answers)
                 for run in self.live:
-                    with contextlib.suppress(AndonError):  # it was refused: one less to wait for
+                    with contextlib.suppress(AndonError):  # it was refused
                         await run.result()
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Any = None) -> AsyncIterator[None]:
-        """The server's life: what an app does that mounts this one is to enter it in its own."""
+        """The lifespan of the app. An app that mounts this one should enter it in its own lifespan."""
         self.draining = False
         for runtime in self.runtimes:
             if runtime.keeper is not None:
-                runtime.keeper.start()  # it also ends what others have left behind
+                runtime.keeper.start()  # it also ends orphaned runs of other processes
         try:
             yield
         finally:
-            # Whoever has drained it already, as `andon serve` does, need not wait once more.
+            # `andon serve` has drained already; then this does not wait again.
             await self.shut_down(0 if self.draining else None)
 
 
 async def _count_sessions(agent: Agent, store: SessionStore, user_id: str) -> int:
-    """How many sessions a user has with an agent. A shared store knows those of new runs too; of another one, a
-    session is there once its first run has left something.
+    """How many sessions a user has with an agent. A shared store has those of new runs too; another store has a session
+    once its first run has written something.
     """
     counted = await store.count_sessions(agent.id, user_id)
     if agent.runtime.keeper is None:

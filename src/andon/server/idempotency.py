@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done once, however often it is asked for: a request with an idempotency key sets one run going.
+"""Idempotent requests: several copies of a request with the same key start or continue one run only.
 
-Here, the same requests wait for one another. On another server, the store has one of the two wait, and refuses it then.
+On one server, copies wait for each other. On two servers, the store makes one of them wait, and then refuses it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from andon.server.problems import Problem, problem_of
 
 
 class StartedRun(NamedTuple):
-    """The run that a request has set going."""
+    """The run that a request has started or continued."""
 
     run: Run | RunRecord
     after: int
-    """The number of the last event that was there before."""
+    """The number of its last event before that."""
     fresh: bool
-    """It was this very request, and not the same one before."""
+    """Whether this request started it, and not an earlier copy."""
 
 
 async def start_once(
@@ -34,8 +34,8 @@ async def start_once(
     key: RequestKey | None,
     begin: Callable[[], Awaitable[tuple[Run, int]]],
 ) -> StartedRun:
-    """Set a run going, unless the key has done so before. `begin` returns the run, and the number of the last event
-    that was there before.
+    """Call `begin` to start or continue a run, unless the key was used before. It returns the run, and the number of
+    its last event before that.
     """
     if key is None:
         return StartedRun(*await begin(), fresh=True)
@@ -45,8 +45,8 @@ async def start_once(
             try:
                 run, after = await begin()
             except (KeyUsedError, Problem) as error:
-                # Another server may have been quicker with the same request: then the session is busy by it, the run
-                # that it answers is not paused any more, or its id is taken. A failure of ours says nothing of that.
+                # Another server may have handled a copy of this request first. Then the session is busy, the run is no
+                # longer paused, or the id is taken. A 5xx has another reason.
                 if isinstance(error, Problem) and error.status_code >= 500:
                     raise
                 known = await host.find_by_key(agent, user_id, key)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Idempotency keys where the store is this process's own. (A shared store keeps them itself, with the runs.)
+"""Idempotency keys in memory, for a store that is not shared. (A shared store keeps the keys with the runs.)
 
-A user's keys are pushed out by that user's own later ones, never by another user's. All of them leave with age, so that
-users who come once leave nothing behind for ever.
+Later keys of a user replace the oldest keys of that user, never those of another user. All keys expire, so that the
+keys of users who never come back do not stay in memory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class _Kept(NamedTuple):
 
 
 class IdempotencyKeys:
-    """What each user has used which keys for."""
+    """The run of each key, by user."""
 
     def __init__(self) -> None:
         self._users: OrderedDict[str | None, OrderedDict[tuple[str, str], _Kept]] = OrderedDict()
-        """The user who has used a key last is the last one; so are the keys of each."""
+        """Users and keys in the order of their last use."""
 
     def find(self, agent_id: str, user_id: str | None, key: str) -> KeyUse | None:
         theirs = self._users.get(user_id)
@@ -43,7 +43,7 @@ class IdempotencyKeys:
         self._users.move_to_end(user_id)
         while len(theirs) > KEYS_OF_A_USER or _oldest(theirs) < now - SECONDS_KEPT:
             theirs.popitem(last=False)
-        while _newest(next(iter(self._users.values()))) < now - SECONDS_KEPT:  # ends with this user, at the latest
+        while _newest(next(iter(self._users.values()))) < now - SECONDS_KEPT:  # stops at this user at the latest
             self._users.popitem(last=False)
 
     def __len__(self) -> int:

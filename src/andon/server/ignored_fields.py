@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fields that other frameworks' clients are known to send, and that change nothing here.
+"""Fields that clients of other frameworks send, and that the server ignores.
 
-Every other field that is not known is refused. So a field stands here only if a client that people use sends it by
-itself, and if to pass it over is no surprise: media, for one, are not here.
+Every other unknown field is refused. So a field is listed here only if a common client sends it by default, and if
+ignoring it surprises no user: media, for example, are not listed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ ADK_LIVE = frozenset(
         "save_live_blob",
     }
 )
-"""These have a meaning for sound alone."""
+"""These concern audio only."""
 ADK_LIVE_MESSAGE = frozenset({"activity_end", "activity_start", "audio_stream_end"})
-"""So have these, in the messages of a live connection."""
+"""These too, in the messages of a live connection."""
 IGNORED_QUERY = {"get_run": frozenset({"session_id"}), "list_apps": frozenset({"relative_path"})}
-"""In the query, by the route: AgentOS's clients name the session of a run, and ADK's own page a folder."""
+"""In the query, by route: AgentOS's clients send the session of a run, and ADK's web page sends a folder."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is: agents, runs, the server's own state. Of runs, those in memory: going on, or ended not long ago; and
-those that a shared store has, newest first.
+"""Routes that list agents and runs, and the health of the server. Runs are those in memory, live or ended recently, and
+those in a shared store, newest first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ router = APIRouter()
 
 
 class RunFilter(Page):
-    """Which runs of an agent are wanted."""
+    """Filters for the runs of an agent."""
 
     session_id: str | None = None
     user_id: str | None = None
@@ -37,7 +37,7 @@ class RunFilter(Page):
 
 
 class AnyRunFilter(RunFilter):
-    """Which runs of all agents."""
+    """Filters for the runs of all agents."""
 
     agent_id: str | None = None
 
@@ -86,7 +86,7 @@ async def ready(request: Request) -> Response:
         raise Problem(503, "the server is shutting down")
     try:
         await host_of(request).ping()
-    except (StoreError, SchemaError) as error:  # which names the database: strangers may ask here
+    except (StoreError, SchemaError) as error:  # the error names the database, and this route needs no token
         log.warning("not ready: %s", error)
         raise Problem(503, "the database can't be asked just now; the server's log says why") from None
     return json_response({"status": "ready"})
@@ -109,8 +109,8 @@ async def _list(request: Request, wanted: RunFilter, agent_id: str | None) -> Re
     before, statuses = wanted.check(), _statuses(wanted.status)
     host, limit = host_of(request), wanted.limit + 1
     which = Selection(None, wanted.session_id, wanted.user_id, agent_id, statuses)
-    # What is in memory is more recent. A run that ends is for a moment in both. Two agents that have runtimes of their
-    # own may use the same id.
+    # A run may be in both for a moment; the one in memory is more recent. Two agents with different runtimes may have
+    # runs of the same id.
     stored = {(each.session.agent_id, each.run_id): each for each in await host.stored_runs(which, limit, before)}
     runs = stored | {(run.agent_id, run.run_id): run for run in [*host.ended, *host.live]}
     newest_first = _from(before, sorted(runs.values(), key=lambda run: -run.created_at))
@@ -127,7 +127,7 @@ async def _list(request: Request, wanted: RunFilter, agent_id: str | None) -> Re
 
 
 def _from(before: Position | None, runs: list[Run | RunRecord]) -> list[Run | RunRecord]:
-    """Those that come after this place in the list."""
+    """The runs that come after this position in the list."""
     if before is None:
         return runs
     created, run_id = before
@@ -157,7 +157,7 @@ def _line(run: Run) -> dict[str, Any]:
 
 
 def _record_line(record: RunRecord) -> dict[str, Any]:
-    """The same of a run that is held elsewhere: what it is doing, only its process knows."""
+    """The same for a run of another process. Only that process knows the phase."""
     agent_id, user_id, session_id = record.session
     return {
         "run_id": record.run_id,

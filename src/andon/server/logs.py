@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server writes to its log: a line per request, and with every line the run that it is about.
+"""The log of a server: a line per request, and with every line the run that it is about.
 
-A path is written without its query, and no header is written at all: both may carry secrets. What is very long is cut.
+A path is logged without its query, and headers are not logged: both may contain secrets. Very long lines are cut.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMES = ("run_id", "session_id", "agent_id", "user_id")
 
 
 class AccessLog:
-    """An ASGI app that tells of every request when it is over."""
+    """An ASGI middleware that logs every request when it is over."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -59,13 +59,13 @@ class AccessLog:
 
 
 def facts_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What a line is about: what its writer said, or the run whose tool wrote it."""
+    """The facts of a log record: those in the record, and the run whose tool wrote it."""
     call = current.get()
     return {**({} if call is None else call.run.names), **getattr(record, "facts", {})}
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         told = {
@@ -81,7 +81,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The same for people: who it is about comes last. Nothing that anybody wrote can look like a line of its own."""
+    """Text lines, with the ids of the run at the end. Line breaks in logged text are escaped: it can't fake a line."""
 
     def __init__(self, form: str = "%(asctime)s %(levelname)s %(name)s %(message)s") -> None:
         super().__init__(form)
@@ -93,16 +93,16 @@ class TextFormatter(logging.Formatter):
         return escaped(f"{line} [{about}]" if about else line)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the library's name
-        # Set in, so that no text in a traceback can pass for a line of its own.
+        # Indented, so that no text in a traceback looks like a log line.
         lines = cut_traceback(super().formatException(ei)).splitlines()
         return "\n".join(f"    {escaped(line)}" for line in lines)
 
 
 def configure(style: LogFormat | None) -> None:
-    """Write this process's log to stderr in that form: ours, and of others only warnings, because some tell secrets.
+    """Log to stderr in this format: Andon's loggers from INFO on, others from WARNING on, because some log secrets.
 
-    Without a form, only warnings are written, ours too, and only if the program that is served has set up no log. A
-    handler that writes nothing, as libraries add them, is no log.
+    Without a format, only warnings are logged, and only if the program has not configured logging itself. Handlers that
+    write nothing (`NullHandler`) don't count as configured.
     """
     handler, root = logging.StreamHandler(), logging.getLogger()
     if style is None:

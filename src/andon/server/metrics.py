@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's figures in the text format of Prometheus. All labels are words of ours, so none has to be escaped.
+"""The metrics of the server in the text format of Prometheus. All label values are constants, so none is escaped.
 
-They are wanted most while the database is away. What only the database knows is left out then; the rest is told.
+Metrics must work while the database is unreachable: then the values from the database are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 ANSWER_SECONDS = 2.0
-"""How long the database is waited for. Prometheus itself waits for ten seconds."""
+"""How long to wait for the database. Prometheus itself waits for ten seconds."""
 
 
 async def collect(host: AuthorizedHost) -> str:
@@ -59,7 +59,7 @@ async def collect(host: AuthorizedHost) -> str:
 
 
 async def _blocked(host: AuthorizedHost) -> list[str]:
-    """Nothing if the database can't be asked."""
+    """Empty if the database can't be reached."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             blocked = Counter(block.kind for block in await host.blocks())

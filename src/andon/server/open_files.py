@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many files and connections this process may have open. The usual limit is one of long ago, and the process may
-raise it by itself as far as the system's administrator lets it.
+"""The limit on open files and connections of this process. The default limit is low, and a process may raise it up to
+the hard limit of the system.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import sys
 log = logging.getLogger(__name__)
 
 CONNECTIONS = 4000
-"""So many a server takes, unless it is told otherwise: four for each of the runs that it takes."""
+"""The default limit of a server: four connections for each run that it accepts."""
 
 MOST = 2**20
-"""More is never asked for: some programs, which tools may start, close every number up to the limit one by one."""
+"""The limit is not raised further: some programs that tools may start close every descriptor up to the limit."""
 
 
 def raise_open_file_limit() -> int | None:
-    """Raise the limit as far as it goes, and return it. None where there is none."""
+    """Raise the limit as far as possible, and return it. None if there is no limit."""
     if sys.platform == "win32":
         return None
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
-    for wanted in (MOST if hard == unlimited else min(hard, MOST), 10_240):  # macOS may say more than it gives
+    for wanted in (MOST if hard == unlimited else min(hard, MOST), 10_240):  # macOS may refuse its own hard limit
         if soft != unlimited and soft < wanted:
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -35,7 +35,7 @@ def raise_open_file_limit() -> int | None:
 
 
 def connection_limit(connections: int | None) -> int:
-    """So many connections, or as many as there is room for: runs, tools and the database need the other half."""
+    """This many connections, but at most half of the open files: runs, tools and the database need the rest."""
     limit, wanted = raise_open_file_limit(), CONNECTIONS if connections is None else connections
     if limit is None or wanted <= limit // 2:
         return wanted

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's OpenAPI document: every answer, error, parameter, tag and security scheme, so that clients can be made
-of it.
+"""The OpenAPI document of the server: every response, error, parameter, tag and security scheme, so that clients can be
+generated from it.
 
-The routes read and write JSON themselves, so FastAPI knows their paths alone. What else there is to say of each stands
-in `OPERATIONS`, by the name of its function.
+The routes read and write JSON themselves, so FastAPI only knows their paths. `OPERATIONS` has the rest, by the name of
+the function.
 """
 
 from __future__ import annotations
@@ -53,71 +53,71 @@ Json = dict[str, Any]
 JSON, SSE, TEXT = "application/json", "text/event-stream", "text/plain"
 FORMS = {"application/x-www-form-urlencoded": "Form", "multipart/form-data": "Multipart"}
 JSON_ALONE = (Invoke, Create, Update, Json)
-"""Bodies that no form can write."""
+"""Bodies that can't be sent as a form."""
 EVENT = "RunStreamEvent"
 BEARER: Mapping[str, Mapping[str, Any]] = {"bearer": {"type": "http", "scheme": "bearer"}}
 TICKET = {"ticket": {"type": "apiKey", "in": "query", "name": PARAMETER, "description": "From `POST …/ticket`."}}
 
 
 class EventsQuery(Struct):
-    """How the events of a run are asked for."""
+    """The query of a request for the events of a run."""
 
     last_event_id: str | None = None
 
 
 TAGS = {
-    "runs": "Start runs, read their events, cancel them, go on with them.",
-    "conversations": "Read, replace, fork and forget what was said in a session.",
-    "sessions": "The same agents, addressed by session, in ADK's schemas. `WS /run_live` is not described here.",
-    "agents": "What is served.",
-    "operations": "For those who run the server: cancel many, block, look at figures.",
+    "runs": "Start runs, read their events, cancel and continue them.",
+    "conversations": "Read, replace, fork and delete the messages of a session.",
+    "sessions": "The same agents, addressed by session, in ADK's format. `WS /run_live` is not described here.",
+    "agents": "The agents of the server.",
+    "operations": "For operators: cancel many runs, block users and agents, metrics.",
 }
 
 ERRORS = {
-    400: "It can't be read, or answers are wrong or missing.",
-    401: "Who asks is not known.",
-    403: "This is not for the one who asks, or the page, or the name by which the server was called, is not known.",
-    404: "There is no such agent, run, session or user, or it is somebody else's.",
-    409: "The session is busy, the id is taken, or it is too late.",
+    400: "The request can't be parsed, or answers are wrong or missing.",
+    401: "The token or the user is not known.",
+    403: "The user may not do this, or the origin of the page or the Host header is not allowed.",
+    404: "The agent, run, session or user does not exist, or belongs to another user.",
+    409: "The session is busy, the id is taken, or the run has ended.",
     410: "The events are no longer kept; the state is.",
-    413: "It is larger than this server takes.",
-    415: "It is neither JSON nor a form, or has parts other than text.",
-    422: "A field means nothing here.",
-    429: "There are as many runs, or sessions of this user, as this server takes.",
+    413: "The request is too large.",
+    415: "The body is neither JSON nor a form, or has parts other than text.",
+    422: "A field is unknown or has a wrong value.",
+    429: "The limit of runs, or of sessions of this user, is reached.",
     500: "The server failed; its log says why.",
     501: "The agent's store keeps no sessions.",
-    503: "The server is going down, or its database does not answer.",
+    503: "The server is shutting down, or its database does not answer.",
 }
 _EVERYWHERE = (403, 422, 500, 503)
 _BODY = (400, 413, 415, 422)
 
 
 class Operation(NamedTuple):
-    """What a route takes and answers."""
+    """The request and the responses of a route."""
 
     tag: str
     summary: str
     answers: Mapping[int, Any] = {200: None}
-    """By status, the type of the JSON."""
+    """The type of the JSON by status."""
     body: Any = None
     query: type[Struct] | None = None
     headers: Mapping[str, str] = {}
     errors: Sequence[int] = ()
     media: str = JSON
-    """In which form the answer 200 comes."""
+    """The media type of the response 200."""
     streams: str | None = None
-    """The component that each event of a stream is, where the answer 200 can be a stream."""
+    """The component of each event, if the response 200 can be a stream."""
 
     @property
     def is_of_one_run(self) -> bool:
-        """Do its answers name a run in their headers?"""
+        """Whether its responses have the header `Andon-Run-Id`."""
         kinds = (RunOutput, CancelAnswer, CancelCallAnswer, Ticket, list[SessionEvent])
         return self.streams is not None or any(kind in kinds for kind in self.answers.values())
 
 
 _STREAMED = {200: RunOutput, 202: RunStartedAnswer}
-_KEY = {"Idempotency-Key": "The same request with the same key finds the run that it has started."}
-_LAST = {"Last-Event-ID": "The id of the last event that was read; a browser's `EventSource` sends it by itself."}
+_KEY = {"Idempotency-Key": "A copy of the request with the same key gets the run that the first one started."}
+_LAST = {"Last-Event-ID": "The id of the last event that was read; a browser's `EventSource` sends it."}
 _FOUND = (404,)
 _SESSION = (404, 501)
 
@@ -246,9 +246,9 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def describe(make: Callable[[], Json], schemes: Mapping[str, Mapping[str, Any]] | None) -> Json:
-    """The document that FastAPI makes, completed. `schemes` say how a client shows who it is; None if all may ask."""
+    """FastAPI's document, completed. `schemes` are the security schemes; None if the server is open to all."""
     document = make()
-    if "tags" in document:  # FastAPI keeps what it has made
+    if "tags" in document:  # FastAPI caches the document
         return document
     schemas = SchemaBuilder()
     for path, methods in document["paths"].items():
@@ -315,7 +315,7 @@ def _error(status: int, schemas: SchemaBuilder) -> Json:
     if status in (429, 503):
         answer["headers"] = {"Retry-After": _header("After how many seconds to try again.")}
     if status == 401:
-        answer["headers"] = {"WWW-Authenticate": _header("How to show who one is.")}
+        answer["headers"] = {"WWW-Authenticate": _header("How to authenticate.")}
     return answer
 
 
@@ -324,7 +324,7 @@ def _header(about: str) -> Json:
 
 
 class SchemaBuilder:
-    """Types as JSON schemas. Those of structs and enums are components, which others refer to."""
+    """Makes JSON schemas of types. Structs and enums become components, which other schemas refer to."""
 
     def __init__(self) -> None:
         self.components: Json = {}
@@ -338,7 +338,7 @@ class SchemaBuilder:
         return plain
 
     def stream(self, name: str) -> Json:
-        """A stream of events: as the text that it is, or event by event, for those who read it so."""
+        """A stream of events: as text, or event by event for clients that read it so."""
         if name == EVENT:
             self.components[EVENT] = {"title": EVENT, "description": "One event of a run.", **self.of(EVENTS)}
         else:
@@ -355,12 +355,12 @@ class SchemaBuilder:
         return {"schema": {"anyOf": [text, {"$ref": f"#/components/schemas/{name}Frame"}]}}
 
     def parameters(self, kind: type[Struct]) -> Iterator[Json]:
-        """Its fields, to be given in the query."""
+        """The fields of the struct as query parameters."""
         for name, schema in _schema_of(kind)["properties"].items():
             yield {"name": name, "in": "query", "required": False, "schema": schema}
 
     def body(self, kind: Any) -> Json:
-        """JSON, or a form. Each has a component of its own, because clients tell bodies apart by their types."""
+        """JSON, or a form. Each has its own component, because generated clients tell bodies apart by their types."""
         if kind in JSON_ALONE:
             return {"content": {JSON: {"schema": self.of(kind)}}, "required": kind is not Json}
         self.of(kind)
@@ -373,13 +373,13 @@ class SchemaBuilder:
 
 
 def _schema_of(kind: type[Struct]) -> Json:
-    """Of a struct whose fields are no structs."""
+    """The schema of a struct whose fields are no structs."""
     found: Json = _with_items(msgspec.json.schema(kind)["$defs"][kind.__name__])
     return found
 
 
 def _with_items(schema: Any) -> Any:
-    """A list of anything says so: some makers of clients want to know."""
+    """Add `items` to arrays of any type: some client generators need it."""
     if isinstance(schema, list):
         return [_with_items(each) for each in schema]
     if not isinstance(schema, dict):

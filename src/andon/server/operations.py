@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators ask for: who is blocked, who cancelled what, and figures. Where there are tokens, for admins alone."""
+"""Routes for operators: blocks, the log of cancels, metrics. With tokens, only an admin may use them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_ENTRIES = 1000
 
 
 class Unblock(Struct):
-    """Whose runs are to be taken again: one of the two."""
+    """The user or the agent whose new runs are accepted again: one of the two."""
 
     user_id: str | None = None
     agent_id: str | None = None
@@ -53,7 +53,7 @@ async def list_blocks(request: Request) -> Response:
 
 @router.get("/cancels")
 async def list_cancels(request: Request) -> Response:
-    """Who cancelled what, when and why; newest first."""
+    """The log of cancels: who cancelled which run, when and why; newest first."""
     host = host_of(request)
     host.principal.require_admin()
     wanted = read_query(request, CancelLogQuery)
@@ -80,5 +80,5 @@ def _line(entry: CancelEntry) -> dict[str, Any]:
 
 @router.get("/metrics")
 async def get_metrics(request: Request) -> Response:
-    """For Prometheus."""
+    """Metrics for Prometheus."""
     return Response(await metrics.collect(host_of(request)), media_type=metrics.CONTENT_TYPE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schema that a client wants an answer to fit. It is checked before a run begins: a bad one costs nothing."""
+"""The JSON schema that a client wants the answer to match. It is checked before the run begins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from andon.server.problems import Problem
 
 
 def read_output_schema(given: dict[str, Any] | str | None) -> JsonSchema | None:
-    """The form of the answer, from the field `output_schema`: an object, or its text, as forms have it."""
+    """The schema in the field `output_schema`: an object, or in a form its text."""
     if given is None:
         return None
     try:

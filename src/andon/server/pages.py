@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists come page by page. A page that is not the last one says in its `Link` header where the next one is.
+"""Lists in pages. Every page but the last has a `Link` header with the URL of the next one.
 
-A page begins where the one before ended, and not at a number: what comes or goes meanwhile shifts nothing.
+A page begins after the last item of the page before, not at an index: items that are added or removed meanwhile don't
+shift the pages.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from andon.server.problems import Problem
 from andon.server.responses import to_json
 
 LIMIT = 1000
-"""How many a page has, unless less are wanted."""
+"""The size of a page, if the request does not ask for less."""
 
 Position = tuple[float, str]
-"""Where a page ends: when the last one on it was made, and its id."""
+"""The position of an item in a list: when it was created, and its id."""
 
 
 class Page(Struct):
-    """Which page of a list is wanted."""
+    """The page of a list that is requested."""
 
     limit: int = LIMIT
     cursor: str | None = None
-    """Where the page before ended, as its `Link` header says it."""
+    """The position of the last item of the page before, from its `Link` header."""
 
     def check(self) -> Position | None:
-        """Where the page before ended; or raise, if this is no page."""
+        """The position of the last item of the page before. Raises if the fields are wrong."""
         if not 1 <= self.limit <= LIMIT:
             raise Problem(422, f"limit is {self.limit}; it is a number from 1 to {LIMIT}")
         if self.cursor is None:
@@ -43,12 +44,12 @@ class Page(Struct):
         except ValueError:
             created = math.nan
         if not math.isfinite(created) or not id:
-            raise Problem(422, "cursor is none of ours: use the link to the next page as it is in the header `Link`")
+            raise Problem(422, "cursor is not valid: use the link to the next page from the header `Link`")
         return created, id
 
 
 def page_response(request: Request, lines: Sequence[Any], positions: Sequence[Position], limit: int) -> Response:
-    """So many of these, which may be more, as they are; `positions` says where each of them is."""
+    """The first `limit` lines, and a link if there are more. `positions` has the position of each line."""
     response = Response(to_json(lines[:limit]), media_type="application/json")
     if len(lines) > limit:
         created, id = positions[limit - 1]

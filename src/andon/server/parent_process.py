@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that has started this one as its worker, seen from here: a line to say "ready" on.
+"""The parent of a worker process: the worker has a socket to it, on which it says that it is ready.
 
-The line is also how the worker hears that it is to end: its parent has closed its side, or is gone, however that came.
-Without that, workers of a parent that was killed would keep the port for ever.
+When the parent closes its side of the socket, or dies, the worker shuts down. Otherwise the workers of a killed parent
+would keep the port.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 
 VARIABLE = "ANDON_WORKER"
-"""Set by the parent: the descriptors of the listener and of the line, and which worker this is."""
+"""Set by the parent: the file descriptors of the listener and of the socket, and the number of the worker."""
 
 END = b"\0"
 
@@ -25,28 +25,28 @@ class ParentProcess:
     def __init__(self, listener: socket.socket, line: socket.socket, number: int) -> None:
         self.listener, self._line, self.number = listener, line, number
         for each in (listener, line):
-            os.set_inheritable(each.fileno(), False)  # a program that a tool starts must not keep them open
+            os.set_inheritable(each.fileno(), False)  # a subprocess of a tool must not keep them open
 
     @classmethod
     def from_environment(cls) -> ParentProcess | None:
-        """The parent, if there is one. It is not passed on to what this process starts."""
+        """The parent, if there is one. Subprocesses don't inherit the variable."""
         given = os.environ.pop(VARIABLE, "")
         if not given:
             return None
         listener, line, number = map(int, given.split(","))
         parent = cls(socket.socket(fileno=listener), socket.socket(fileno=line), number)
-        atexit.register(parent.close)  # it is there for as long as this process is
+        atexit.register(parent.close)  # not before: a closed socket means that this process has ended
         return parent
 
     def ready(self, text: str) -> None:
-        """This worker serves. The text is what a server says of itself when it begins."""
+        """Tell the parent that this worker serves. The parent prints the text."""
         try:
             self._line.sendall(text.encode() + END)
-        except OSError:  # it is gone, which `watch` tells
+        except OSError:  # the parent is gone, which `watch` notices
             pass
 
     def watch(self, end: Callable[[], object]) -> None:
-        """Have this called, once, on the running loop when the parent wants this process to end, or is gone."""
+        """Call `end` once, on the running event loop, when the parent wants this process to end, or is gone."""
         loop = asyncio.get_running_loop()
 
         def hear() -> None:
@@ -56,7 +56,7 @@ class ParentProcess:
         loop.add_reader(self._line, hear)
 
     def unwatch(self) -> None:
-        """This process ends by itself: from here on it makes no difference what becomes of its parent."""
+        """This process is ending: stop watching the parent."""
         asyncio.get_running_loop().remove_reader(self._line)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of people that wait for the store to take them in, and what a shutdown does with those.
+"""Answers to paused runs that the store has not accepted yet, and what a shutdown does with them.
 
-An answer that was turned away has changed nothing: its run is paused as before, and no tool of it has begun.
+A rejected answer has changed nothing: its run is still paused, and none of its tools has begun.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from andon.server.problems import Problem
 
 
 class PendingAnswers:
-    """The requests that are about to go on with a run."""
+    """The requests that are about to continue a paused run."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Task[Any], asyncio.Future[None]] = {}
-        """Their tasks. The future is done as soon as the run goes on, or doesn't."""
+        """By task. The future is done as soon as the run continues, or fails to."""
 
     @property
     def waiting(self) -> list[asyncio.Future[None]]:
@@ -27,14 +27,14 @@ class PendingAnswers:
 
     @contextlib.contextmanager
     def waiting_for_store(self) -> Iterator[None]:
-        """Wait in here for the store. Raises the 503 of a shutdown if this was turned away."""
+        """Wait for the store in this block. Raises the 503 of a shutdown if the answer was rejected."""
         task = asyncio.current_task()
         assert task is not None
         over = self._waiting[task] = asyncio.get_running_loop().create_future()
         try:
             yield
         except asyncio.CancelledError:
-            if task in self._waiting or task.uncancel():  # by someone else: whoever asks has left, say
+            if task in self._waiting or task.uncancel():  # not by `reject_all`: the client disconnected, say
                 raise
             raise shutting_down() from None
         finally:
@@ -42,7 +42,7 @@ class PendingAnswers:
             over.set_result(None)
 
     def reject_all(self) -> list[asyncio.Future[None]]:
-        """Let none of them wait any longer. If the store has just given a run, that is given back: wait for these."""
+        """Reject all waiting answers. A run that the store has just handed out is given back: wait for the futures."""
         turned, self._waiting = self._waiting, {}
         for task in turned:
             task.cancel()

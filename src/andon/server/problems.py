@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong before a run, as JSON: always an object with `detail`, a sentence that says what to do."""
+"""Errors as JSON: always an object with `detail`, a sentence that says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class Problem(HTTPException):
-    """An answer other than the one that was hoped for; `more` goes beside `detail`, which is a sentence wherever it is
-    ours.
-    """
+    """An error response. `more` are further fields beside `detail`. Our own `detail` is always a sentence."""
 
     def __init__(self, code: int, detail: Any, headers: dict[str, str] | None = None, /, **more: Any) -> None:
         super().__init__(code, detail, headers)
@@ -46,7 +44,7 @@ class Problem(HTTPException):
 
 
 def problem_of(error: AndonError) -> Problem:
-    """What kept a run from starting, as an answer."""
+    """The response for an error of Andon."""
     if isinstance(error, SessionPausedError):
         here = f"Over HTTP: POST /agents/…/runs/{error.run_id}/continue, or …/cancel."
         return Problem(409, f"{error} {here}", run_id=error.run_id)
@@ -60,17 +58,17 @@ def problem_of(error: AndonError) -> Problem:
         return Problem(404, str(error))
     if isinstance(error, AnswersError):
         return Problem(400, str(error), interrupts=msgspec.to_builtins(error.interrupts))
-    if isinstance(error, SchemaError):  # no mistake of whoever asks, and it names the database
+    if isinstance(error, SchemaError):  # not the client's mistake, and the text names the database
         log.error("the database can't be used: %s", error)
         return Problem(503, "the database can't be used as it is; the server's log says why")
-    if isinstance(error, SetupError):  # no mistake of whoever asks; what it says has no secret in it
+    if isinstance(error, SetupError):  # not the client's mistake; the text has no secret in it
         log.error("a run can't be started as this server is set up: %s", error)
         return Problem(500, f"the server is not set up to run this agent: {error}")
     if isinstance(error, StateTooLargeError):
         return Problem(413, str(error))
     if isinstance(error, EmptyPromptError | HistoryError | ConfigurationError):
         return Problem(422, str(error))
-    if isinstance(error, StoreError):  # the same: only the log says more
+    if isinstance(error, StoreError):  # the text names the database: only the log has it
         log.warning("the database can't be asked: %s", error)
         done = f" ({error.done})" if error.done else ""
         return Problem(503, f"the database can't be asked just now: try again later{done}", {"retry-after": "1"})
@@ -96,5 +94,5 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_defect(request: Request, error: Exception) -> Response:
-    # The server logs the traceback; what is in it is not for strangers.
+    # The ASGI server logs the traceback. The client does not get it.
     return JSONResponse({"detail": "the server failed to answer this; its log says why"}, 500)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a URL may say after its question mark, checked before any route is reached.
+"""Checks the query parameters of a request before the route runs.
 
-A parameter that is not known is refused: `?last_event=1`, passed over, would read a run's events from the beginning.
-Which ones there are stands in `OPERATIONS`, from which the OpenAPI document is made. So the document names all of them.
+An unknown parameter is refused: if `?last_event=1` were ignored, the events would be read from the beginning. The known
+ones are in `OPERATIONS`. The OpenAPI document is made from that too, so it names all of them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from andon.server.openapi import OPERATIONS
 from andon.server.problems import Problem
 
 PROBED = frozenset({"health", "ready"})
-"""Load balancers ask for these, some with a parameter of their own, and must not take that for a failure."""
+"""Load balancers call these, some with their own parameters, and must not get an error."""
 
 
 class _Known(NamedTuple):
     named: tuple[str, ...]
-    """The parameters that a route has."""
+    """The parameters of the route."""
     ignored_fields: frozenset[str]
     in_body: tuple[str, ...]
-    """What belongs into its body."""
+    """The fields that belong into the body."""
 
 
 async def check_query(connection: HTTPConnection) -> None:
-    """Refuse the parameters that this route does not have. A live connection reads its own, and says so by its end."""
+    """Refuse unknown parameters. A live connection checks its own, because it reports errors when it closes."""
     if connection.scope["type"] != "http" or not connection.query_params:
         return
     if (name := connection.scope["route"].name) in PROBED:

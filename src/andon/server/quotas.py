@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A limit of something that is counted in a store, without counting it each time: the nearer it is, the more often.
+"""A limit on things that a store counts, such as the sessions of a user, without a count for each new one.
 
-Whoever is counted is allowed half of what is left, uncounted. What must stay true: on one server the limit holds,
-however many ask at once. So one count at a time is made of each, and only when all that was allowed before is there to
-be counted, or has failed. Several servers together may pass the limit by a little, and never by much.
+After a count, half of what is left is granted without counting again. So counts get more frequent near the limit. What
+must stay true: on one server the limit holds, also for concurrent requests. So there is one count at a time per owner,
+and it waits until everything that was granted is in the store, or has failed. Several servers together may exceed the
+limit by a little.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 
 KEPT = 10_000
-"""How many are remembered; the others are counted again when they come."""
+"""How many owners are remembered; others are counted again at their next request."""
 
 
 class _Quota:
-    """What one of them may still have."""
+    """What one owner may still create."""
 
     __slots__ = ("being_made", "left", "none_being_made", "turn")
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
         self.left = 0
-        """How many more, before they are counted again."""
+        """How many more until the next count."""
         self.being_made = 0
-        """How many were allowed and may not be in the store yet."""
+        """How many were granted and may not be in the store yet."""
         self.none_being_made = asyncio.Event()
         self.none_being_made.set()
 
@@ -55,16 +56,14 @@ class _Quota:
 
 
 class Quotas:
-    """What each may still have before it is counted again."""
+    """What each owner may still create before the next count."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, _Quota] = OrderedDict()
 
     @contextlib.asynccontextmanager
     async def reserve(self, who: Hashable, limit: int, count: Callable[[], Awaitable[int]]) -> AsyncIterator[bool]:
-        """A place for one more of it; False if that is one too many. At the end of the block it must be there to be
-        counted, or have failed.
-        """
+        """Yields whether `who` may create one more. At the end of the block it must be in the store, or have failed."""
         theirs = self._known.setdefault(who, _Quota())
         self._known.move_to_end(who)
         taken = await theirs.take(limit, count)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the databases behind a server take changes, for whoever probes it: answered within a second, always.
+"""Whether the databases of a server accept writes. Readiness probes always get a response within a second.
 
-Probes come from several sides, and go on while a database hangs. So there is one question at a time: a probe that comes
-while it is under way waits for the same answer, and one that comes right after it gets that.
+Several load balancers may probe, also while a database hangs. So there is one check at a time: a probe during a check
+waits for its result, and a probe right after it gets the same result.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from andon.errors import AndonError, SchemaError, StoreError
 
 ANSWER_SECONDS = 0.8
 FRESH_SECONDS = 0.5
-"""For how long an answer counts."""
+"""How long a result is used."""
 
 
 class Readiness:
-    """Asks these stores."""
+    """Checks these stores."""
 
     def __init__(self, stores: Callable[[], Sequence[SharedStore]]) -> None:
         self._stores = stores
@@ -28,11 +28,11 @@ class Readiness:
         self._answered = 0.0
 
     async def check(self) -> None:
-        """Raise `StoreError`, or `SchemaError`, if a store can't be asked, takes no changes, or says nothing."""
+        """Raise `StoreError` or `SchemaError` if a store can't be reached, is read-only, or does not answer in time."""
         asking = self._asking
         if asking is None or asking.get_loop() is not asyncio.get_running_loop() or self._is_old(asking):
             asking = self._asking = asyncio.create_task(self._ask(), name="andon-ready")
-        await asyncio.wait([asking], timeout=ANSWER_SECONDS)  # who gives up waiting leaves it to the next one
+        await asyncio.wait([asking], timeout=ANSWER_SECONDS)  # after a timeout the task goes on, for the next probe
         if not asking.done():
             raise StoreError(f"the database has not answered within {ANSWER_SECONDS:g} s")
         if (error := asking.result()) is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits that a client asks for. It may ask for less than the agent's own, and never for more."""
+"""The limits that a client requests for a run. They may be lower than those of the agent, never higher."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ T = TypeVar("T", int, float)
 
 
 MEANT = "a number of tokens, or an object with tokens, tool_calls or both"
-"""What `budget` is."""
+"""The allowed values of `budget`."""
 
 
 def requested_limits(
     agent: Agent, max_turns: int | None, timeout: float | None, budget: int | dict[str, int | None] | str | None
 ) -> ContinueOptions:
-    """These as options of a run; without those that were not given, for which the agent's own count."""
+    """The given limits as options of a run. For limits that were not given, those of the agent apply."""
     options: ContinueOptions = {}
     if max_turns is not None:
-        if max_turns < 1:  # said here, because what Python's own error says of None is not so over HTTP
+        if max_turns < 1:  # checked here, because the error of `Agent.run` mentions None
             raise Problem(422, f"max_turns is {max_turns}; it is a whole number, 1 or more")
         options["max_turns"] = _within("max_turns", max_turns, agent.max_turns)
     if timeout is not None:
@@ -44,7 +44,7 @@ def requested_limits(
 
 
 def _spending(budget: int | dict[str, int | None] | str) -> Budget:
-    """In a form it comes as text."""
+    """In a form it is text."""
     given = read_json(budget.encode(errors="replace"), "budget", 422) if isinstance(budget, str) else budget
     if isinstance(given, bool) or not isinstance(given, int | dict):
         raise Problem(422, f"budget must be {MEANT}")
@@ -52,7 +52,7 @@ def _spending(budget: int | dict[str, int | None] | str) -> Budget:
 
 
 def _spending_of(given: Mapping[str, Any]) -> Budget:
-    """null is the same as none, as everywhere."""
+    """null counts as missing."""
     if unknown := [name for name in given if name not in Budget.__struct_fields__]:
         raise Problem(422, f"budget has {quote_names(unknown)}; it is {MEANT}")
     return Budget(**{name: _whole(f"budget's {name}", value) for name, value in given.items() if value is not None})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes of what the server answers, for its OpenAPI document. Nothing is made of them: the routes write JSON.
+"""The types of the responses, for the OpenAPI document only: the routes write JSON without them.
 
-What must stay true: every answer fits its shape. The tests check it against a real server, for every route.
+What must stay true: every response matches its type. The tests check it against a real server, for every route.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 
 class ProblemDetail(Struct):
-    """What went wrong, and what to do about it. Some problems name the run that they are about."""
+    """What is wrong, and what to do. Some problems have the id of their run."""
 
     detail: str
     run_id: str | None = None
@@ -39,7 +39,7 @@ class ProblemDetail(Struct):
 
 
 class RunMessage(Struct):
-    """A message of the conversation. Each result of a tool is a message of its own."""
+    """A message of the conversation. Each tool result is a separate message."""
 
     role: Literal["user", "assistant", "tool"]
     content: str
@@ -51,7 +51,7 @@ class RunMessage(Struct):
 
 
 class RunOutput(Struct):
-    """A run as it is now; once it has ended, its result, and after a cancel its receipt."""
+    """The current state of a run; after its end its result, and after a cancel its receipt."""
 
     run_id: str
     agent_id: str
@@ -64,16 +64,16 @@ class RunOutput(Struct):
     model_provider: str
     content_type: str
     content: str
-    """What it has said so far."""
+    """The text so far."""
     metadata: Json | None = None
     parent_run_id: str | None = None
     continues: str | None = None
-    """The run that it goes on with."""
+    """The id of the run that it continues."""
     stop_reason: StopReason | None = None
     receipt: Receipt | None = None
     error: str | None = None
     output: Any = None
-    """The answer as JSON, if a shape was asked for."""
+    """The answer as JSON, if the request had a schema."""
     usage: Usage | None = None
     metrics: WireMetrics | None = None
     messages: list[RunMessage] | UnsetType = UNSET
@@ -96,7 +96,7 @@ class RunLine(Struct):
 
 
 class RunStartedAnswer(Struct):
-    """A run that goes on in the background."""
+    """A run that was started in the background."""
 
     run_id: str
     session_id: str
@@ -104,7 +104,7 @@ class RunStartedAnswer(Struct):
 
 
 class Ticket(Struct):
-    """Opens the events of one run for a while: see `url`."""
+    """Gives access to the events of one run for a while: see `url`."""
 
     ticket: str
     url: str
@@ -115,7 +115,7 @@ class Ticket(Struct):
 
 
 class CancelAnswer(Struct):
-    """What a cancel has achieved. `receipt` is there if the request has waited."""
+    """The result of a cancel. `receipt` is set if the request waited."""
 
     run_id: str
     outcome: CancelOutcome
@@ -165,7 +165,7 @@ class UnblockAnswer(Struct):
 
 
 class CancelLine(Struct):
-    """Who cancelled what."""
+    """An entry of the log of cancels."""
 
     run_id: str
     agent_id: str | None
@@ -229,7 +229,7 @@ class ServerVersion(Struct):
     language_version: str
 
 
-# -- by session, as ADK has it ----------------------------------------------------------------------------------------
+# -- by session, in ADK's format --------------------------------------------------------------------------------------
 
 
 class SessionContent(Struct):
@@ -244,7 +244,7 @@ class SessionUsage(Struct):
 
 
 class SessionEvent(Struct):
-    """A message of an invocation, or, if it is `partial`, a piece of one. An aborted one ends with an `errorCode`."""
+    """A message of an invocation, or, if `partial`, a piece of one. An aborted invocation ends with an `errorCode`."""
 
     id: str
     invocationId: str  # noqa: N815
@@ -291,7 +291,7 @@ _FIELDS: dict[RunEvent, tuple[tuple[str, ...], tuple[str, ...]]] = {
     RunEvent.run_cancelled: (_END, _KNOWN_AT_END),
     RunEvent.run_error: ((*_END, "error"), _KNOWN_AT_END),
 }
-"""Which fields a kind of event always has, beside those that all have, and which it may have. Others may have any."""
+"""The fields that a kind of event always has, beside `_HEAD`, and those that it may have. Other kinds may have any."""
 
 
 def _event(kind: RunEvent) -> type[Struct]:
@@ -305,10 +305,10 @@ def _event(kind: RunEvent) -> type[Struct]:
 
 
 def _without_none(kind: Any) -> Any:
-    """What is None is left out of an event."""
+    """The type without None: fields that are None are left out of an event."""
     members = [member for member in get_args(kind) if member is not NoneType]
     return reduce(or_, members) if NoneType in get_args(kind) else kind
 
 
 EVENTS: Any = reduce(or_, [_event(kind) for kind in RunEvent])
-"""Any event, told apart by its `event`."""
+"""Any event. The field `event` tells them apart."""

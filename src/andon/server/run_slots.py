@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many runs a server has room for: of all, of one user, and of those that wait for a person.
+"""The limits on runs: of the server, of one user, and of paused runs.
 
-To look and to take a place is one step: going on with a run waits for the store, and its place is taken meanwhile. A
-run that has ended counts for as long as a thread of one of its tools is still running.
+A slot is checked and taken in one step. Continuing a run waits for the store, and its slot is taken meanwhile. A run
+that has ended counts as long as a thread of one of its tools still runs.
 
-Any run that is at work may come to wait for a person. So the limits of paused runs count both: only then no more can
-pause than may. A user's paused runs are also counted in the database, where those are that this server does not hold.
+Any working run may pause later. So the limits of paused runs count working and paused runs. The paused runs of a user
+are also counted in the database, because this server does not hold all of them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from andon.server.problems import Problem
 from andon.server.quotas import Quotas
 
 BEHIND_SECONDS = 5.0
-"""A run that would have to wait longer than this for the database to take it in is refused."""
+"""A run is refused if the database would need longer than this to admit it."""
 PAGE = 1000
-"""So many paused runs are read from the database at once, to count them."""
+"""How many paused runs are read from the database at once, to count them."""
 
 
 _FIRST = "answer or cancel some first"
 
 
 class RunLimits(Protocol):
-    """Those of the server's settings that are of concern here."""
+    """The settings of the server that limit runs."""
 
     @property
     def max_runs(self) -> int: ...
@@ -46,16 +46,16 @@ class RunLimits(Protocol):
 
 
 class RunSlots:
-    """The places for runs. `live` says which runs there are that have not ended."""
+    """The slots for runs. `live` returns the runs that have not ended."""
 
     def __init__(self, limits: RunLimits, runtimes: Sequence[Runtime], live: Callable[[], list[Run]]) -> None:
         self._limits, self._runtimes, self._live = limits, runtimes, live
         self._taken: dict[object, tuple[str, str | None]] = {}
-        """Runs that somebody is about to go on with, and whose they are."""
+        """The runs that are about to be continued, and their users."""
         self._paused = Quotas()
 
     def check(self, user_id: str | None) -> None:
-        """Raise if there is no room for another run of this user's."""
+        """Raise if there is no slot for another run of this user."""
         self._check_working(user_id)
         limits = self._limits
         if self._count_open(limits.max_paused_runs) >= limits.max_paused_runs:
@@ -68,7 +68,7 @@ class RunSlots:
 
     @contextlib.asynccontextmanager
     async def new_run_slot(self, user_id: str | None) -> AsyncIterator[None]:
-        """Where a run is made. Raise if there is no room for it, also by what the database knows of the user's runs."""
+        """Start a run in this block. Raises if no slot is left, counting the user's paused runs in the database too."""
         self.check(user_id)
         stores = [runtime.keeper.store for runtime in self._runtimes if runtime.keeper is not None]
         if user_id is None or not stores:
@@ -87,8 +87,8 @@ class RunSlots:
 
     @contextlib.contextmanager
     def continued_run_slot(self, run_id: str, user_id: str | None, *, anew: bool) -> Iterator[None]:
-        """Have a place for a run that somebody goes on with, until it has one of its own. `anew`: that makes another
-        run; else it is one that is paused, and counts as that.
+        """Hold a slot while a run is being continued. `anew`: that makes a new run; else the run is paused, and already
+        counts as paused.
         """
         self.check(user_id) if anew else self._check_working(user_id)
         key = object()
@@ -104,22 +104,22 @@ class RunSlots:
 
     def _check_working(self, user_id: str | None) -> None:
         if max(runtime.lag for runtime in self._runtimes) > BEHIND_SECONDS:
-            detail = "the database is behind with the runs that this server has already: try again later"
+            detail = "the database is slow to admit the runs that this server already has: try again later"
             raise Problem(429, detail, {"retry-after": str(math.ceil(BEHIND_SECONDS))})
         limits = self._limits
         if self._is_full(limits.max_runs):
-            detail = f"{limits.max_runs} runs are going on, as many as this server takes: try again later"
+            detail = f"{limits.max_runs} runs are working, which is the limit of this server: try again later"
             raise Problem(429, detail, {"retry-after": "1"})
         if user_id is not None and self._is_full(limits.max_user_runs, user_id):
-            detail = f"{limits.max_user_runs} runs of this user are going on, as many as one may have"
+            detail = f"{limits.max_user_runs} runs of this user are working, which is the limit"
             raise Problem(429, f"{detail}: cancel one, or try again later", {"retry-after": "1"})
 
     def _is_full(self, limit: int, user_id: str | None = None) -> bool:
-        """Are so many runs at work, or, with a user, of that one? Paused runs are counted apart, and a sub-agent's run
-        belongs to its parent's.
+        """Whether `limit` runs are working, of this user if one is given. Paused runs and those of sub-agents don't
+        count.
         """
         most = sum(runtime.live + len(runtime.abandoned) for runtime in self._runtimes) + len(self._taken)
-        if most < limit:  # by far the most frequent case, and quickly told
+        if most < limit:  # by far the most frequent case, and cheap
             return False
         runs = [run for run in self._live() if not run.is_paused and run.parent_run_id is None]
         working = {run.run_id: run.user_id for run in runs} | dict(self._taken.values())
@@ -130,7 +130,7 @@ class RunSlots:
         return sum(user_id is None or whose == user_id for whose in working.values()) >= limit
 
     def _count_open(self, limit: int, user_id: str | None = None) -> int:
-        """How many runs have not ended, or, with a user, of that one; not counted if they are surely fewer."""
+        """How many runs have not ended, of this user if one is given. Below the limit, an upper bound."""
         most = sum(runtime.live for runtime in self._runtimes) + len(self._taken)
         return most if most < limit else len(self._open(user_id))
 
@@ -141,7 +141,7 @@ class RunSlots:
 
 
 async def _paused_in(store: SharedStore, user_id: str, limit: int) -> set[str]:
-    """The user's paused runs that a store knows, so many at the most. A sub-agent's run belongs to its parent's."""
+    """The paused runs of the user in a store, at most `limit`, without those of sub-agents."""
     which, found = Selection(user_id=user_id, statuses=(RunStatus.paused,)), set[str]()
     before: tuple[float, str] | None = None
     while len(found) < limit:

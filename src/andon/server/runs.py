@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The routes by run: start one, ask for it, read its events, cancel it.
+"""The routes by run: start one, read its state and its events, cancel it.
 
-The request that starts a run decides what its leaving means (`on_disconnect`). Everyone else only watches.
+The request that starts a run decides whether a disconnect cancels it (`on_disconnect`). Other readers only watch.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ router = APIRouter()
 
 MAX_WAIT = 3600.0
 MAX_REASON = 10_000
-"""Characters. It is written several times, before all else, and so by everybody's leave."""
+"""In characters. A reason is written several times, before other writes, so it must not be large."""
 MAX_SEQ = 2**31 - 1
-"""Events are counted by an integer of the database."""
+"""The database numbers events with a 32-bit integer."""
 
 
 def check_reason(reason: str | None) -> None:
@@ -62,7 +62,7 @@ def check_reason(reason: str | None) -> None:
 
 
 class Start(Struct):
-    """What a client may say to start a run. In a form, `messages`, `metadata` and an object as `budget` are JSON."""
+    """The body of a request to start a run. In a form, `messages`, `metadata` and an object as `budget` are JSON."""
 
     ignored_fields: ClassVar = AGENTOS_START
     message: str
@@ -80,7 +80,7 @@ class Start(Struct):
     metadata: str | dict[str, Any] | None = None
     messages: str | list[Any] | None = None
     output_schema: dict[str, Any] | str | None = None
-    """The JSON schema that the answer must fit; in a form, as text."""
+    """The JSON schema that the answer must match; in a form, as text."""
 
     def check(self) -> None:
         check_session_id(self.session_id)
@@ -88,7 +88,7 @@ class Start(Struct):
         check_run_id(self.run_id)
 
     def options(self, agent: Agent) -> RunOptions:
-        """What it means for a run of this agent."""
+        """The options for a run of this agent."""
         options: RunOptions = {
             "session_id": self.session_id,
             "user_id": self.user_id,
@@ -101,7 +101,7 @@ class Start(Struct):
 
 
 class Cancel(Struct):
-    """What a client may say to cancel."""
+    """The fields of a cancel."""
 
     ignored_fields: ClassVar = AGENTOS_CANCEL
     reason: str | None = None
@@ -155,7 +155,7 @@ async def start_run(request: Request, agent_id: str) -> Response:
 
 
 class ResponseOptions(Protocol):
-    """How a client wants to hear of a run."""
+    """How a client wants the response."""
 
     stream: bool
     background: bool
@@ -166,7 +166,7 @@ class ResponseOptions(Protocol):
 def _respond_with_live_run(
     host: AuthorizedHost, agent: Agent, wanted: ResponseOptions, run: Run, after: int, *, owned: bool
 ) -> Response:
-    """Answer the request that has set the run going; or, not `owned`, one that only watches."""
+    """The response to the request that started the run; or, not `owned`, to one that only watches it."""
     tied = (wanted.on_disconnect or ("continue" if wanted.background else "cancel")) == "cancel"
     leave = run.cancel_for if owned and tied else None
     if wanted.stream:
@@ -183,7 +183,7 @@ def _respond_with_live_run(
 
 
 async def respond_to_start(host: AuthorizedHost, agent: Agent, wanted: ResponseOptions, found: StartedRun) -> Response:
-    """Answer whoever has set a run going; or has sent the same request once more, and only watches."""
+    """The response to a request that started or continued a run; or to a copy of it, which only watches the run."""
     run, after = found.run, found.after
     if isinstance(run, Run):
         return _respond_with_live_run(host, agent, wanted, run, after, owned=found.fresh)
@@ -229,7 +229,7 @@ async def read_events(request: Request, agent_id: str, run_id: str) -> Response:
 
 @router.post("/agents/{agent_id}/runs/{run_id}/resume", openapi_extra=openapi_body(Resume))
 async def resume(request: Request, agent_id: str, run_id: str) -> Response:
-    """Go on reading, as the AgentOS family asks for it: by the index of the last event, which counts from 0."""
+    """Read on after the event with this index, counted from 0, as the AgentOS family does."""
     host = host_of(request)
     agent = await host.agent_of(agent_id, run_id)
     wanted = await read_body(request, Resume, host.settings.max_body)
@@ -260,7 +260,7 @@ async def _reattach(host: AuthorizedHost, agent: Agent, run_id: str, after: int,
 
 
 def _no_more(run_id: str) -> Response:
-    """Tells a browser's EventSource to ask no more."""
+    """A 204: a browser's EventSource stops reconnecting."""
     return Response(status_code=204, headers=run_headers(run_id))
 
 
@@ -352,14 +352,14 @@ def _to_block(host: AuthorizedHost, wanted: CancelMany) -> tuple[BlockKind, str]
 
 
 def block_target(user_id: str | None, agent_id: str | None) -> tuple[BlockKind, str]:
-    """What is to be blocked, or unblocked."""
+    """The user or agent to block or unblock."""
     if (user_id is None) == (agent_id is None):
-        raise Problem(422, "say who is meant: user_id or agent_id, and one of them alone")
+        raise Problem(422, "give user_id or agent_id, and only one of them")
     return ("user", user_id) if user_id is not None else ("agent", str(agent_id))
 
 
 class CancelTarget(Struct):
-    """One of several runs that were asked to go no further."""
+    """One of several runs that were asked to stop."""
 
     agent_id: str
     run_id: str
@@ -381,10 +381,10 @@ async def cancel_all(
     user_id: str | None,
     block: tuple[BlockKind, str] | None = None,
 ) -> list[CancelTarget]:
-    """Cancel all runs of these agents that fit, and refuse new ones of whom is to be blocked.
+    """Cancel all matching runs of these agents, and block the given user or agent.
 
-    The runs of this process are asked first, all of them, before anything waits for a store. If a store can't be asked,
-    that is raised at the end.
+    All runs of this process are asked first, before any store. If a store can't be reached, the error is raised at the
+    end.
     """
     sweeps = [(agent, host.sweep(agent, session_id=session_id, user_id=user_id)) for agent in agents]
     failures: list[BaseException] = []
@@ -394,7 +394,7 @@ async def cancel_all(
             await host.block(*block, asked.by, asked.reason)
         except StoreError as error:
             failures.append(error)
-        ask_here([sweep for _, sweep in sweeps], asked)  # one may have begun before the block
+        ask_here([sweep for _, sweep in sweeps], asked)  # a run may have begun before the block
     found: list[CancelTarget] = []
     for each in await asyncio.gather(*(_ask_store(*each, asked) for each in sweeps), return_exceptions=True):
         if isinstance(each, BaseException):
@@ -415,7 +415,7 @@ async def _ask_store(agent: Agent, sweep: Sweep, asked: CancelRequest) -> list[C
 
 
 def respond_when_ended(found: Sequence[CancelTarget], wanted: Cancel, view: Callable[[], Any]) -> Response:
-    """Answer at once; or, to one who waits, when all of the runs are gone or what is left of them can be named."""
+    """Respond at once; or, with `wait`, when all of the runs are gone or their leftovers are known."""
     if (wait := wanted.wait) is None:
         return json_response(view())
 

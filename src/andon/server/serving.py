@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""uvicorn, told to go down in the right order.
+"""uvicorn, with a shutdown that ends runs first.
 
-The first SIGTERM or SIGINT stops taking runs, while the server goes on answering: runs finish, or are cancelled when
-their time is up, and every reader sees the end. Only then does the server close. The second signal ends the process as
-if nobody had caught it.
+After the first SIGTERM or SIGINT the server starts no new runs, but still responds. Runs finish, or are cancelled when
+the drain is over, and every reader gets the last event. Then the server closes. The second signal ends the process at
+once.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from andon.server.open_files import connection_limit
 from andon.server.parent_process import ParentProcess
 
 CLOSE_SECONDS = 3
-"""What readers get to take in the end, once every run has ended; one that has stalled is cut off then."""
+"""How long readers have to read the last events once every run has ended. Then their connections are aborted."""
 
 END_SECONDS = 1
-"""What is left on the loop after that, a tool that takes no notice of being cancelled, ends with the process."""
+"""How long tasks have to end after that. A tool that ignores its cancellation ends with the process."""
 
 FULL_COLLECTION = 100
-"""Garbage is looked for everywhere so much more rarely than among what is new; Python's own figure is 10.
+"""The threshold of full garbage collections; Python's default is 10.
 
-With 500 open streams that takes a tenth of a second, in which no cancel is heard. And there is next to nothing to be
-found: of a stream that has ended it is the socket's transport, 1.6 KB; all else is freed without a collection.
+With 500 open streams a full collection takes a tenth of a second, and no cancel is handled meanwhile. It would find
+almost nothing: the transport of each ended stream, 1.6 KB. Everything else is freed by reference counts.
 """
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -50,16 +50,16 @@ def serve(
     max_connections: int | None = None,
     parent: ParentProcess | None = None,
 ) -> None:
-    """Serve until a signal; returns when every run has ended. A worker also ends when its parent says so."""
+    """Serve until a signal; returns when every run has ended. A worker also ends when its parent closes its socket."""
     config = uvicorn.Config(
         app,
         http=http_protocol(Bounds(connections=connection_limit(max_connections))),
         ws=WebSocketProtocol,
         ws_max_size=app.state.andon.settings.max_body,
-        ws_per_message_deflate=False,  # a small message could become a huge one
+        ws_per_message_deflate=False,  # a small compressed message could be huge
         root_path=root_path,
         log_level="warning",
-        log_config=None,  # one of its own would close the handlers of a program that has set up a log
+        log_config=None,  # uvicorn's would close the log handlers of the program
         access_log=False,
         timeout_graceful_shutdown=CLOSE_SECONDS + 2,
         server_header=False,
@@ -68,26 +68,26 @@ def serve(
     runner = asyncio.Runner(loop_factory=config.get_loop_factory())
     runner.run(Server(config, app.state.andon, parent).serve([listener]))
     if left := runner.run(_end_tasks()):
-        # A loop can't be closed before its last task has ended, and these don't.
+        # These tasks don't end, and an event loop can't be closed before they do.
         print(f"andon: still running at the end: {', '.join(left)}", file=sys.stderr, flush=True)
         os._exit(0)
     runner.close()
 
 
 def relax_garbage_collector() -> None:
-    """Have the garbage collector stop everything less often. What a program has set itself stays, if it is calmer."""
-    gc.freeze()  # what is there by now stays: no collection has to look at it while someone waits
+    """Make full garbage collections rarer. A higher threshold that the program has set stays."""
+    gc.freeze()  # the objects of now stay until the end: no collection needs to visit them
     young, old, oldest = gc.get_threshold()
     gc.set_threshold(young, old, max(oldest, FULL_COLLECTION))
 
 
 class Server(uvicorn.Server):
-    """uvicorn closes connections before it asks the app, and raises the signal again at the end: here it doesn't."""
+    """Unlike uvicorn, it ends the runs before it closes connections, and does not raise the signal again at the end."""
 
     def __init__(self, config: uvicorn.Config, host: Host, parent: ParentProcess | None = None) -> None:
         super().__init__(config)
         self._host, self._parent = host, parent
-        self._closing: asyncio.Task[None] | None = None  # a loop holds its tasks weakly
+        self._closing: asyncio.Task[None] | None = None  # an event loop holds tasks only weakly
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -117,11 +117,11 @@ class Server(uvicorn.Server):
                 signal.signal(each, handler)
 
     def _close(self) -> None:
-        if self._closing is None:  # a parent says so over its line, and others by a signal
+        if self._closing is None:  # the parent's socket and a signal may both call this
             self._closing = asyncio.get_running_loop().create_task(self._end_runs())
 
     async def _end_runs(self) -> None:
-        # It is told first, before the host cancels what can't be kept.
+        # Report first, before the host cancels runs.
         reporting = report_drain(self._host, self._say)
         try:
             await self._host.shut_down()
@@ -132,8 +132,8 @@ class Server(uvicorn.Server):
 
     def _say(self, text: str) -> None:
         which = f"worker {self._parent.number}: " if self._parent is not None and self._parent.number else ""
-        with contextlib.suppress(OSError):  # nobody reads it any more: that must not keep the runs from their end
-            sys.stdout.write(f"{which}{text}\n")  # at once: unbuffered, `print` writes the end of the line apart
+        with contextlib.suppress(OSError):  # a closed stdout must not stop the shutdown
+            sys.stdout.write(f"{which}{text}\n")  # one write: unbuffered, `print` writes the newline separately
             sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -149,7 +149,7 @@ class Server(uvicorn.Server):
 
 
 async def _end_tasks() -> list[str]:
-    """Cancel what is left on the loop, and name what stays all the same."""
+    """Cancel the tasks that are left on the event loop, and return the names of those that don't end."""
     if not (tasks := asyncio.all_tasks() - {asyncio.current_task()}):
         return []
     for task in tasks:
@@ -159,7 +159,7 @@ async def _end_tasks() -> list[str]:
 
 
 def announcement(host: Host, listener: socket.socket, root_path: str) -> str:
-    """What a server says of itself when it begins: where it is, how to try it, and where its runs are kept."""
+    """What a server prints at its start: its URL, a command to try it, and its database."""
     address, port = listener.getsockname()[:2]
     url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
     agents = list(host.agents)

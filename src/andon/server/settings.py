@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server takes at the most, of all and of one user, and the defaults of that. docs/access.md has the table."""
+"""The limits of a server and of one user, and their defaults. docs/access.md has the table."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from msgspec import Struct
 
 
 class Limits(TypedDict, total=False):
-    """What `create_app` takes as limits."""
+    """The limits that `create_app` takes."""
 
     max_body: int
     """How many bytes a request may have."""
     max_message: int
     """How many characters a prompt may have."""
     max_runs: int
-    """How many runs may go on at once, of all agents."""
+    """How many runs of all agents may work at once."""
     max_user_runs: int
-    """The same of one user."""
+    """The same for one user."""
     max_paused_runs: int
-    """With so many runs that wait for a person, no other is started."""
+    """With so many paused runs, no new run is started."""
     max_user_paused_runs: int
-    """The same of one user."""
+    """The same for one user."""
     max_events: int
-    """A run that has written so many is cancelled, unless its runtime has a limit of its own; 0 for none."""
+    """A run with more events is cancelled, unless its runtime has its own limit; 0 for no limit."""
     max_event_bytes: int
-    """The same with so many bytes of them, roughly."""
+    """The same for the size of the events, roughly."""
     max_user_sessions: int
     """How many sessions a user may have with an agent."""
     max_state: int
-    """How many bytes the state of a session may take, as JSON; 0 for what its store takes, 256 KiB."""
+    """How many bytes the state of a session may have, as JSON; 0 for the limit of its store, 256 KiB."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """The bounds of a server. See `Limits` and `create_app` for what each means."""
+    """The settings of a server. `Limits` and `create_app` explain them."""
 
     max_body: int = 4 * 2**20
     max_message: int = 1_000_000
@@ -49,4 +49,4 @@ class Settings(Struct, frozen=True, kw_only=True):
     heartbeat: float
     drain: float
     guarded: bool = False
-    """There are tokens."""
+    """Whether requests need a token or `authenticate`."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's events as server-sent events, and noticing that a client left.
+"""The events of a run as server-sent events, and noticing that a client disconnected.
 
-A response reads the run's journal and owns nothing of the run: a slow client stalls its own `send` and nobody else, and
-one that leaves is noticed at once, also while the run is silent, because `receive` is awaited beside the sending.
+A response reads the journal of the run and owns no part of the run. A slow client delays only its own `send`. A
+disconnect is noticed at once, also while the run is silent, because `receive` is awaited beside the sending.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from andon.core.shared.remote import EventSource
 from andon.core.states import CancelCause
 
 BATCH = 500
-"""So many events are written at once at the most: others want the loop too."""
+"""How many events are written at once at most, so that the event loop is not blocked."""
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache, no-transform"),
-    (b"x-accel-buffering", b"no"),  # nginx would hold events back
+    (b"x-accel-buffering", b"no"),  # else nginx would buffer events
 ]
 
 HEARTBEAT = b": still here\n\n"
@@ -34,11 +34,10 @@ HEARTBEAT = b": still here\n\n"
 _SEPARATORS = [(char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\u0085\u2028\u2029"]
 
 CLIENT_DISCONNECTED = 499
-"""What nginx calls it when a client leaves. The client does not read it, but whoever is in between, a middleware of the
-host's say, waits for an answer all the same."""
+"""nginx's status for a client that disconnected. The client does not read it, but a middleware may need a response."""
 
 OnDisconnect = Callable[[CancelCause], object]
-"""What to do when the client leaves (`disconnect`), or when its server gives up (`shutdown`)."""
+"""Called when the client disconnects (`disconnect`), or when the ASGI server cancels the response (`shutdown`)."""
 
 
 def escape_line_separators(frames: bytes) -> bytes:
@@ -52,7 +51,7 @@ def escape_line_separators(frames: bytes) -> bytes:
 async def run_while_connected(
     receive: Receive, work: Coroutine[Any, Any, None], leave: OnDisconnect | None = None
 ) -> None:
-    """Do the work as long as the client is there; when it leaves, the work is cut."""
+    """Do the work while the client is connected; when it disconnects, the work is cancelled."""
     working = asyncio.ensure_future(work)
     listening = asyncio.ensure_future(_gone(receive))
     cause = CancelCause.disconnect
@@ -71,7 +70,7 @@ async def run_while_connected(
     if finished and (error := working.exception()) is not None:
         if leave is not None:
             leave(CancelCause.disconnect)
-        if not isinstance(error, OSError):  # some servers say so in `send` that the client has gone
+        if not isinstance(error, OSError):  # some ASGI servers raise it in `send` after a disconnect
             raise error
 
 
@@ -81,11 +80,11 @@ async def _gone(receive: Receive) -> None:
 
 
 class EventResponse(Response):
-    """A run's events from a reader on, written as they come: each batch is one chunk.
+    """The events of a reader as a stream; each batch is one chunk.
 
-    `encode` makes bytes of a batch; `leave` is called when the client is gone before the end; `heartbeat` is the number
-    of seconds of silence after which a comment is sent, so that proxies and half-open connections notice. `headers`
-    name the run.
+    `encode` makes bytes of a batch. `leave` is called if the client disconnects before the end. After `heartbeat`
+    seconds of silence a comment is sent, so that proxies keep the connection and a dead one is noticed. `headers` has
+    the id of the run.
     """
 
     media_type = "text/event-stream"
@@ -108,7 +107,7 @@ class EventResponse(Response):
         begun = asyncio.Event()
 
         async def listen() -> Message:
-            await begun.wait()  # a response that has not begun would be none
+            await begun.wait()  # first send the headers, also to a client that has disconnected
             return await receive()
 
         await run_while_connected(listen, self._write(send, begun), self._leave)
@@ -122,7 +121,7 @@ class EventResponse(Response):
                     chunk = self._encode(await self._reader.batch(BATCH))
             except TimeoutError:
                 chunk = HEARTBEAT
-            # The last event goes with the end of the response: a write costs more than all that came before it.
+            # The last event goes with the end of the response: one write less.
             ended = self._reader.at_end
             if chunk or ended:
                 await send({"type": "http.response.body", "body": chunk, "more_body": not ended})
@@ -131,7 +130,7 @@ class EventResponse(Response):
 
 
 class DelayedResponse(Response):
-    """An answer that takes its time: `make` is awaited while the client is there."""
+    """A response that takes long to make: `make` is awaited while the client is connected."""
 
     def __init__(self, make: Callable[[], Awaitable[Response]], leave: OnDisconnect | None = None) -> None:
         super().__init__()
@@ -145,5 +144,5 @@ class DelayedResponse(Response):
 
         await run_while_connected(receive, work(), self._leave)
         response = answers[0] if answers else Response(status_code=CLIENT_DISCONNECTED)
-        with contextlib.suppress(OSError):  # it has gone
+        with contextlib.suppress(OSError):  # the client has disconnected
             await response(scope, receive, send)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of tokens, which is read again when it changes: a token can be added or taken away while the server runs.
+"""A file of tokens, read again when it changes: tokens can be added and removed while the server runs.
 
-A file that can't be used, because a line of it is wrong or it is gone, changes nothing: the tokens stay as they were,
-and the log says why. No message quotes a token.
+If the file can't be used, because a line is wrong or it is missing, the old tokens stay in use and the log says why. No
+message quotes a token.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from andon.errors import ConfigurationError
 from andon.server.access import Token
 
 LOOK_SECONDS = 1.0
-"""So often the file is looked at, at the most: when a request comes, and not in between."""
+"""How often a request checks the file at most. Without requests it is not checked."""
 
 
 class TokenFile:
-    """A line for each token: `TOKEN user=NAME`, `TOKEN admin`, or both. A word that begins with # begins a comment.
+    """One token per line: `TOKEN user=NAME`, `TOKEN admin`, or both. A word that begins with # begins a comment.
 
     >>> app = create_app(agents, tokens=TokenFile("tokens.txt"))
     """
@@ -34,8 +34,8 @@ class TokenFile:
         return f"TokenFile({str(self.path)!r})"
 
     def read(self) -> list[Token]:
-        """The tokens that are in it now. Raises `ConfigurationError`."""
-        self._looked, self._seen = time.monotonic(), self._look()  # before it is read: what changes meanwhile is new
+        """The current tokens of the file. Raises `ConfigurationError`."""
+        self._looked, self._seen = time.monotonic(), self._look()  # before the read: a change during it must be noticed
         try:
             lines = self.path.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -43,12 +43,12 @@ class TokenFile:
             raise ConfigurationError(f"{self.path} can't be read: {why}") from None
         tokens = []
         for number, line in enumerate(lines, 1):
-            # Only at the beginning of a word: inside one it is part of a token, or of a name.
+            # A # inside a word is part of a token or a name.
             if not (written := list(itertools.takewhile(lambda word: not word.startswith("#"), line.split()))):
                 continue
             secret, *words = written
             users = [word.removeprefix("user=") for word in words if word.startswith("user=")]
-            # Whoever forgets a word must not have made an admin by it.
+            # A line without `user=` must not make an admin by accident.
             if (
                 not words
                 or len(users) > 1
@@ -62,7 +62,7 @@ class TokenFile:
         return tokens
 
     def has_changed(self) -> bool:
-        """Whether it is another file than the one that was read, or was written since."""
+        """Whether the file was replaced or written since `read`."""
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return False
         self._looked = time.monotonic()

@@ -3,57 +3,57 @@
 
 AndonError
 ├── ConfigurationError       an agent, tool or runtime that can't work as it is written
-│   ├── SetupError           a run can't start as things are set up: there is no key, or an option can't be right
+│   ├── SetupError           a run can't start with this setup: a key is missing, or an option is wrong
 │   │   ├── NoModelError     the agent has no model
 │   │   └── MissingExtraError a package is not installed; the message names the exact pip install
 │   ├── ToolDefinitionError  a function that can't be a tool
-│   ├── HookDefinitionError  an object that has none of the hooks' methods
-│   └── SchemaError          a database that this version can't use as it is
-├── StartError               what keeps a run from starting; nothing was recorded
-│   ├── EmptyPromptError     there is nothing to send
-│   ├── HistoryError         `messages` that are no conversation; the message names the first that is wrong
+│   ├── HookDefinitionError  an object without any hook method
+│   └── SchemaError          a database with a schema that this version can't use
+├── StartError               a run can't start; nothing was recorded
+│   ├── EmptyPromptError     the prompt is empty
+│   ├── HistoryError         `messages` that are no conversation; the text names the first wrong message
 │   ├── RunIdTakenError      the run id belongs to another run
 │   ├── KeyUsedError         the idempotency key was used before
 │   ├── SessionBusyError     another run holds the session
 │   │   └── SessionPausedError    and waits for a person's answer
 │   ├── BlockedError         new runs of this user, or of this agent, are refused
-│   ├── UnknownRunError      there is no such run
-│   ├── UnknownSessionError  there is no such session
-│   ├── SessionExistsError   a session of that id is there already
-│   ├── NotContinuableError  the run can't go on, or can't be taken back
-│   ├── AnswersError         not the answers to the questions that are open
-│   ├── HandleError          a handle that has not begun, or has begun already
-│   ├── TooDeepError         the run would be below too many others, each started by a tool of the one above
+│   ├── UnknownRunError      the run does not exist
+│   ├── UnknownSessionError  the session does not exist
+│   ├── SessionExistsError   a session with that id exists already
+│   ├── NotContinuableError  the run can't be continued, or can't be rolled back
+│   ├── AnswersError         the answers don't match the open questions
+│   ├── HandleError          a handle whose run has not begun, or has begun already
+│   ├── TooDeepError         too many runs are nested, each started by a tool of the one above
 │   ├── PortalError          the event loop for blocking calls broke; the next call gets a new one
 │   └── InsideEventLoopError a blocking call inside a running event loop
-├── ModelError               the model failed; says whether trying again may help
-│   ├── AuthenticationError  the provider does not know the key, or the key may not do this
+├── ModelError               the model failed; `retryable` says whether trying again may help
+│   ├── AuthenticationError  the provider does not accept the key
 │   ├── RateLimitError       too many requests or tokens, or no quota left
-│   ├── BadRequestError      the provider refuses the request as it is
+│   ├── BadRequestError      the provider refuses the request
 │   │   └── ContextLengthError the conversation is too long for the model
 │   ├── ModelConnectionError the provider can't be reached, or did not answer in time
-│   └── ModelStreamError     what the provider sent is broken, or ended early
-├── StoreError               the store could not be asked; trying again may help
+│   └── ModelStreamError     the provider's stream is broken, or ended early
+├── StoreError               the store could not be reached; trying again may help
 │   └── LeaseLostError       the run belongs to another worker now
 ├── SubAgentLostError        a sub-agent had asked a person, and its run can't be found or continued
 ├── InstructionsError        a function for the instructions took too long, or returned no text
-├── StateTooLargeError       the state of a session would be larger than its store takes
+├── StateTooLargeError       the state of a session would exceed the limit of its store
 ├── ReaderBusyError          two tasks, or two threads, read from one iterator at once
-├── ContextError             what `context=` returned can't be sent
-├── OutputError              the answer is not what `output_type` asked for
+├── ContextError             the messages that `context=` returned can't be sent
+├── OutputError              the answer does not match `output_type`
 ├── ToolError                a tool call failed before or around the tool's own code
-│   ├── UnknownToolError     the model named a tool that is not there
+│   ├── UnknownToolError     the model named a tool that does not exist
 │   ├── BadArgumentsError    the arguments are not JSON, or don't fit the tool
 │   ├── BadResultError       the tool's result can't be turned into text
 │   ├── ToolBlockedError     a hook, or a person, refused this call
-│   ├── ToolTimeoutError     the call took longer than its tool may
+│   ├── ToolTimeoutError     the call took longer than its tool allows
 │   └── ThreadsExhaustedError too many abandoned threads are still running
-└── IllegalTransitionError   a step that the state table does not have
+└── IllegalTransitionError   a state change that the state table does not allow
 
 ToolCancelled, ToolInterrupted (BaseExceptions, so that `except Exception` in a tool can't swallow them)
 
-A cancelled run raises none of these: it returns its result. Each of them survives pickling and copying, with all that
-it says: it may be raised in a worker process and caught in another one.
+A cancelled run raises none of these: it returns its result. All of them can be pickled and copied with their
+attributes: an error may be raised in one process and caught in another.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ from typing import Any, Self
 
 
 class Portable:
-    """An exception that survives pickling and copying with its attributes, whatever its constructor takes.
+    """An exception that can be pickled and copied with its attributes, whatever its constructor takes.
 
-    Python makes an exception anew by calling its class with `args`, which fails where the constructor has parameters
-    of its own. This one is made anew without its constructor. It stands before the exception among a class's bases.
+    Python unpickles an exception by calling its class with `args`. That fails if the constructor has other parameters.
+    This one is unpickled without its constructor. It must come before the exception among the bases of a class.
     """
 
     def __reduce__(self: Any) -> tuple[Any, ...]:
-        state = super().__reduce__()[2:]  # an ImportError, say, has more than its __dict__
+        state = super().__reduce__()[2:]  # an ImportError, for example, has more than its __dict__
         return (_make_anew, (type(self), self.args), *state)
 
 
 def _make_anew(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     error = kind.__new__(kind, *args)
     own: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
-    own.__init__(error, *args)  # Python's own part of it: an ImportError keeps its message there
+    own.__init__(error, *args)  # the built-in part: an ImportError keeps its message there
     return error
 
 
@@ -90,9 +90,9 @@ class ConfigurationError(AndonError):
 
 
 class SetupError(ConfigurationError):
-    """A run can't start as things are set up: a key is missing, say, or a model's option can't be right.
+    """A run can't start with this setup: for example, a key is missing, or an option of a model is wrong.
 
-    It is raised where a run is asked for, before anything is recorded. Its message has no key, and no other secret.
+    It is raised where a run is requested, before anything is recorded. Its message has no key and no other secret.
     """
 
 
@@ -101,7 +101,7 @@ class NoModelError(SetupError, ValueError):
 
 
 class MissingExtraError(SetupError, ImportError):
-    """A package that is needed is not installed. The message names the exact `pip install`."""
+    """A needed package is not installed. The message has the exact `pip install`."""
 
 
 class ToolDefinitionError(ConfigurationError, TypeError):
@@ -109,23 +109,23 @@ class ToolDefinitionError(ConfigurationError, TypeError):
 
 
 class HookDefinitionError(ConfigurationError, TypeError):
-    """An object that has none of the hooks' methods."""
+    """An object without any hook method."""
 
 
 class SchemaError(ConfigurationError):
-    """A database that this version can't use as it is. It was left as it is."""
+    """A database with a schema that this version can't use. It was not changed."""
 
 
 class StartError(AndonError):
-    """What keeps a run from starting. Nothing was recorded."""
+    """A run can't start. Nothing was recorded."""
 
 
 class EmptyPromptError(StartError, ValueError):
-    """There is nothing to send."""
+    """The prompt is empty."""
 
 
 class HistoryError(StartError, ValueError):
-    """What was given as `messages` is no conversation. `index` is the place of the first message that is wrong."""
+    """The `messages` are no conversation. `index` is the index of the first wrong message."""
 
     def __init__(self, message: str, *, index: int | None = None) -> None:
         super().__init__(message)
@@ -146,7 +146,7 @@ class KeyUsedError(StartError, ValueError):
     def __init__(self, message: str, *, run_id: str) -> None:
         super().__init__(message)
         self.run_id = run_id
-        """The run that it was used for."""
+        """The run that the key was used for."""
 
 
 class SessionBusyError(StartError, RuntimeError):
@@ -163,40 +163,40 @@ class SessionPausedError(SessionBusyError):
 
 
 class BlockedError(StartError, RuntimeError):
-    """New runs of this user, or of this agent, are refused until someone unblocks them."""
+    """New runs of this user, or of this agent, are refused until they are unblocked."""
 
 
 class UnknownRunError(StartError, LookupError):
-    """There is no such run."""
+    """The run does not exist."""
 
 
 class UnknownSessionError(StartError, LookupError):
-    """There is no such session."""
+    """The session does not exist."""
 
 
 class SessionExistsError(StartError, RuntimeError):
-    """A session of that id is there already. It was left as it is."""
+    """A session with that id exists already. It was not changed."""
 
 
 class NotContinuableError(StartError, RuntimeError):
-    """The run can't go on, or can't be taken back."""
+    """The run can't be continued, or can't be rolled back."""
 
 
 class AnswersError(StartError, ValueError):
-    """Not the answers to the questions that are open. Nothing has changed."""
+    """The answers don't match the open questions. Nothing has changed."""
 
     def __init__(self, message: str, *, interrupts: Sequence[Any]) -> None:
         super().__init__(message)
         self.interrupts = list(interrupts)
-        """The questions that are open."""
+        """The open questions."""
 
 
 class HandleError(StartError, RuntimeError):
-    """A handle that has not begun its run yet, or has begun it already."""
+    """A handle whose run has not begun yet, or has begun already."""
 
 
 class TooDeepError(StartError, RecursionError):
-    """The run would be below too many others, each started by a tool of the one above it."""
+    """Too many runs are nested, each started by a tool of the one above it."""
 
 
 class PortalError(StartError, RuntimeError):
@@ -233,15 +233,15 @@ class ModelError(AndonError):
 
 
 class AuthenticationError(ModelError):
-    """The provider does not know the key, or the key may not do this."""
+    """The provider does not accept the key, or the key has no right to do this."""
 
 
 class RateLimitError(ModelError):
-    """Too many requests or tokens, or no quota left; only the former may be tried again."""
+    """Too many requests or tokens, which may be tried again; or no quota left, which may not."""
 
 
 class BadRequestError(ModelError):
-    """The provider refuses the request as it is."""
+    """The provider refuses the request."""
 
 
 class ContextLengthError(BadRequestError):
@@ -253,14 +253,14 @@ class ModelConnectionError(ModelError):
 
 
 class ModelStreamError(ModelError):
-    """What the provider sent is broken, or ended early. What came before is kept."""
+    """The provider's stream is broken, or ended early. The part before that is kept."""
 
 
 class StoreError(AndonError):
-    """The store could not be asked. What was asked for is not known to have happened; asking again is safe."""
+    """The store could not be reached. Whether the request took effect is unknown; trying again is safe."""
 
     done: str = ""
-    """What was done all the same, in words for whoever asked: the message may name the database, and this does not."""
+    """What was done in spite of the error, as text for the client: unlike the message, it never names the database."""
 
 
 class LeaseLostError(StoreError):
@@ -270,7 +270,7 @@ class LeaseLostError(StoreError):
 class SubAgentLostError(AndonError, RuntimeError):
     """A sub-agent had asked a person, and its run can't be found, or can't be continued.
 
-    What it had done is unknown, so the run that called it ends with this error.
+    It is unknown what the sub-agent had done, so the run that called it ends with this error.
     """
 
 
@@ -279,19 +279,19 @@ class InstructionsError(AndonError):
 
 
 class StateTooLargeError(AndonError, ValueError):
-    """The state of a session would be larger than its store takes. It was left as it was."""
+    """The state of a session would exceed the limit of its store. It was not changed."""
 
 
 class ReaderBusyError(AndonError, RuntimeError):
-    """Another task or thread is waiting for the next event of the same iterator. That one reads on, undisturbed."""
+    """Another task or thread is waiting for the next event of the same iterator. That one is not affected."""
 
 
 class ContextError(AndonError, ValueError):
-    """What the function given as `context=` returned can't be sent. The conversation is as it was."""
+    """The messages that the `context=` function returned can't be sent. The conversation was not changed."""
 
 
 class OutputError(AndonError, ValueError):
-    """The answer is not what `output_type` asked for. `text` is what the model said."""
+    """The answer does not match `output_type`. `text` is the text of the model."""
 
     def __init__(self, message: str, *, text: str) -> None:
         super().__init__(message)
@@ -303,7 +303,7 @@ class ToolError(AndonError):
 
 
 class UnknownToolError(ToolError):
-    """The model named a tool that is not there."""
+    """The model named a tool that does not exist."""
 
 
 class BadArgumentsError(ToolError):
@@ -319,7 +319,7 @@ class ToolBlockedError(ToolError):
 
 
 class ToolTimeoutError(ToolError):
-    """The call took longer than its tool may. What it did until then is unknown."""
+    """The call took longer than its tool allows. It is unknown what it did until then."""
 
 
 class ThreadsExhaustedError(ToolError):
@@ -327,7 +327,7 @@ class ThreadsExhaustedError(ToolError):
 
 
 class IllegalTransitionError(AndonError):
-    """A step that the state table does not have."""
+    """A state change that the state table does not allow."""
 
 
 class ToolCancelled(Portable, BaseException):
@@ -343,20 +343,20 @@ class ToolInterrupted(Portable, BaseException):
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line: its kind, and what it says, as far as it can be written down. Never raises."""
+    """An error as text: its class and its message. Never raises."""
     text = say(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def confide(error: BaseException) -> str:
-    """The same for those who may not know which database there is, and where: what a run tells, its users read."""
+    """The same for users of a run: without the message of a store's error, which may name the database."""
     if isinstance(error, StoreError | SchemaError) and not isinstance(error, LeaseLostError):
         return f"{type(error).__name__}: the database could not be asked; the log says why"
     return describe(error)
 
 
 def say(thing: object) -> str:
-    """What `str` makes of a thing that isn't ours, as far as it can be written down. Never raises."""
+    """The `str` of any object, with characters that UTF-8 can encode. Never raises."""
     return _written(str, thing)
 
 
@@ -366,9 +366,9 @@ def show(thing: object) -> str:
 
 
 def _written(write: Callable[[object], str], thing: object) -> str:
-    # Another one's code, called where a run is brought to its end, which must not depend on it. So whatever it raises
-    # is caught, a SystemExit too. Nothing is awaited here, so no CancelledError of a host can be among it.
+    # This calls code that is not ours while a run ends, and the end must not depend on it. So everything that it raises
+    # is caught, SystemExit too. Nothing is awaited here, so no CancelledError of the host can be caught.
     try:
         return write(thing).encode("utf-8", "replace").decode()
-    except BaseException as error:  # noqa: BLE001 - the boundary: what it raised is said instead
+    except BaseException as error:  # noqa: BLE001 - the boundary: the text names what it raised
         return f"<{type(thing).__name__}, whose {write.__name__} failed: {type(error).__name__}>"

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Provider-neutral messages, their blocks, and token usage.
 
-All of them are frozen: a conversation is shared between runs, readers and the store, so nobody may change a message
-that another one holds.
+All of them are frozen: runs, readers and the store share the messages of a conversation, so none may change them.
 
 Roles: `user` (a prompt), `assistant` (text, reasoning, tool calls) and `tool` (the results of one turn's calls).
 """
@@ -21,14 +20,14 @@ Role = Literal["user", "assistant", "tool"]
 
 
 class Text(Plain, frozen=True, gc=False, tag_field="type", tag="text"):
-    """Words, of a person or of the model."""
+    """Text of a person or of the model."""
 
     type: ClassVar[str] = "text"
     text: str
 
 
 class Reasoning(Plain, frozen=True, gc=False, omit_defaults=True, tag_field="type", tag="reasoning"):
-    """What the model thought aloud. `signature` is the provider's seal: without it a block may not be sent back."""
+    """The reasoning of the model. `signature` is the provider's: without it a block can't be sent back."""
 
     type: ClassVar[str] = "reasoning"
     text: str
@@ -36,7 +35,7 @@ class Reasoning(Plain, frozen=True, gc=False, omit_defaults=True, tag_field="typ
 
 
 class ToolCall(Plain, frozen=True, gc=False, tag_field="type", tag="tool_call"):
-    """The model asks for a tool. Only complete calls become part of a conversation."""
+    """The model calls a tool. Only complete calls become part of a conversation."""
 
     type: ClassVar[str] = "tool_call"
     id: str
@@ -45,7 +44,7 @@ class ToolCall(Plain, frozen=True, gc=False, tag_field="type", tag="tool_call"):
 
 
 class ToolResult(Plain, frozen=True, gc=False, tag_field="type", tag="tool_result"):
-    """The answer to one tool call: its real result, or, with status `error`, the truth about why there is none."""
+    """The result of one tool call; with status `error`, the reason why there is none."""
 
     type: ClassVar[str] = "tool_result"
     call_id: str
@@ -109,7 +108,7 @@ class Usage(Plain, frozen=True, gc=False):
 
 
 def sendable(text: str) -> str:
-    """The text as it can be written down: half a character (a lone surrogate) can be in a str, but not in UTF-8."""
+    """The text as it can be encoded: a lone surrogate (half a character) can be in a str, but not in UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -117,7 +116,7 @@ _ESCAPES = rb"(?s)\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|
 
 
 def sendable_json(text: bytes) -> bytes:
-    """The same for JSON, where half a character is an escape: careless writers write it, and decoders refuse it."""
+    """The same for JSON, where a lone surrogate is an escape. Some encoders write it, and decoders refuse it."""
     return re.sub(_ESCAPES, lambda found: rb"\ufffd" if found[1] else found[0], text)
 
 
@@ -127,7 +126,7 @@ CHARACTERS_PER_TOKEN = 4
 
 
 def pieces_of(message: Message) -> list[str]:
-    """What a message has of text, for an estimate of its tokens."""
+    """The texts of a message, for an estimate of its tokens."""
     pieces = []
     for block in message.content:
         if isinstance(block, ToolCall):
@@ -138,7 +137,7 @@ def pieces_of(message: Message) -> list[str]:
 
 
 def estimate_tokens(pieces: Iterable[str]) -> int:
-    """A rough count, for what a provider had no chance to report: four characters a token, rounded up."""
+    """A rough count, if the provider could not report one: four characters per token, rounded up."""
     return -(-sum(map(len, pieces)) // CHARACTERS_PER_TOKEN)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves, as plain data: a dict, JSON, a field of a pydantic model, the answer of a FastAPI endpoint.
+"""Results, receipts and messages as plain data: a dict, JSON, a field of a pydantic model, a FastAPI response.
 
-What must stay true: `to_dict()`, pydantic and the JSON schema that pydantic makes agree about the shape. Pydantic is
-not imported before it asks.
+What must stay true: `to_dict()`, pydantic and pydantic's JSON schema agree about the fields. Pydantic is only imported
+when pydantic itself calls this module.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 
 class Plain(Struct, frozen=True):
-    """A struct that can be written down as plain data. It adds no field, and costs nothing until it is asked."""
+    """A struct that can be converted to plain data. The base class adds no field, and no cost until it is used."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Dicts, lists, text, numbers, truth values and None: what JSON has. An error becomes its text."""
+        """The types of JSON: dicts, lists, str, numbers, bools and None. An error becomes its text."""
         plain: dict[str, Any] = msgspec.to_builtins(self, str_keys=True, enc_hook=_write)
         return plain
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """So that `dict(result)` works. FastAPI uses it for an endpoint that does not name the type that it returns."""
+        """Makes `dict(result)` work. FastAPI uses it for an endpoint without a return type."""
         return iter(self.to_dict().items())
 
     @property
     def __pydantic_serializer__(self) -> SchemaSerializer:
-        """What pydantic asks for where no type says what it has: in a `dict[str, Any]`, or a field of type `Any`."""
+        """Pydantic uses it for values without a known type: in a `dict[str, Any]`, or in a field of type `Any`."""
         return _serializer()
 
     @classmethod
@@ -53,7 +53,7 @@ class Plain(Struct, frozen=True):
 
 
 def _write(value: Any) -> Any:
-    """What msgspec does not know how to write. The answer of a run may be a model of pydantic's."""
+    """Convert a value that msgspec does not know. The output of a run may be a pydantic model."""
     if isinstance(value, BaseException):
         return describe(value)
     dump = getattr(value, "model_dump", None)
@@ -61,7 +61,7 @@ def _write(value: Any) -> Any:
 
 
 def _read(kind: Any, value: Any) -> Any:
-    """The other way round: of an error only its text is left."""
+    """The reverse of `_write`: an error becomes an `AndonError` with the same text."""
     if isinstance(kind, type) and issubclass(kind, BaseException) and isinstance(value, str):
         return AndonError(value)
     if (validate := getattr(kind, "model_validate", None)) is not None:
@@ -72,13 +72,13 @@ def _read(kind: Any, value: Any) -> Any:
 # -- for pydantic -----------------------------------------------------------------------------------------------------
 
 _under_way: ContextVar[tuple[str, ...]] = ContextVar("_under_way", default=())
-"""The structs whose schemas are being made: one that is part of itself refers to itself by name."""
+"""The structs whose schemas are being made: a recursive struct refers to itself by name."""
 
 
 def _core_schema(cls: type[Plain], source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
     from pydantic_core import core_schema
 
-    # In pydantic's own form, from which it makes names such as `RunResult_Ship_`.
+    # In pydantic's format, from which it makes names such as `RunResult_Ship_`.
     ref = _ref(cls) if get_origin(source) is None else f"{_ref(cls)}[{','.join(map(_ref, get_args(source)))}]"
     if ref in _under_way.get():
         return core_schema.definition_reference_schema(ref)
@@ -97,7 +97,7 @@ def _core_schema(cls: type[Plain], source: Any, handler: GetCoreSchemaHandler) -
             raise ValueError(str(error)) from None
 
     def shape(fields: dict[str, TypedDictField]) -> CoreSchema:
-        # What comes here is plain already, and is written as it is.
+        # The value is plain data already, and is written as it is.
         return core_schema.typed_dict_schema(fields, serialization=core_schema.simple_ser_schema("any"))
 
     return core_schema.no_info_plain_validator_function(
@@ -123,7 +123,7 @@ def _serializer() -> SchemaSerializer:
 
 
 def _as_builtins(value: Any, info: SerializationInfo) -> Any:
-    """Parts of a struct come here as well, and have been written with the whole."""
+    """Parts of a struct come here too; they were converted with the whole struct."""
     if not isinstance(value, Plain):
         return value
     plain: Any = value.to_dict()
@@ -133,9 +133,9 @@ def _as_builtins(value: Any, info: SerializationInfo) -> Any:
 
 
 def _without(value: Any, plain: Any, *, none: bool, defaults: bool) -> Any:
-    """What was made of a value, without the fields of structs that are None, or that are what they are by default.
+    """The plain data of a value, without fields of structs that are None, or that have their default.
 
-    Other dicts keep all that they have, such as metadata or a call's arguments: there None was given by somebody.
+    Other dicts, such as metadata or the arguments of a call, keep all keys: None is a value there.
     """
     if isinstance(value, Struct) and isinstance(plain, dict):
         left = dict(plain)
@@ -157,7 +157,7 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
 
 
 def _part(plain: Any, include: Any, exclude: Any) -> Any:
-    """What pydantic's `include` and `exclude` leave of it. Both are names or numbers; a dict says more of each."""
+    """The part that pydantic's `include` and `exclude` leave. Both have names or indexes; a dict has more filters."""
     pairs: list[tuple[Any, Any]]
     if isinstance(plain, dict):
         pairs = list(plain.items())
@@ -174,7 +174,7 @@ def _part(plain: Any, include: Any, exclude: Any) -> Any:
 
 
 def _below(filters: Any, key: Any, size: int) -> Any:
-    """What a filter says of one key: True for all of it, another filter for parts of it, None for nothing."""
+    """The filter for one key: True for all of it, another filter for parts of it, None for nothing."""
     if filters is None:
         return None
     for name in (key, key - size, "__all__") if isinstance(key, int) else (key,):
@@ -188,7 +188,7 @@ def _below(filters: Any, key: Any, size: int) -> Any:
 def _fields(
     cls: type[Plain], source: Any, handler: GetCoreSchemaHandler
 ) -> tuple[dict[str, TypedDictField], dict[str, TypedDictField]]:
-    """The fields, as they may be given and as they are written: what has a default may be left out of what is given."""
+    """The fields as input and as output. A field with a default may be missing in the input."""
     from pydantic_core import core_schema
 
     given: dict[str, TypedDictField] = {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocking facade: the same runs, on the portal's loop, waited for by an ordinary thread.
+"""The blocking API: runs on the portal's event loop, and an ordinary thread that waits for them.
 
-Nothing here is a second way to run or to cancel. What a cancelled task is to the async calls, an interrupt (Ctrl-C) is
-here: the run is ended first, with cause `caller`, and then the interrupt goes its own way.
+The runs and cancels are the same as in the async API. An interrupt (Ctrl-C) here is what a cancelled task is there: the
+run is ended first, with cause `caller`, and then the interrupt is raised.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from andon.errors import ConfigurationError, InsideEventLoopError, ReaderBusyErr
 T = TypeVar("T")
 
 INTERRUPTED_SECONDS = 10.0
-"""How long an interrupted call waits for its run to end, at the most. A second interrupt gets through at once."""
+"""How long an interrupted call waits at most for its run to end. A second interrupt is raised at once."""
 
 BEGINNING_SECONDS = 1.0
-"""The same for a run of which it is not known whether it will begin at all."""
+"""The same for a run that has not begun, and may never begin."""
 
 EXITING_SECONDS = 0.25
-"""The same after `sys.exit()`, say in a signal handler: closing the portal ends what has not ended by then."""
+"""The same after `sys.exit()`, for example in a signal handler: closing the portal then ends the run."""
 
 BLOCKED_SECONDS = 2.0
-"""If the portal's loop has no turn for so long, it waits no longer: something blocks it, and nothing can end there."""
+"""If the portal's event loop is blocked for so long, the call waits no longer: no run can end there."""
 
 
 def check_blocking(instead: str) -> None:
@@ -45,7 +45,7 @@ def check_blocking(instead: str) -> None:
 
 
 def run_blocking(run: Run[OutputT]) -> RunResult[OutputT]:
-    """Do a run to its end."""
+    """Run it to its end."""
 
     def whole() -> RunResult[OutputT]:
         _begin(run)
@@ -55,10 +55,10 @@ def run_blocking(run: Run[OutputT]) -> RunResult[OutputT]:
 
 
 class BlockingStream:
-    """A run's events, as they come, for a thread.
+    """The events of a run, as they come, for a thread.
 
-    It begins at the first `next`. Read it to its end, or leave: `close()` cancels the run and waits until it is
-    settled; dropping the last reference cancels it too.
+    The run begins at the first `next`. Read the stream to its end, or close it: `close()` cancels the run and waits
+    until it is settled. Dropping the last reference cancels the run too.
     """
 
     __slots__ = ("_reader", "_state", "run")
@@ -90,7 +90,7 @@ class BlockingStream:
 
     def _advance_alone(self) -> Event | None:
         if self._state == "new":
-            self._state = "closed"  # unless it begins
+            self._state = "closed"  # unless the run begins
             _begin(self.run)
             self._state = "begun"
         reader = self._reader
@@ -101,7 +101,7 @@ class BlockingStream:
         return event
 
     def close(self) -> None:
-        """Leave. Returns when the run is settled."""
+        """Cancel the run, if it has not ended. Returns when the run is settled."""
         if self._state == "begun":
             _outlast(self.run, self._leave)
         self._state = "closed"
@@ -111,7 +111,7 @@ class BlockingStream:
         self.run.attend_blocking()
 
     def __del__(self) -> None:
-        # Only a signal: this may be any thread, and no place to wait.
+        # It only signals the cancel: a finalizer may run in any thread, and must not wait.
         if getattr(self, "_state", "new") == "begun" and not sys.is_finalizing():  # __init__ may have been interrupted
             self.run.leave()
 
@@ -129,10 +129,10 @@ def _begin(run: Run) -> None:
 
 
 def _outlast(run: Run, wait: Callable[[], T]) -> T:
-    """Do what waits for a run; wherever that is interrupted, end the run first."""
+    """Call `wait`, which waits for the run. If it is interrupted, end the run first, and then raise the interrupt."""
     try:
         return wait()
-    except ReaderBusyError:  # another thread reads this stream, and goes on with it
+    except ReaderBusyError:  # another thread reads this stream, and reads on
         raise
     except BaseException as error:
         run.cancel_for(CancelCause.caller)
@@ -141,6 +141,6 @@ def _outlast(run: Run, wait: Callable[[], T]) -> T:
         elif run.has_begun:
             if not run.attend_blocking(EXITING_SECONDS) and portal.has_turns(BLOCKED_SECONDS):
                 run.attend_blocking(INTERRUPTED_SECONDS)
-        elif not isinstance(error, Exception):  # else it is what kept the run from starting
+        elif not isinstance(error, Exception):  # an Exception kept the run from starting
             run.attend_blocking(BEGINNING_SECONDS)
         raise

@@ -1,8 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `andon`. Each command is a file of its own, with `add` (its options) and `run` (what it does), and only
-the one that was asked for is loaded.
+"""The command `andon`. Each subcommand is a module with `add` (its options) and `run` (what it does). Only the module
+of the given subcommand is imported.
 
-What a user got wrong is one sentence on stderr and an exit code of its own; a traceback is for our own defects.
+A mistake of the user is one sentence on stderr and an exit code. A traceback is only for defects of Andon.
+
+run_source       the protocol for the next two, and the options that choose one
+server_client    a server, over HTTP
+database         a shared database, without a server
+local_run        a run in this process: signals, output, questions
+event_printer    prints the events of a run; `terminal` has colours and tables
+questions        asks a person, or reads the answers from options
+agent_import     imports the agent that `module:name` means
+serve_options    the options of `andon serve` for access and limits
+workers          several serving processes, and --reload
 """
 
 from __future__ import annotations
@@ -60,16 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise unknown_arguments(parser, asked, unknown)
         code = int(options.run(options))
         sys.stdout.flush()
-    except CommandError as mistake:
-        return _say(mistake)
+    except CommandError as error:
+        return _print_error(error)
     except AndonError as error:
-        return _say(command_error_of(error))
+        return _print_error(command_error_of(error))
     except KeyboardInterrupt:
         return Exit.interrupted
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.EIO):
             raise
-        _let_go_of_stdout()
+        _redirect_stdout()
         return Exit.pipe_closed
     return code
 
@@ -88,13 +98,13 @@ def make_parser(names: Iterable[str] = MODULES) -> argparse.ArgumentParser:
     return parser
 
 
-def _say(mistake: CommandError) -> Exit:
-    if mistake.details:
-        print(without_controls(mistake.details), end="", file=sys.stderr)
-    print(f"andon: {without_controls(str(mistake))}", file=sys.stderr)
-    return mistake.code
+def _print_error(error: CommandError) -> Exit:
+    if error.details:
+        print(without_controls(error.details), end="", file=sys.stderr)
+    print(f"andon: {without_controls(str(error))}", file=sys.stderr)
+    return error.code
 
 
-def _let_go_of_stdout() -> None:
-    """Nobody reads it any more: what is still buffered must not complain at exit."""
+def _redirect_stdout() -> None:
+    """The reader has closed the pipe: the flush of buffered output at exit must not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's program: the agents that `module:name` means, and what is wrong where it means none.
+"""Imports the agents that `module:name` means, and explains what is wrong if there are none.
 
-What must stay true: an error of the program is shown as Python shows it, from the user's first line on, and without the
-lines of ours that have led there.
+What must stay true: an error of the user's program is shown as Python shows it, without the frames of Andon.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from andon.errors import describe
 
 
 def find_agents(name: str) -> list[Agent]:
-    """The agent, or the agents, that `module:name` means."""
+    """The agent, or the list of agents, that `module:name` means."""
     module_name, colon, attribute = name.partition(":")
     if not (module_name and colon and attribute):
         raise CommandError(
@@ -107,7 +106,7 @@ def _advice(found: object, attribute: str) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """An error as Python shows it, from the user's first line on, and without ours."""
+    """An error as Python shows it, without the frames of Andon and of the import system."""
     told = traceback.TracebackException.from_exception(error)
     for each in _chain(told):
         frames = [frame for frame in each.stack if not _is_between(frame.filename)]

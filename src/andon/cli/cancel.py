@@ -99,7 +99,7 @@ def _tell(options: argparse.Namespace, source: RunSource, cancelled: list[Cancel
 
 
 def _is_well(each: Cancelled, wait: float | None) -> bool:
-    """It is, or will be, cancelled; and if that was waited for, it is."""
+    """Whether it is, or will be, cancelled; with --wait, whether it has ended."""
     return _is_over(each, wait) and (bool(each.outcome) or each.status is RunStatus.cancelled)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands raise for something that the user can put right, and how a command ends."""
+"""The error that commands raise for a mistake that the user can correct, and the exit codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Exit(IntEnum):
 
     @classmethod
     def of(cls, status: RunStatus) -> Exit:
-        """What a command that followed a run says of it. One that has not ended is no failure."""
+        """The exit code of a command that followed a run. A run that has not ended is no failure."""
         return _CODES.get(status, cls.ok)
 
 
@@ -37,11 +37,11 @@ class CommandError(Portable, Exception):
         super().__init__(text)
         self.code = code
         self.details = details
-        """What is shown before it: the traceback of an error in the user's own program."""
+        """Printed before it: the traceback of an error in the user's own program."""
 
 
 def command_error_of(error: AndonError) -> CommandError:
-    """What keeps a command from its work, as an end of its own."""
+    """The error of a command for an error of Andon."""
     code = Exit.failed
     if isinstance(error, StoreError | SchemaError):
         code = Exit.unreachable

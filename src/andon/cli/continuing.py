@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     with closing(open_run_source(options)) as source:
         found = find_run(source, options.id)
         if source.local and not options.agent and (server := default_server_with(found.run_id, options)) is not None:
-            source = server  # it shares the database, and it can go on with the run
+            source = server  # it uses the same database, and has the agents
         if source.local and not options.agent:
             raise CommandError(
                 f"{source.name} is a database: name the agent to run (main:agent), or a server with --url"
@@ -114,7 +114,7 @@ def _continue_on_server(
         print(to_json(report) if options.json else report.run_id)
         return Exit.ok
     while True:
-        events = source.go_on(found, answers_to_json(answers), options.run_id)
+        events = source.continue_run(found, answers_to_json(answers), options.run_id)
         report = _follow(source, found, events, printer)
         if report.status is RunStatus.paused and can_ask(options.json, options.no_input):
             asked = ask(report.interrupts)
@@ -125,7 +125,7 @@ def _continue_on_server(
 
 
 def _follow(source: RunSource, found: Report, events: Iterator[Event], printer: EventPrinter) -> Report:
-    """To its end, or its next question. A signal asks the server to cancel it, and the end comes as it always does."""
+    """Follow the run to its end or its next question. A signal cancels the run on the server; its events still come."""
     last: Event | None = None
     run_id = found.run_id
 
@@ -143,7 +143,7 @@ def _follow(source: RunSource, found: Report, events: Iterator[Event], printer: 
         try:
             for event in events:
                 if last is None:
-                    run_id = event.run_id  # one that goes on after its end is another run
+                    run_id = event.run_id  # a run that is continued after its end is a new run
                     signals.on_first_signal(cancel)
                 last = event
                 printer.print_event(event, run_id)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The database that servers share, asked without any of them.
+"""The shared database, used directly, without a server.
 
-A cancel is a committed row, and reaches whoever holds the run; what nobody holds any more is ended from here.
+A cancel is a committed row, and reaches the process that has the run. Orphaned runs are ended from here.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ T = TypeVar("T")
 
 BATCH = 500
 LOOK_AGAIN_SECONDS = 1.0
-"""The safety net under the store's wake-ups, of which one may be lost."""
+"""How often to poll, because a notification of the store may be lost."""
 
 
 class DatabaseSource:
-    """A database."""
+    """A shared database, as a `RunSource`."""
 
     local = True
 
@@ -63,7 +63,7 @@ class DatabaseSource:
         after, resting = 0, False
         with self._woken() as wait:
             while True:
-                # What was written before the run ended is read after that is known: so nothing is missed.
+                # The status is read before the events: so no event from before the end is missed.
                 status = self._status(run.run_id)
                 while batch := self._run(self.store.read_events(run.run_id, after, BATCH)):
                     for event in batch:
@@ -91,7 +91,7 @@ class DatabaseSource:
         return [self._ended(each, until) for each in cancelled]
 
     async def _cancel(self, which: Selection, request: CancelRequest, block: bool) -> list[Cancelled]:
-        if block:  # first: so that none slips in between
+        if block:  # first, so that no run starts in between
             kind: Literal["user", "agent"] = "user" if which.user_id else "agent"
             id = which.user_id or which.agent_id or ""
             await self.store.block(Block(kind, id, request.by, request.reason, request.requested_at))
@@ -107,7 +107,8 @@ class DatabaseSource:
             grace=request.grace,
         )
         assert self._runtime.keeper is not None
-        with contextlib.suppress(StoreError):  # by the database's clock: no server may be there, and ours may be wrong
+        # Here, because there may be no server to do it; by the database's clock, because ours may be wrong.
+        with contextlib.suppress(StoreError):
             await self._runtime.keeper.end_orphans()
         return [await self._cancelled(run_id, outcome) for run_id, outcome in outcomes.items()]
 
@@ -136,7 +137,7 @@ class DatabaseSource:
 
     @contextlib.contextmanager
     def _woken(self) -> Iterator[Callable[[float], None]]:
-        """A function that waits until something may have changed since it was last called."""
+        """A function that waits until the store reports a change since its last call, or for so many seconds."""
         loop = self._runner.get_loop()
         changed = asyncio.Event()
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agents that need no key and no network, for `andon serve --demo`: each answers any number of prompts, at the pace of
-a real model, and each shows something else of a cancel.
+"""Agents that need no key and no network, for `andon serve --demo`. They answer any number of prompts, at the speed of
+a real model, and each shows another side of a cancel.
 
-What they say depends on the conversation alone, so any number of sessions can share them.
+Their answers depend on the conversation only, so any number of sessions can share them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ARCHIVE_SECONDS = 6.0
 
 
 def _since_prompt(request: ModelRequest) -> tuple[str, list[Message]]:
-    """The last prompt, and what has come after it."""
+    """The last prompt, and the messages after it."""
     messages = list(request.messages)
     last = max(number for number, message in enumerate(messages) if message.role == "user")
     return messages[last].text, messages[last + 1 :]
@@ -35,7 +35,7 @@ def _topic(prompt: str) -> str:
 
 
 def _answer(request: ModelRequest, *items: Say | Think | Call) -> Turn:
-    """A turn that says what it has cost."""
+    """A turn with its token usage."""
     asked = estimate_tokens(message.text for message in request.messages)
     said = estimate_tokens(item.text for item in items if not isinstance(item, Call))
     return [*items, Spend(Usage(asked, said))]

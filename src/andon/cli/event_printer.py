@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells a run at the terminal: its text on stdout as it comes, everything else dimmed on stderr; or each event as JSON.
+"""Prints a run at the terminal: its text on stdout as it comes, the rest dimmed on stderr; or each event as JSON.
 
-So `andon run … > file` has the answer in the file and nothing but the answer.
+So `andon run … > file` writes only the answer into the file.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from andon.core.events import Event, RunEvent
 from andon.core.states import RunStatus
 
 CTRL_C = "Ctrl-C"
-"""The reason of a cancel by that key."""
+"""The reason of a cancel by Ctrl-C."""
 
 _LONGEST = 200
-"""Arguments and results are shown to remind, not to be read: so many characters of them, where the width is unknown."""
+"""How many characters of arguments and results are shown if the width of the terminal is unknown."""
 
 
 class EventPrinter:
-    """Tells one run, from its first event to its end."""
+    """Prints one run, from its first event to its end."""
 
     def __init__(self, *, as_json: bool, quiet: bool, owner: bool) -> None:
         self.as_json, self.quiet = as_json, quiet
         self._owner = owner
-        """A Ctrl-C here cancels the run."""
+        """Whether Ctrl-C cancels the run."""
         self._to_terminal = is_terminal(sys.stdout)
         self._same_screen = self._to_terminal and is_terminal(sys.stderr)  # both are the same screen
         self._mid_line = False  # in the middle of a line of text
@@ -35,7 +35,7 @@ class EventPrinter:
         self._printed_any = False
 
     def print_event(self, event: Event, run_id: str) -> None:
-        """One event of the run, or of a sub-agent that it shows."""
+        """Print one event of the run, or of a sub-agent."""
         self._printed_any = True
         if self.as_json:
             print(to_json(event), flush=True)
@@ -64,12 +64,12 @@ class EventPrinter:
         note(cut(text, _LONGEST if room is None else room - 1))
 
     def _start_line(self) -> None:
-        """Whatever comes next on the screen begins its own line."""
+        """If stdout and stderr are the same screen, begin a new line."""
         if self._same_screen:
             self.end_line()
 
     def end_line(self) -> None:
-        """There is no more text."""
+        """End a line of text that has no line break yet."""
         if self._mid_line:
             print(flush=True)
             self._mid_line = False
@@ -101,7 +101,7 @@ class EventPrinter:
         return None if own else str(event.status.name if event.status else kind)
 
     def print_end(self, report: Report) -> Exit:
-        """How the run ended, and what the process is to end with."""
+        """Print how the run ended, and return the exit code."""
         if self.as_json:
             print(to_json({"result": report}), flush=True)
             return Exit.of(report.status)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a program, looked at every so often, for `andon serve --reload`.
+"""Checks the `.py` files of a program for changes, for `andon serve --reload`.
 
-The files are what ends in `.py` below the working directory, without hidden folders and installed packages.
+It checks all files below the working directory, without hidden folders and installed packages.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import os
 from collections.abc import Iterator
 
 LOOK_SECONDS = 0.25
-"""Nothing tells of changed files on every system: they are looked at."""
+"""How often files are checked. No notification of changes works on every system."""
 
 NOT_OURS = {"__pycache__", "node_modules", "site-packages"}
 
 
 class FileWatcher:
-    """The files below a folder."""
+    """Watches the files below a folder."""
 
     def __init__(self, folder: str = ".") -> None:
         self._folder = folder
         self._seen = dict(self._look())
 
     async def changed(self) -> list[str]:
-        """Wait until some are not as they were the last time, and name them."""
+        """Wait until files have changed since the last call, and return their names."""
         while True:
             now = dict(self._look())
             if now != self._seen:
@@ -40,7 +40,7 @@ class FileWatcher:
                     path = os.path.join(folder, name)
                     try:
                         found = os.stat(path)
-                    except OSError:  # it went away just now
+                    except OSError:  # it was just deleted
                         continue
                     yield os.path.relpath(path, self._folder), (found.st_mtime_ns, found.st_size)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run in this process, with a person at the keyboard.
 
-The first Ctrl-C cancels the run, gracefully, and its end is told as that of any other; the second leaves at once,
-whatever the process is doing. SIGTERM and SIGHUP cancel the run too, and so does a reader of our output who leaves
-(`| head -1`). A run that waits for a person is different: where a database keeps it, only Ctrl-C cancels it.
+The first Ctrl-C cancels the run, and its end is printed as that of any run. The second Ctrl-C ends the process at once.
+SIGTERM and SIGHUP cancel the run too, and so does a closed stdout (`| head -1`). A paused run that a database keeps is
+different: only Ctrl-C cancels it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ GONE = "nobody reads the output any more"
 
 
 class SignalHandler:
-    """What a person's signals do while this is entered: the first one cancels, the second one leaves.
+    """Handles signals inside its `with` block: the first one cancels the run, the second one ends the process.
 
-    A thread of its own acts on them, because the main thread may be where no handler gets its turn: a signal that comes
-    right before a wait does not end the wait. Two that come together are two.
+    A separate thread acts on them, because Python runs handlers in the main thread only, and not while it blocks: a
+    signal right before a wait does not end the wait. Two signals at once count as two.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class SignalHandler:
         self._asked: signal.Signals | None = None
 
     def on_first_signal(self, cancel: Callable[[signal.Signals], object]) -> None:
-        """From now on, this is what the first one does; if it has come already, it does so now."""
+        """Call this at the first signal; if that has come already, now."""
         self._cancel = cancel
         if self._asked is not None:
             cancel(self._asked)
@@ -54,7 +54,7 @@ class SignalHandler:
     def __enter__(self) -> SignalHandler:
         self._listening, self._telling = os.pipe()
         self.left, self._leaving = os.pipe()
-        """Can be read from, which ends the wait for an answer at the terminal, once a signal has cancelled."""
+        """Readable once a signal has cancelled the run: it ends the wait for an answer at the terminal."""
         os.set_blocking(self._telling, False)
         self._thread = threading.Thread(target=self._listen, name="andon-signals", daemon=True)
         self._thread.start()
@@ -72,7 +72,7 @@ class SignalHandler:
         os.close(self.left)
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
-        """Nothing: but only for a signal that is caught is the thread told."""
+        """Does nothing. Python only writes signals that have a handler to the pipe of the thread."""
 
     def _listen(self) -> None:
         while told := os.read(self._listening, 1):
@@ -83,11 +83,11 @@ class SignalHandler:
 
     def _act(self, number: signal.Signals) -> None:
         if self._asked is not None:
-            # Nothing is flushed or closed: any of it might be what hangs.
+            # Nothing is flushed or closed: that might hang.
             os.write(2, b"\nandon: left at once\n")
             os._exit(Exit.interrupted)
         self._asked = number
-        if self._cancel is not None:  # else `hold` will see that it was asked for
+        if self._cancel is not None:  # else `on_first_signal` will call it
             self._cancel(number)
         os.close(self._leaving)
 
@@ -100,7 +100,7 @@ def cancel_on_signal(run: Run, number: signal.Signals) -> None:
 
 
 def _cancel_unless_kept(run: Run, cause: CancelCause, why: str) -> None:
-    """This process ends, and so does its run. But one that waits for a person, and is kept by a database, waits on."""
+    """Cancel the run, because this process ends. A paused run that a database keeps stays paused."""
     if run.runtime.keeper is None or not run.rests:
         run.cancel_for(cause, why)
 
@@ -115,10 +115,10 @@ def follow_local_run(
     run_id: str | None = None,
     after: int = 0,
 ) -> Report:
-    """Do a run to its end, or to a question that nobody is there to answer; tell what comes after that event.
+    """Follow a run to its end, or to a question that can't be asked. Events after number `after` are printed.
 
-    With the `handle` of a run that has not begun, also its beginning can be cancelled, should a store keep it waiting.
-    `run_id` is the run's id, if it is known before.
+    With the `handle` of a run that has not begun, its start can be cancelled too, while a store makes it wait. `run_id`
+    is the id of the run, if it is known before.
     """
     told = ShownErrorsFilter()
     show_log(told, quiet=printer.quiet)
@@ -138,7 +138,7 @@ def follow_local_run(
         finally:
             portal.submit(agent.runtime.close).result()
         if report.receipt is not None and report.receipt.leftovers:
-            portal.close()  # what is left gets a moment to end in, and a second Ctrl-C still works meanwhile
+            portal.close()  # leftovers get a moment to end, and a second Ctrl-C still works
     return report
 
 
@@ -149,7 +149,7 @@ def _follow(
         gone = False
         try:
             after = _tell(run, after, printer)
-        except OSError:  # a closed pipe, or a terminal that has gone
+        except OSError:  # a closed pipe or terminal
             gone = True
             _cancel_unless_kept(run, CancelCause.disconnect, GONE)
         report = Report.of_result(run.result_blocking())
@@ -160,7 +160,7 @@ def _follow(
 
 
 def _tell(run: Run, after: int, printer: EventPrinter) -> int:
-    """Tell what comes, up to the end or to the next question. Returns the number of the last event."""
+    """Print events up to the end or the next question. Returns the number of the last event."""
     reader = run.events(after)
     while (event := reader.next_blocking()) is not None:
         after = event.seq
@@ -169,13 +169,13 @@ def _tell(run: Run, after: int, printer: EventPrinter) -> int:
 
 
 def _answered(agent: Agent, run: Run, report: Report, signals: SignalHandler) -> bool:
-    """Ask, and go on. False if the person has left: then the run stays paused."""
+    """Ask the person, and continue the run. False if there is no answer: then the run stays paused."""
     while True:
         try:
             answers = ask(report.interrupts, signals.left)
-        except QuestionsAborted:  # by a signal, which has cancelled it, or not
+        except QuestionsAborted:  # a signal, which may have cancelled the run
             return not run.is_paused
-        except OSError:  # the terminal has gone
+        except OSError:  # the terminal was closed
             _cancel_unless_kept(run, CancelCause.disconnect, GONE)
             return not run.is_paused
         if answers is None:
@@ -184,7 +184,7 @@ def _answered(agent: Agent, run: Run, report: Report, signals: SignalHandler) ->
             portal.submit(partial(agent.resume_run, report.run_id, answers)).result()
         except AnswersError as error:
             note(f"andon: {error}", "yellow")
-        except NotContinuableError:  # it was cancelled, or answered elsewhere, meanwhile
+        except NotContinuableError:  # it was cancelled, or answered by another process, meanwhile
             return True
         else:
             return True

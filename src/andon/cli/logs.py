@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is logged while a command runs an agent here: on stderr, for whoever wrote the agent.
+"""The log of a command that runs an agent in this process: on stderr, for the author of the agent.
 
-What a tool, a hook or a model raised is told in one line with the run's events. Its traceback is only in the log.
+An error of a tool, a hook or a model is printed in one line with the events of the run. Its traceback is only in the
+log.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from andon.errors import AndonError
 
 
 class LineFormatter(logging.Formatter):
-    """Nothing that anybody wrote can look like a line of its own, or steer the terminal. What is very long is cut."""
+    """Escapes line breaks and control characters, so that no text fakes a log line. Very long lines are cut."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
         return escaped(cut_line(super().formatMessage(record)))
@@ -26,11 +27,11 @@ class LineFormatter(logging.Formatter):
 
 
 class ShownErrorsFilter:
-    """Leaves out what the events of the run on the screen have told already: one line says all of an error of ours."""
+    """Leaves out Andon's own errors of the run on the screen: its events have printed them already."""
 
     def __init__(self) -> None:
         self.run_id: str | None = None
-        """The run whose events are told; None while there is none."""
+        """The run whose events are printed; None while there is none."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         ours = record.exc_info and isinstance(record.exc_info[1], AndonError)
@@ -38,8 +39,8 @@ class ShownErrorsFilter:
 
 
 def show_log(told: ShownErrorsFilter, *, quiet: bool) -> None:
-    """Write warnings to stderr; with `quiet`, errors alone. A program's own log comes first: where it has set up one,
-    that is what there is. A handler that writes nothing, as libraries add them, is no log.
+    """Log warnings to stderr; with `quiet`, errors only. If the program has configured logging itself, this does
+    nothing. Handlers that write nothing (`NullHandler`) don't count.
     """
     root, ours = logging.getLogger(), logging.getLogger("andon")
     if all(isinstance(each, logging.NullHandler) for each in [*root.handlers, *ours.handlers]):

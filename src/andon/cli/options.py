@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands' options share: how they are laid out, and what their values may be."""
+"""Shared by the options of all commands: the layout of the help, and the types of values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from andon.cli.command_error import CommandError
 
 
 class Help(argparse.HelpFormatter):
-    """Fills paragraphs to the width that there is, and leaves as they are those that are laid out by hand."""
+    """Wraps paragraphs to the width of the terminal, except those with indented lines."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         parts = text.strip("\n").split("\n\n")
@@ -28,7 +28,7 @@ class Help(argparse.HelpFormatter):
 def add_parser(
     commands: Any, name: str, help: str, doc: str | None, more: str = "", examples: str = ""
 ) -> argparse.ArgumentParser:
-    """A command: its first sentence is the module's, and it ends with examples."""
+    """Add a command. Its description begins with the first line of the module's docstring; examples come last."""
     first = (doc or "").splitlines()[0].partition(": ")[2]
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
@@ -41,7 +41,7 @@ def add_parser(
 
 
 def database_of(options: argparse.Namespace) -> str | None:
-    """The database that was named, by --db or else by the environment."""
+    """The database in --db or else in ANDON_DB."""
     return options.db or os.environ.get("ANDON_DB") or None
 
 
@@ -51,7 +51,7 @@ def without_secrets(url: str) -> str:
 
 
 def unknown_arguments(parser: argparse.ArgumentParser, command: Sequence[str], given: Sequence[str]) -> CommandError:
-    """What to say of arguments that a command does not know, with the option that was probably meant."""
+    """The error for arguments that a command does not know. It names the most similar option."""
     name = " ".join([parser.prog, *command])
     wrong = [each for each in given if each.startswith("-")] or given
     near = difflib.get_close_matches(wrong[0].partition("=")[0], _options_of(parser), 1)
@@ -60,7 +60,7 @@ def unknown_arguments(parser: argparse.ArgumentParser, command: Sequence[str], g
 
 
 def _options_of(parser: argparse.ArgumentParser) -> list[str]:
-    """The options of a parser, and of the commands that it has."""
+    """The options of a parser, and of its commands."""
     commands = [
         each for action in parser._actions if isinstance(action.choices, dict) for each in action.choices.values()
     ]
@@ -68,7 +68,7 @@ def _options_of(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def seconds(given: str) -> float:
-    """More than none of them."""
+    """A number above 0."""
     if (value := duration(given)) == 0:
         raise argparse.ArgumentTypeError("it is a number of seconds, more than 0")
     return value

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's questions to a person: asked at the terminal, or answered with options.
+"""The questions of a run to a person: asked at the terminal, or answered by options.
 
-What can't be answered is left as it is: the run stays paused, and the exit code says so.
+If a question is not answered, the run stays paused, and the exit code says so.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from andon.core.receipt import Deny, Interrupt
 Answers = dict[str, Any]
 
 
-class QuestionsAborted(Exception):  # noqa: N818 - it is what the person wants, and no error
+class QuestionsAborted(Exception):  # noqa: N818 - it is no error
     """There will be no answer: a signal ends this command."""
 
 
 def can_ask(as_json: bool, no_input: bool) -> bool:
-    """Whether there is a person to ask. A script that reads JSON is none."""
+    """Whether a person can be asked: at a terminal, and not with --json or --no-input."""
     return is_terminal(sys.stdin) and is_terminal(sys.stderr) and not as_json and not no_input
 
 
 def ask(interrupts: Sequence[Interrupt], left: int | None = None) -> Answers | None:
-    """A person's answers, one for each question; None if they end it (Ctrl-D).
+    """The person's answers, one for each question; None at the end of the input (Ctrl-D).
 
     As soon as the file descriptor `left` is readable, it raises `QuestionsAborted`. A signal handler can't do that
     reliably: a signal right before the read of the terminal would have no effect until the next line.
@@ -55,7 +55,7 @@ def _approval(interrupt: Interrupt, left: int | None) -> tuple[Any] | None:
         return (True,)
     if word.lower() in ("n", "no", ""):
         return (Deny(why.strip()) if why.strip() else False,)
-    return (Deny(line.strip()),)  # whatever it is, it is no yes
+    return (Deny(line.strip()),)  # anything but yes is a refusal, with the text as the reason
 
 
 def _other(interrupt: Interrupt, left: int | None) -> tuple[Any] | None:
@@ -84,7 +84,7 @@ def _read(prompt: str, left: int | None) -> str | None:
 
 
 def value_of(text: str) -> Any:
-    """JSON where it is some, otherwise the text."""
+    """The text as JSON if it is JSON, otherwise as it is."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -92,7 +92,7 @@ def value_of(text: str) -> Any:
 
 
 def answers_from_options(answers: Sequence[str], denials: Sequence[str], interrupts: Sequence[Interrupt]) -> Answers:
-    """What `--answer ID=VALUE` and `--deny ID[=why]` say. Which of them fit is for whoever goes on to judge."""
+    """The answers in `--answer ID=VALUE` and `--deny ID[=why]`. Continuing the run checks the ids."""
     found: Answers = {}
     for each in answers:
         key, equals, value = each.partition("=")
@@ -106,7 +106,7 @@ def answers_from_options(answers: Sequence[str], denials: Sequence[str], interru
 
 
 def explain_pause(report: Report, how: str | None) -> Exit:
-    """What is open, and how to go on."""
+    """Print the open questions, and the command to continue."""
     for interrupt in report.interrupts:
         kind = "wants to run" if interrupt.approval else "asks"
         note(f"andon: {one_line(interrupt.name)} {kind}: {one_line(to_json(interrupt.payload))}", "yellow")
@@ -125,5 +125,5 @@ def _list(interrupts: Sequence[Interrupt]) -> str:
 
 
 def answers_to_json(answers: Answers) -> Answers:
-    """Answers as JSON has them."""
+    """The answers in the JSON of the server."""
     return {key: {"deny": value.reason} if isinstance(value, Deny) else value for key, value in answers.items()}

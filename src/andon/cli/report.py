@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands know of a run, wherever they know it from; as JSON, the keys that scripts may rely on.
+"""What commands know about a run, from any source. As JSON, these are the keys that scripts may rely on.
 
-`andon run` has the run itself, a server answers with JSON, a database with records: all become these.
+`andon run` has the run itself, a server sends JSON, a database has records: all are converted to these types.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RunLine(Struct, frozen=True):
     status: RunStatus
     created_at: float
     phase: Phase | None = None
-    """What it is doing; a database doesn't know."""
+    """What it is doing; None from a database."""
 
     @classmethod
     def of(cls, record: RunRecord) -> RunLine:
@@ -41,7 +41,7 @@ class RunLine(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """How it stands with a run; once it has ended, how it ended."""
+    """The state of a run, or its result once it has ended."""
 
     run_id: str
     agent_id: str
@@ -67,7 +67,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_event(cls, event: Event) -> Report:
-        """What a run's last event tells, or the one with which it paused."""
+        """The state in the last event of a run, or in the event of its pause."""
         return cls(
             run_id=event.run_id,
             agent_id=event.agent_id,
@@ -82,7 +82,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 class Cancelled(Struct, frozen=True):
-    """What became of the request to cancel a run."""
+    """The result of a cancel."""
 
     run_id: str
     outcome: CancelOutcome
@@ -91,7 +91,7 @@ class Cancelled(Struct, frozen=True):
 
 
 def to_json(value: Any) -> str:
-    """One line, whatever is in it: text that is no Unicode is escaped, foreign objects become their text."""
+    """JSON in one line: lone surrogates are escaped, objects that JSON does not know become their `str`."""
     plain = msgspec.to_builtins(value, enc_hook=str)
     try:
         return escaped_json(msgspec.json.encode(plain).decode())
@@ -100,7 +100,7 @@ def to_json(value: Any) -> str:
 
 
 def event_of(wire: Mapping[str, Any]) -> Event | None:
-    """An event as a server sends it; None for a kind that this version doesn't know."""
+    """An event from the JSON of a server; None for a kind that this version does not know."""
     fields: dict[str, Any] = {name: wire[name] for name in Event.__struct_fields__ if wire.get(name) is not None}
     if (tool := fields.pop("tool", None)) is not None:
         names = {"call_id": "tool_call_id", "name": "tool_name", "arguments": "tool_args"}

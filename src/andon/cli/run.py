@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """The options of commands that follow a run which is theirs."""
+    """The options of commands that follow their own run."""
     group = parser.add_argument_group("what is shown")
     group.add_argument("--quiet", "-q", action="store_true", help="only the text, errors and receipts")
     group.add_argument("--json", action="store_true", help="each event as a line of JSON, the result last")
@@ -73,22 +73,22 @@ def run(options: argparse.Namespace) -> int:
 
     printer = EventPrinter(as_json=options.json, quiet=options.quiet, owner=True)
     report = follow_local_run(agent, begin, printer, no_input=options.no_input, handle=handle, run_id=handle.run_id)
-    flags = f"--db {shlex.quote(without_secrets(options.db))} " if options.db else ""  # the environment stays as it is
+    flags = f"--db {shlex.quote(without_secrets(options.db))} " if options.db else ""  # $ANDON_DB needs no option
     how = None if db is None else f"{options.agent} {flags}"
     return conclude(report, printer, how)
 
 
 def conclude(report: Report, printer: EventPrinter, how: str | None) -> Exit:
-    """Tell the end; and if it is a pause, how to go on."""
+    """Print the end; for a pause, also how to continue."""
     if report.receipt is not None and report.receipt.cause is CancelCause.disconnect:
-        raise BrokenPipeError(errno.EPIPE, "there is nobody to tell")
+        raise BrokenPipeError(errno.EPIPE, "stdout is closed")
     code = printer.print_end(report)
     return explain_pause(report, how) if report.status is RunStatus.paused else code
 
 
 def find_agent(name: str, db: str | None = None) -> Agent:
-    """The agent that `module:agent` means; with a database, moved to it."""
-    # As `python -m` does it: what is here can be imported.
+    """The agent that `module:agent` means, on the database if one is given."""
+    # As with `python -m`, modules in the working directory can be imported.
     sys.path.insert(0, os.getcwd())
     agents = find_agents(name)
     if len(agents) != 1:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where runs are looked for: a server, or the database that servers share. The seam, and the options that choose.
+"""Where commands find runs: a server, or the shared database. The protocol of both, and the options that choose one.
 
-Both know the same verbs, so no command knows which of them it talks to; `name` is for errors, which say where the
-command has looked.
+Both have the same methods, so a command need not know which one it uses. Errors show the `name` of the source.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from andon.core.states import RunStatus
 DEFAULT_URL = "http://127.0.0.1:7777"
 DEFAULT_FILE = "andon.db"
 SHORTEST = 4
-"""The beginning of an id stands for it, from so many characters on."""
+"""How many characters of an id are enough to find a run by it."""
 
 
 LIVE = tuple(status for status in RunStatus if not status.final)
@@ -37,35 +36,35 @@ if TYPE_CHECKING:
 
 
 class RunSource(Protocol):
-    """What can be asked of a server or a database. What goes wrong is a `CommandError`."""
+    """A server or a database. Its methods raise `CommandError`."""
 
     name: str
     local: bool
-    """There is nobody there who could go on with a run."""
+    """A database: it has no agents that could continue a run."""
 
     def runs(self, which: Selection, limit: int) -> list[RunLine]:
         """Newest first."""
         ...
 
     def look(self, run_id: str) -> Report | None:
-        """How it stands with the run of exactly this id."""
+        """The state of the run with exactly this id."""
         ...
 
     def events(self, run: Report) -> Iterator[Event]:
-        """A run's events from the first one on, as far as they are kept, up to its end, or to where it is paused."""
+        """The events of a run from the first one that is kept, up to its end or its pause."""
         ...
 
     def cancel(
         self, which: Selection, request: CancelRequest, *, wait: float | None = None, block: bool = False
     ) -> list[Cancelled]:
-        """Ask runs to stop, and wait for so long at the most until they have ended and all of them is gone.
+        """Cancel runs, and wait for at most `wait` seconds until they have ended and their leftovers are known.
 
-        With `block`, refuse new ones of that user or agent from now on.
+        With `block`, new runs of that user or agent are refused from now on.
         """
         ...
 
     def unblock(self, kind: Literal["user", "agent"], id: str) -> bool:
-        """Take new runs of that user or agent again. False if they were not refused."""
+        """Accept new runs of that user or agent again. False if they were not blocked."""
         ...
 
     def close(self) -> None: ...
@@ -81,7 +80,7 @@ def add_source_options(parser: argparse.ArgumentParser, *, server: bool = True) 
 
 
 def open_run_source(options: argparse.Namespace) -> RunSource:
-    """The server, or the database, that was named; without a name, whichever is there, the server first."""
+    """The server or database of the options; without one, the default server, or else the default file."""
     url, db = options.url, options.db
     if url and db:
         raise CommandError("--url and --db are two places: give one of them")
@@ -94,7 +93,7 @@ def open_run_source(options: argparse.Namespace) -> RunSource:
 
 
 def default_server_with(run_id: str, options: argparse.Namespace) -> RunSource | None:
-    """The server at the usual address, if it has this run. For those who named nothing but $ANDON_DB."""
+    """The server at the default address, if it has this run and --db was not given."""
     server = _server(DEFAULT_URL, options)
     if options.db is None and server.is_there() and server.look(run_id) is not None:
         return server
@@ -108,10 +107,10 @@ def _server(url: str, options: argparse.Namespace) -> ServerSource:
 
 
 def _default_source(server: ServerSource, *, quiet: bool) -> RunSource:
-    """The server if one answers, otherwise the file in this folder; and say which.
+    """The server if one answers, otherwise the file in this folder. A note says which.
 
-    The server first: it has the agents, so it can go on with a run, and a file beside it is most likely its own. A
-    server that is there and hangs, or wants a token, is an error: the file must not answer in its source unasked.
+    The server comes first: it has the agents, so it can continue a run, and a file beside it is most likely its own. A
+    server that hangs or needs a token is an error: the file must not be used instead without the user knowing.
     """
     file = f"sqlite:///{DEFAULT_FILE}" if Path(DEFAULT_FILE).exists() else None
     tell = (lambda text: None) if quiet else note
@@ -120,21 +119,21 @@ def _default_source(server: ServerSource, *, quiet: bool) -> RunSource:
         tell(f"· asking the server at {server.name}{other}")
         return server
     if file is None:
-        return server.without_token()  # what is asked of it says what is wrong
+        return server.without_token()  # its first request will fail with the reason
     tell(f"· asking {file}: no server answers at {server.name}")
     return open_database(file)
 
 
 def continue_arguments(options: argparse.Namespace, source: RunSource) -> str:
-    """What `andon continue RUN` needs besides, to find the same run."""
-    if source.local:  # named also if nobody named it: a server may be there by then, and would be asked first
+    """The arguments after `andon continue RUN` that find the same run."""
+    if source.local:  # also if it was the default: a server may run by then, and would be used first
         agent = getattr(options, "agent", None) or "module:agent"
         return f"{agent} --db {shlex.quote(source.name)} "
     return f"--url {shlex.quote(options.url)} " if options.url else ""
 
 
 def open_database(url: str) -> DatabaseSource:
-    """A database that is there. Whoever looks for runs in one that isn't has mistyped it."""
+    """A database that exists. One that does not is most likely a typing error."""
     from andon.cli.database import DatabaseSource
 
     scheme, _, path = url.partition("?")[0].partition(":///")
@@ -146,11 +145,11 @@ def open_database(url: str) -> DatabaseSource:
 
 
 def find_run(source: RunSource, given: str) -> Report:
-    """The run of this id, or the one whose id begins so."""
+    """The run with this id, or the one whose id begins with it."""
     if (report := source.look(text(given))) is not None:
         return report
     fitting: Sequence[RunLine] = []
-    if len(given) >= SHORTEST:  # of those that have ended, the newest are enough
+    if len(given) >= SHORTEST:  # of ended runs, the newest are enough
         listed = [line for which in (Selection(statuses=LIVE), Selection()) for line in source.runs(which, 10_000)]
         fitting = list({line.run_id: line for line in listed if line.run_id.startswith(given)}.values())
     if len(fitting) > 1:

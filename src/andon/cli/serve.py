@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`andon serve module:agent`: agents over HTTP, until a signal.
 
-Here is what users may say, and get wrong; the serving itself is `andon.server.serving`.
+This module has the options and their checks; `andon.server.serving` serves.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from andon.store import MemoryStore, open_store
 DEFAULT_DB = "sqlite:///andon.db"
 DRAIN = 10.0
 MIN_LEASE = 0.5
-"""Shorter ones would be lost to any hiccup."""
+"""A shorter lease could expire during a short delay."""
 
 UNSHARED = (
-    "--workers needs a database that the processes share, and this one is in the memory of each: a run would be known "
-    f"to one of them alone. Give --db {DEFAULT_DB}, or postgresql://…"
+    "--workers needs a database that the processes share, and this one is in the memory of each: only one process "
+    f"would know a run. Give --db {DEFAULT_DB}, or postgresql://…"
 )
 
 
@@ -94,31 +94,35 @@ def run(options: argparse.Namespace) -> int:
     parent = ParentProcess.from_environment()
     if parent is None and (options.reload or options.workers > 1):
         return _serve_elsewhere(options)
-    # As `python -m` does it: what is here can be imported.
+    # As with `python -m`, modules in the working directory can be imported.
     sys.path.insert(0, os.getcwd())
     agents = [agent for name in names for agent in find_agents(name)]
-    configure(options.log_format)  # before the store is opened, which may say what is wrong with it
+    configure(options.log_format)  # before the store is opened, which may log a warning
+    # All agents are on one runtime, so that the id of a run is unique among them.
+    brought = [agent.runtime for agent in agents if agent.brought_runtime]
+    db = database_of(options)
+    chosen = db is None and bool(brought)
     try:
-        # On one runtime, so that a run's id means one run, whichever agent it is of.
-        brought = [agent.runtime for agent in agents if agent.brought_runtime]
-        db = database_of(options)
-        chosen = db is None and bool(brought)
         runtime = brought[0] if chosen else open_runtime(db or DEFAULT_DB, options.lease, options.keep_days)
+    except ConfigurationError as error:
+        raise CommandError(str(error)) from None
+    try:
         if options.workers > 1 and not isinstance(runtime.store, SharedStore):
             raise CommandError(UNSHARED)
         app = create_app(agents, runtime, drain=options.drain, **serve_options.settings(options))
+        with bound(options.host, options.port) if parent is None else parent.listener as listener:
+            serve_options.check_closed(options, listener, guarded=app.state.andon.settings.guarded)
+            serve(app, listener, options.root_path, options.max_connections, parent)
     except ConfigurationError as error:
         raise CommandError(str(error)) from None
-    with bound(options.host, options.port) if parent is None else parent.listener as listener:
-        serve_options.check_closed(options, listener, guarded=app.state.andon.settings.guarded)
-        serve(app, listener, options.root_path, options.max_connections, parent)
-    if not chosen:
-        asyncio.run(runtime.close())
+    finally:
+        if not chosen:
+            asyncio.run(runtime.close())
     return 0
 
 
 def _serve_elsewhere(options: argparse.Namespace) -> int:
-    """Serve in other processes, which this one starts and ends."""
+    """Serve in other processes, which this process starts and ends."""
     if options.reload and options.workers > 1:
         raise CommandError("--reload starts one process again and again, and --workers keeps several: give one of them")
     if options.workers > 1 and (database_of(options) or "").startswith("memory:"):
@@ -133,7 +137,7 @@ def _serve_elsewhere(options: argparse.Namespace) -> int:
 
 
 def open_runtime(url: str, lease: float, keep_days: float | None) -> Runtime:
-    """A runtime on that store, which can be asked; or say why not."""
+    """A runtime on the store at this URL. Raises if the store can't be reached."""
     if lease < MIN_LEASE:
         raise CommandError(f"--lease is {lease:g}; it is a number of seconds, {MIN_LEASE:g} or more")
     try:
@@ -150,7 +154,7 @@ def open_runtime(url: str, lease: float, keep_days: float | None) -> Runtime:
 
 @contextlib.contextmanager
 def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens there."""
+    """A socket that is bound to this address."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -160,7 +164,7 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         raise CommandError(f"can't listen on {host} ({error}): name an address of this machine with --host") from None
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _notice_the_vanished(listener)
+        _set_keepalive(listener)
         try:
             listener.bind(address)
         except OSError as error:
@@ -178,16 +182,16 @@ def _advice(error: OSError) -> str:
     return "choose another with --port"
 
 
-def _notice_the_vanished(listener: socket.socket) -> None:
-    """Connections inherit this: a peer that has gone without a goodbye is given up after two minutes at the latest."""
+def _set_keepalive(listener: socket.socket) -> None:
+    """Connections inherit these options: a peer that vanished is noticed after two minutes at the latest."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in {"KEEPIDLE": 15, "KEEPINTVL": 5, "KEEPCNT": 3, "USER_TIMEOUT": 120_000}.items():
-        if (option := getattr(socket, f"TCP_{name}", None)) is not None:  # not every system has all of them
+        if (option := getattr(socket, f"TCP_{name}", None)) is not None:  # not every system has all options
             listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _port(text: str) -> int:
     port = int(text) if text.isdecimal() else -1
-    if not 0 <= port < 65536:  # the system would take the rest of a division for it
+    if not 0 <= port < 65536:  # the system would use the remainder of a division
         raise argparse.ArgumentTypeError(f"it is a number from 0 to 65535, and not {text!r}")
     return port

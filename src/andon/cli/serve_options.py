@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users may say to `andon serve` of who may ask, and how much. No message quotes a token."""
+"""The options of `andon serve` for access and limits. No message quotes a token."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What `create_app` is to be told."""
+    """The arguments for `create_app`."""
     tokens = [*options.token, *_of_environment(), *_of_file(options.token_file)]
     limits = {name: value for name in LIMITS if (value := getattr(options, name)) is not None}
     return {
@@ -82,7 +82,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_closed(options: argparse.Namespace, listener: socket.socket, *, guarded: bool) -> None:
-    """Other machines are served only to whoever has a token, or if someone said so."""
+    """Raise if other machines can reach a server without tokens, unless --allow-open is given."""
     address = listener.getsockname()[0]
     if not (guarded or options.allow_open or ipaddress.ip_address(address.partition("%")[0]).is_loopback):
         raise CommandError(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server, asked over HTTP with the standard library alone: quick to start, and a Ctrl-C gets through everywhere.
+"""A server, called over HTTP with the standard library only: quick to import, and Ctrl-C works everywhere.
 
-A stream of events that breaks off is taken up again after the last event that was told, so none is told twice or lost;
-a server that stays away is given up after a while.
+If a stream of events breaks off, it is opened again after the last event that was read, so no event is lost or comes
+twice. After `RETRY_SECONDS` without the server it fails.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from andon.core.selection import Selection
 T = TypeVar("T")
 
 ANSWER_SECONDS = 15.0
-"""What a server gets to answer in, besides what it was asked to wait."""
+"""How long a server has to respond, in addition to `wait`."""
 
 SILENCE_SECONDS = 60.0
-"""A stream without so much as a heartbeat for so long is taken up again."""
+"""A stream without data or heartbeat for so long is opened again."""
 
 RETRY_SECONDS = 30.0
-"""So long a server may be away while its run is followed."""
+"""How long a server may be unreachable while its run is followed."""
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
 
 
 class RefusedError(CommandError):
-    """The server answered, but not with what was asked for."""
+    """The server refused the request."""
 
     def __init__(self, status: int, text: str, body: dict[str, Any], code: Exit) -> None:
         super().__init__(text, code)
@@ -48,18 +48,18 @@ class RefusedError(CommandError):
 
 
 class UnreachableError(CommandError):
-    """The server can't be reached, or broke off."""
+    """The server can't be reached, or closed the connection."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, Exit.unreachable)
 
 
 class NotAndonError(UnreachableError):
-    """Something answers there that is no Andon server."""
+    """What responds at this URL is not an Andon server."""
 
 
 class Answer:
-    """An answer, and the connection that it comes by: both are open as long as it is read."""
+    """A response and its connection: both are open while it is read."""
 
     def __init__(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
         self._connection, self._response = connection, response
@@ -77,7 +77,7 @@ class Answer:
 
 
 class ServerSource:
-    """A server."""
+    """A server, as a `RunSource`."""
 
     local = False
 
@@ -98,18 +98,18 @@ class ServerSource:
             self._headers["authorization"] = f"Bearer {token}"
 
     def without_token(self) -> ServerSource:
-        """The same address, for as long as nobody knows what answers there: a token is not for strangers."""
+        """The same address without the token, until it is known that an Andon server answers there."""
         return ServerSource(self.name, None)
 
     def is_there(self) -> bool:
-        """Whether an Andon server answers. One that takes connections and says nothing is an error, not an absence."""
+        """Whether an Andon server answers. One that accepts connections and does not respond is an error."""
         assert self._host is not None
         try:
             socket.create_connection((self._host, self._port or (443 if self._tls else 80)), ANSWER_SECONDS).close()
         except OSError:
             return False
         try:
-            answer = self.without_token()._ask("GET", "/health")  # which needs none
+            answer = self.without_token()._ask("GET", "/health")  # /health needs no token
         except (NotAndonError, RefusedError):
             return False
         return isinstance(answer, dict) and "status" in answer
@@ -118,14 +118,14 @@ class ServerSource:
 
     def runs(self, which: Selection, limit: int) -> list[RunLine]:
         asked = {"session_id": which.session_id, "user_id": which.user_id, "agent_id": which.agent_id}
-        asked["status"] = ",".join(which.statuses) or None  # a server lists only so many of those that have ended
+        asked["status"] = ",".join(which.statuses) or None  # the list of ended runs is limited
         query = urlencode({name: value for name, value in asked.items() if value is not None})
         lines = self._convert(self._ask("GET", f"/runs?{query}"), list[RunLine])
         return [line for line in lines if not which.statuses or line.status in which.statuses][:limit]
 
     def look(self, run_id: str) -> Report | None:
         agents = [line.agent_id for line in self.runs(Selection(), 10_000) if line.run_id == run_id]
-        # One that has ended is not listed for long, but its agent's record of it is kept.
+        # An ended run is not listed for long, but its record is kept: try each agent.
         agents = agents or [each["id"] for each in self._convert(self._ask("GET", "/agents"), list[dict[str, Any]])]
         for agent_id in agents:
             try:
@@ -156,7 +156,7 @@ class ServerSource:
         return self._convert(answer.get("cancelled"), list[Cancelled])
 
     def _fields(self, request: CancelRequest, wait: float | None) -> dict[str, Any]:
-        # Whoever has a token is known by it.
+        # The server knows the user of a token.
         by = None if "authorization" in self._headers else request.by
         fields = {"reason": request.reason, "by": by, "mode": request.mode.value, "grace": request.grace, "wait": wait}
         return {name: value for name, value in fields.items() if value is not None}
@@ -167,21 +167,21 @@ class ServerSource:
         except RefusedError as refused:
             if refused.status != 409:
                 raise
-            answer = refused.body  # it had ended in another way, and the body says how
+            answer = refused.body  # the run had completed or failed, and the body says which
         return self._convert(answer, Cancelled)
 
     def unblock(self, kind: Literal["user", "agent"], id: str) -> bool:
         return bool(self._ask("POST", "/unblock", {f"{kind}_id": id}).get("unblocked"))
 
-    def go_on(self, run: Report, answers: dict[str, Any], run_id: str | None) -> Iterator[Event]:
-        """Go on with a run, and follow it. Whoever leaves this stream cancels it."""
+    def continue_run(self, run: Report, answers: dict[str, Any], run_id: str | None) -> Iterator[Event]:
+        """Continue a run, and follow it. Closing this stream cancels the run."""
         body = {"stream": True, "events": "all", "run_id": run_id, **({"answers": answers} if answers else {})}
-        # Asked for here and now: a refusal is to be seen before anything is followed.
+        # Sent now, and not at the first `next`: a refusal must be raised before the run is followed.
         response = self._open("POST", f"{_path(run.agent_id, run.run_id)}/continue", body)
         return self._follow(run, 0, response)
 
     def continue_in_background(self, run: Report, answers: dict[str, Any], run_id: str | None) -> Report:
-        """Go on with a run, and leave it to itself."""
+        """Continue a run, and don't follow it."""
         body = {"stream": False, "background": True, "run_id": run_id, **({"answers": answers} if answers else {})}
         answer = self._ask("POST", f"{_path(run.agent_id, run.run_id)}/continue", body)
         return self._convert({**answer, "agent_id": run.agent_id}, Report)
@@ -198,11 +198,11 @@ class ServerSource:
                 if response is None:
                     headers = {"last-event-id": str(after)} if after else {}
                     response = self._open("GET", f"{_path(run.agent_id, run_id)}/events", None, headers)
-                    if response.status == 204:  # there is nothing after that
+                    if response.status == 204:  # no more events
                         return
                 for event in self._read(response):
                     if not after:
-                        run_id = event.run_id  # a run that goes on after its end is another one
+                        run_id = event.run_id  # a run that is continued after its end is a new run
                     after, given_up, delay = event.seq, 0.0, FIRST_DELAY
                     yield event
                     if event.run_id == run_id:
@@ -213,7 +213,7 @@ class ServerSource:
                     return
                 raise UnreachableError(f"{self.name} ended the stream before the run had ended")
             except RefusedError as refused:
-                if refused.status == 410:  # they are no longer kept
+                if refused.status == 410:  # the events are no longer kept
                     return
                 raise
             except UnreachableError:
@@ -247,7 +247,7 @@ class ServerSource:
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None, wait: float = 0) -> Any:
-        """The answer's JSON."""
+        """The JSON of the response."""
         response = self._open(method, path, body, seconds=ANSWER_SECONDS + wait)
         with response:
             return self._json(response)
@@ -260,7 +260,7 @@ class ServerSource:
         headers: dict[str, str] | None = None,
         seconds: float = SILENCE_SECONDS,
     ) -> Answer:
-        """The answer, if it is one that was hoped for."""
+        """The response, if its status is 2xx. Raises otherwise."""
         kind = http.client.HTTPSConnection if self._tls else http.client.HTTPConnection
         assert self._host is not None
         connection = kind(self._host, self._port, timeout=seconds)

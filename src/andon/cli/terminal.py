@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How things look at a terminal: colour, tables, and the receipt of a cancel.
+"""Output at a terminal: colour, tables, and the receipt of a cancel.
 
-Colour is for terminals alone, and only if nobody has said `NO_COLOR`. What models, tools and users wrote is never able
-to steer the terminal: control characters are taken out before it is shown there. A table keeps to the width that there
-is; where there is no terminal it is as wide as it likes, so that a script finds whole ids in it.
+Colour is for terminals only, and not if `NO_COLOR` is set. Control characters are removed from the text of models,
+tools and users before it is shown at a terminal. A table is as wide as the terminal; without one it has no limit,
+so that a script finds whole ids in it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ STYLES = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "
 NARROWEST = 20
 _ANY = CONTROLS + LINES + BIDI
 _LEFT = "\t\n\u061c\u200e\u200f"
-"""Some languages are written with these marks, which turn nothing around but signs."""
+"""These are kept: some languages need the direction marks, which only affect punctuation."""
 _CONTROLS = re.compile(f"[{re.escape(''.join(sorted(set(_ANY) - set(_LEFT))))}]")
 _ANY_CONTROLS = re.compile(f"[{re.escape(_ANY)}]+")
 
 
 def prepare_streams() -> None:
-    """What a terminal's encoding lacks is shown as `?`; it is no reason to stop."""
+    """Show characters that the encoding of the terminal lacks as `?`, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -54,12 +54,12 @@ def styled(text: str, style: str, stream: TextIO) -> str:
 
 
 def note(text: str, style: str = "dim") -> None:
-    """A line on stderr, beside what the command is asked for."""
+    """Print a line on stderr."""
     print(styled(without_controls(text), style, sys.stderr), file=sys.stderr, flush=True)
 
 
 def width_of(stream: TextIO) -> int | None:
-    """How many columns there are; None where there is no end of them."""
+    """How many columns the terminal has; None if there is no terminal."""
     if not is_terminal(stream):
         return None
     columns = os.environ.get("COLUMNS", "")
@@ -71,7 +71,7 @@ def width_of(stream: TextIO) -> int | None:
 
 
 def without_controls(text: str) -> str:
-    """Text as it may go to a terminal: with its lines and tabs, but without what would steer it."""
+    """The text without control characters, except line breaks and tabs."""
     return _CONTROLS.sub("�", text)
 
 
@@ -89,7 +89,7 @@ def cells(text: str) -> int:
 
 
 def fit(text: str, width: int) -> str:
-    """The text in so many columns: cut, or filled up."""
+    """The text in exactly so many columns: cut, or padded."""
     if cells(text) > width:
         while text and cells(text) > width - 1:
             text = text[:-1]
@@ -101,16 +101,16 @@ def fit(text: str, width: int) -> str:
 
 
 class Column(Struct, frozen=True):
-    """A column of a table. Where there is too little room, those that matter least are left out."""
+    """A column of a table. If the terminal is too narrow, columns with the lowest `matters` are left out."""
 
     title: str
     least: int
-    """It may be cut to so many columns."""
+    """Its minimal width."""
     matters: int = 0
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], stream: TextIO) -> str:
-    """A table with a head, as wide as its contents, or as the terminal."""
+    """A table with a head, as wide as its contents, and at most as wide as the terminal."""
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(cells(each) for each in (head.title, *(row[n] for row in rows))) for n, head in enumerate(columns)]
     shown = list(range(len(columns)))
@@ -128,7 +128,7 @@ def _least(columns: Sequence[Column], widths: Sequence[int], shown: Sequence[int
 
 
 def _shrink(columns: Sequence[Column], widths: list[int], shown: Sequence[int], room: int) -> None:
-    """Take from the widest, one column at a time."""
+    """Shrink the widest column by one until the table fits."""
     while sum(widths[n] for n in shown) + 2 * (len(shown) - 1) > room:
         able = [n for n in shown if widths[n] > min(columns[n].least, room)]
         if not able:
@@ -137,7 +137,7 @@ def _shrink(columns: Sequence[Column], widths: list[int], shown: Sequence[int], 
 
 
 def facts(pairs: Iterable[tuple[str, str]], stream: TextIO, indent: str = "  ") -> str:
-    """Names and what they are, a line each; what is too long goes on below."""
+    """Names and values, one pair per line; long values are wrapped."""
     shown = [(name, one_line(value)) for name, value in pairs]
     names = max((len(name) for name, _ in shown), default=0)
     lead = len(indent) + names + 2
@@ -160,7 +160,7 @@ _MEANINGS = {
 
 
 def receipt_of(receipt: Receipt, stream: TextIO) -> str:
-    """What a cancel found, and cut."""
+    """The receipt of a cancel as text."""
     pairs = [("cause", str(receipt.cause)), ("reason", receipt.reason or ""), ("by", receipt.by or "")]
     pairs += [("mode", str(receipt.mode)), ("phase", str(receipt.phase)), ("latency", milliseconds(receipt.latency))]
     pairs += [("tool", f"{each.name}: {_MEANINGS.get(each.outcome, each.outcome)}") for each in receipt.tools]

@@ -58,13 +58,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def finish(options: argparse.Namespace, source: RunSource, report: Report, printer: EventPrinter) -> Exit:
-    """Tell the end; and if it is a pause, how to go on."""
+    """Print the end; for a pause, also how to continue."""
     code = printer.print_end(report)
     return explain_pause(report, continue_arguments(options, source)) if report.status is RunStatus.paused else code
 
 
 def latest(source: RunSource, run: Report, last: Event | None) -> Report:
-    """How it stands with a run now; if nobody can say any more, what its last event said."""
+    """The current state of a run; if the source no longer has it, the state in its last event."""
     run_id = run.run_id if last is None else last.run_id
     try:
         report = source.look(run_id)

@@ -28,16 +28,16 @@ from andon.cli.terminal import note
 from andon.server.parent_process import END, VARIABLE
 
 RESTART_SECONDS, LONGEST_RESTART_SECONDS = 1.0, 30.0
-"""A worker that has died is replaced after so long; one that does not come up is tried again more and more rarely."""
+"""A worker that died is replaced after so long. If it can't be started, the delay doubles."""
 
 RELOAD_SECONDS = 15.0
-"""What a worker gets to end in, besides its `--drain`, when the program has changed. A tool may block its loop."""
+"""How long a worker has to end after a change, in addition to `--drain`: a tool may block its event loop."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Worker:
-    """A process that serves, and the line that ties it to this one."""
+    """A serving process, and the socket to it."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -52,23 +52,23 @@ class Worker:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
-                    "-P",  # or a file `andon.py` in this folder would be run in our place
+                    "-P",  # else a file `andon.py` in this folder would be run
                     *(f"-W{each}" for each in sys.warnoptions),
                     "-m",
                     "andon",
                     *arguments,
                     env={**os.environ, VARIABLE: f"{listener.fileno()},{theirs.fileno()},{number}"},
-                    stdin=asyncio.subprocess.DEVNULL,  # it is not in the terminal's foreground: it may not read there
+                    stdin=asyncio.subprocess.DEVNULL,  # a background process must not read from the terminal
                     pass_fds=(listener.fileno(), theirs.fileno()),
                     process_group=0,
                 )
             return cls(process, *await asyncio.open_connection(sock=ours))
-        except BaseException:  # if it was started all the same, it ends now
+        except BaseException:  # if it was started, the closed socket ends it
             ours.close()
             raise
 
     async def ready(self) -> str | None:
-        """What it says of itself when it serves; None if it ended before that."""
+        """What it prints when it serves; None if it ended before that."""
         try:
             text = await self._reader.readuntil(END)
         except (asyncio.IncompleteReadError, OSError):
@@ -77,7 +77,7 @@ class Worker:
         return text.removesuffix(END).decode()
 
     def drain(self) -> None:
-        """Have it end in order; however often it is asked, and whatever signals it gets besides."""
+        """Make it drain and end. It may be called several times, and signals don't disturb it."""
         if self.is_ready:
             with contextlib.suppress(OSError):  # it has ended
                 self._writer.write_eof()
@@ -95,23 +95,23 @@ class Worker:
 
 
 class Ended(NamedTuple):
-    """A worker that is there no more."""
+    """A worker that has ended."""
 
     code: int
-    """What this process is to end with, as far as that one is concerned."""
+    """The exit code that this process should use for it."""
     how: str
 
 
 class Workers:
-    """The workers of this process, and what a signal does to them."""
+    """The workers of this process, and the handling of signals."""
 
     def __init__(self, arguments: Sequence[str], listener: socket.socket) -> None:
         self._arguments, self._listener = arguments, listener
         self._alive: dict[int, Worker] = {}
         self._unstarted: dict[int, OSError] = {}
-        """Why there is no worker of that number."""
+        """Why the worker of this number could not be started."""
         self._signal: signal.Signals | None = None
-        """The first one that came. From there on nothing is started."""
+        """The first signal. After it no worker is started."""
         self._leaving = asyncio.Event()
 
     def listen(self) -> None:
@@ -120,7 +120,7 @@ class Workers:
 
     def _caught(self, number: signal.Signals) -> None:
         if self._signal is not None:
-            self.kill()  # as if nobody had caught it: a worker's own handler may not have had its turn
+            self.kill()  # at once: the worker's own handler may not run
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
@@ -137,18 +137,18 @@ class Workers:
             worker.send(signal.SIGKILL)
 
     async def _begin(self, number: int) -> str | None:
-        """Start it. Returns what it says of itself, or None if it ends before it serves, or can't be started."""
+        """Start it. Returns what it prints, or None if it ends before it serves, or can't be started."""
         try:
             worker = self._alive[number] = await Worker.start(number, self._arguments, self._listener)
-        except OSError as error:  # no descriptors, or no memory: that may pass
+        except OSError as error:  # no descriptors or no memory, for now
             self._unstarted[number] = error
             return None
-        if self._leaving.is_set():  # it came while this one was started
+        if self._leaving.is_set():  # a signal came during the start
             worker.drain()
         return await worker.ready()
 
     async def _end(self, number: int) -> Ended:
-        """Wait for its end. One that a signal has ended has a negative code, which this process can't end with."""
+        """Wait for its end. A worker that a signal ended has a negative code, which this process can't use."""
         if (error := self._unstarted.pop(number, None)) is not None:
             return Ended(Exit.ok if self._leaving.is_set() else Exit.failed, f"could not be started ({error})")
         worker = self._alive[number]
@@ -156,7 +156,7 @@ class Workers:
         del self._alive[number]
         how = f"has ended ({_how(code)})"
         if self._signal is not None and code == -signal.SIGTERM and not worker.is_ready:
-            return Ended(Exit.ok, how)  # it had not come far enough to catch it
+            return Ended(Exit.ok, how)  # it had not installed its handler yet
         return Ended(Exit.failed if code < 0 else code, how)
 
     async def _pause(self, seconds: float) -> None:
@@ -167,12 +167,12 @@ class Workers:
     # -- several ------------------------------------------------------------------------------------------------------
 
     async def keep(self, count: int) -> int:
-        """Keep so many of them, until a signal. Returns what this process is to end with."""
-        # The first one alone: it makes the tables, and if something is wrong, it is said once.
+        """Keep so many workers, until a signal. Returns the exit code of this process."""
+        # The first one alone: it creates the tables, and an error is printed only once.
         text = await self._begin(1)
         if text is None:
             unstarted, ended = 1 in self._unstarted, await self._end(1)
-            if unstarted:  # all else it has said itself
+            if unstarted:  # otherwise the worker has printed the reason
                 note(f"andon: the server {ended.how}", "red")
             return ended.code
         up = [asyncio.Event() for _ in range(2, count + 1)]
@@ -207,7 +207,7 @@ class Workers:
     # -- one, and again -----------------------------------------------------------------------------------------------
 
     async def reload(self, files: FileWatcher, drain: float) -> int:
-        """Keep one of them, and start it anew whenever the program has changed, until a signal."""
+        """Keep one worker, and replace it whenever the program has changed, until a signal."""
         while True:
             changing = asyncio.create_task(files.changed())
             serving = asyncio.create_task(self._serve_once())
@@ -248,7 +248,7 @@ def _how(code: int) -> str:
 async def supervise(
     arguments: Sequence[str], listener: socket.socket, *, count: int, reload: bool, drain: float
 ) -> int:
-    """Serve in other processes until a signal; returns what this one is to end with."""
+    """Serve in other processes until a signal; returns the exit code of this one."""
     workers = Workers(arguments, listener)
     workers.listen()
     return await (workers.reload(FileWatcher(), drain) if reload else workers.keep(count))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the README and the documentation show is run, and where they link to exists.
+"""The programs of the README and the documentation run, have correct types, and every link has a target.
 
-Each page is a program of its own: its blocks of Python run in order and share their names. In the line that opens a
-block, `python alone` gives it names of its own, and `python no-run` is for fragments that can't be run. A block may
-`await` at its top level; all such blocks of a page share one event loop. A block of `text` right after a block of
-Python is what that prints; `…` in it stands for anything, and a number with four decimals or more for any such number.
+Each page is one program: its blocks of Python run in order and share their names. `python alone` in the line that opens
+a block gives that block names of its own. A block may `await` at its top level; all such blocks of a page share one
+event loop. A block of `text` right after a block of Python is what that block prints. `…` in it stands for any text,
+and a number with four decimals or more stands for any such number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def blocks_of(page: str) -> Iterator[Block]:
     fences = list(_FENCE.finditer(text))
     for number, fence in enumerate(fences):
         language, *marks = fence["info"].split() or [""]
-        if language != "python" or "no-run" in marks:
+        if language != "python":
             continue
         assert set(marks) <= {"alone"}, f"{page}: what does {' '.join(marks)!r} mean?"
         after = fences[number + 1] if number + 1 < len(fences) else fence
@@ -112,6 +113,43 @@ def test_what_a_page_shows_is_true(page: str) -> None:
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+# -- types ------------------------------------------------------------------------------------------------------------
+
+BROKEN = Block("from andon import Agent\n\nAgent(name=1)\n", line=1, alone=True, prints=None)
+
+
+def as_function(blocks: Iterable[Block]) -> str:
+    """The blocks as one async function, where `await` is allowed. Each line keeps its number in the page."""
+    source = "async def page() -> None:\n"
+    for block in blocks:
+        source += "\n" * (block.line - source.count("\n")) + textwrap.indent(block.code, "    ")
+    return source
+
+
+def test_the_programs_have_correct_types(tmp_path: Path) -> None:
+    """All of them in one run of mypy, as strict as the package itself, together with one that is wrong on purpose."""
+    sources = {"broken": as_function([BROKEN])}
+    for page in PAGES:
+        name = page.removesuffix(".md").replace("/", "_")
+        blocks = list(blocks_of(page))
+        sources |= {f"{name}_{block.line}": as_function([block]) for block in blocks if block.alone}
+        if shared := [block for block in blocks if not block.alone]:
+            sources[name] = as_function(shared)
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source, "utf-8")
+    ended = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
+    )
+    found = [re.sub(r"^\S*/", "", line) for line in ended.stdout.splitlines()]  # mypy's cache has older folders in it
+    wrong = 'broken.py:4: error: Argument "name" to "Agent" has incompatible type "int"; expected "str"  [arg-type]'
+    assert found == [wrong], ended.stdout + ended.stderr
 
 
 # -- links ------------------------------------------------------------------------------------------------------------

@@ -30,12 +30,12 @@ HEAD = """\
 
 `make bench` makes this page, and the table in the [README](../README.md). `python -m bench NAME` shows one figure.
 
-Each cell has the runs that are listed here, the oldest first. Most figures are ratios to a baseline that is taken in
-the same run, because machines differ and are shared. A value that missed its goal is **bold**: a goal is what we want
-to reach, not what a test demands.
+Each cell has one value for each run in the first table, the oldest first. Most figures are ratios to a baseline from
+the same run, because machines differ and are shared. A value that missed its goal is **bold**. A goal is an aim, and no
+test demands it.
 
-`CPU steal` is the processor time that was wanted meanwhile and that other virtual machines had. Where that is more than
-a few percent, times are longer.
+`CPU steal` is the CPU time during the run that this machine wanted and other virtual machines used. If it is more than
+a few percent, the times are longer.
 
 """
 
@@ -145,29 +145,30 @@ def _readme_table(runs: Sequence[Json]) -> str:
     rows = [
         ["figure", "measured", "command"],
         [
-            "from `run.cancel()` in another thread to the terminal event in the reader's hands, a silent model, p50",
+            "time from `run.cancel()` in another thread until the reader has the last event; the model is silent; p50",
             f"{span(values('latency', 'p50_us', 'model silent'), ' µs')}; a bare `task.cancel` takes"
             f" {span(values('latency', 'p50_bare_us', 'model silent'), ' µs')}",
             "`python -m bench latency`",
         ],
         [
-            "tokens per second through an agent, beside the bare SDK's own loop, OpenAI Chat",
+            "tokens per second through an agent, compared with the OpenAI SDK alone (Chat)",
             f"{span(values('streaming', 'times_bare', 'chat: through an agent'))} ×",
             "`python -m bench streaming`",
         ],
         [
-            "memory per waiting run, of 10,000; all of them cancelled",
+            "memory per waiting run, with 10,000 of them; time to cancel all of them",
             f"{span(values('idle', 'kb_each', 'runs'), ' KB')}; {span(values('idle', 'cancel_all_s', 'runs'), ' s')}",
             "`python -m bench idle`",
         ],
         [
-            "a cancel sent to another server process than the run's, to its end, p99",
+            "time until a run ends whose cancel was sent to another server process; p99",
             f"{span(across['postgres'], ' ms')} on Postgres, {span(across['sqlite'], ' ms')} on SQLite",
             "`python -m bench across`",
         ],
         [
             f"{sum(trial['runs'] for trial in trials):,} runs on three servers that are killed, stopped and cut off"
-            " from their database: acknowledged cancels lost, runs without exactly one end, sessions that are rejected",
+            " from their database: acknowledged cancels that were lost, runs without exactly one end, rejected"
+            " sessions",
             f"{faults:,}",
             "`python -m bench chaos`",
         ],

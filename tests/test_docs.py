@@ -16,6 +16,7 @@ import inspect
 import io
 import os
 import re
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -179,6 +180,17 @@ def test_every_page_can_be_found() -> None:
     index = (ROOT / "docs" / "index.md").read_text("utf-8")
     linked = {link.partition("#")[0] for link in _LINK.findall(index)}
     assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"} <= linked
+
+
+# -- the picture -----------------------------------------------------------------------------------------------------
+
+
+def test_the_picture_shows_a_real_run() -> None:
+    drawing = runpy.run_path(str(ROOT / "scripts" / "draw.py"))
+    drawn, stored = (
+        re.sub(r"\d+\.\d ms", "", each) for each in (drawing["draw"](), drawing["FILE"].read_text("utf-8"))
+    )
+    assert drawn == stored, "python scripts/draw.py makes it again"
 
 
 # -- words ------------------------------------------------------------------------------------------------------------

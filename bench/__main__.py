@@ -49,7 +49,7 @@ METHODS = {name: inspect.getdoc(sys.modules[measure.__module__]) or "" for name,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Every figure that the README quotes.")
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Every figure of docs/figures.md.")
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"{', '.join(FIGURES)}; all of them by default")
     parser.add_argument("--quick", action="store_true", help="small numbers, to see that it works")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")

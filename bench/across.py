@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cancel that goes through the database: the run is in one server process, the cancel is sent to another.
 
-`p50` and `p99` go from the moment at which the cancel is sent, over HTTP, to the one at which whoever watches the run,
-at the first server, has read its end, which is stored by then. `asked` is the part of it that the receipt tells: from
-the other server's asking to the moment at which the run stood still. One cancel at a time. Postgres has its own default
-settings, and so waits for the disk; SQLite has ours. The baseline shows what the database itself takes at that time: a
-change is committed by one connection, heard of by another one if the database tells of it, and answered by a second
-commit; in one process, with the bare driver, and in the most ordinary way. `others` is what other machines had of the
-processor time (`bench/stolen.py`): each row takes only seconds, and in some of those it is a third.
+`p50` and `p99` start when the cancel is sent over HTTP. They end when a reader of the run, at the first server, has
+read its end, which is stored by then. `asked` is the part that is in the receipt: from the request at the other server
+until the run has stopped. There is one cancel at a time. Postgres has its default settings, so it waits for the disk;
+SQLite has Andon's settings. The baseline shows the time of the database itself: one connection commits a change,
+another one is notified if the database does that, and answers with a second commit; in one process, with the bare
+driver. `others` is the CPU steal (`bench/stolen.py`): each row takes only seconds, and in some of them it is a third.
 """
 
 from __future__ import annotations

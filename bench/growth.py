@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the cost of a cancel grows with the number of runs in flight: of one of them, and of all of them.
 
-Every size is measured in fresh interpreters, several times, the sizes taking turns; the figures are medians. A small
-crowd is cancelled many times over, so that every size cancels as many runs. Beside it, bare tasks.
+Every size is measured in fresh interpreters, several times, and the sizes alternate; the figures are medians. Small
+numbers of runs are cancelled many times, so that every size cancels as many runs. The baseline is bare tasks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many streams over HTTP, all cancelled at once: how long until each client has read the end, and what stays in memory.
+"""Many streams over HTTP, all cancelled at once: the time until each client has read the end, and the memory after it.
 
-The server is `andon serve` in a process of its own; the clients are bare sockets in this one, on the same machine. The
-time is taken from the moment at which the first cancel is sent. The store of the server forgets conversations, which an
-in-memory store must keep, and ended runs stay readable for a second only: what grows then is a leak.
+The server is `andon serve` in its own process. The clients are bare sockets in this process, on the same machine. The
+time starts when the first cancel is sent. The server's store deletes conversations, which an in-memory store would
+keep, and ended runs can be read for one second only. So growth of the memory is a leak.
 """
 
 from __future__ import annotations

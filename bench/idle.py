@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run weighs that waits for its model, and how long it takes to cancel all of many at once.
+"""The memory of a run that waits for its model, and the time to cancel many such runs at once.
 
-Each run has a session of its own. Memory is what the process has grown by, so every sample is a fresh interpreter.
-Beside it as many bare tasks, each of which waits for a future.
+Each run has its own session. Memory is the growth of the process, so every sample is a fresh interpreter. The baseline
+is the same number of bare tasks, each of which waits for a future.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From `run.cancel()` in another thread to the terminal event in the reader's hands, for each state a run may wait in.
+"""The time from `run.cancel()` in another thread until the reader has the terminal event, for each state of a run.
 
-Beside it the least that a cancel can cost: `call_soon_threadsafe(task.cancel)` to the task's own `except`. The two take
-turns in small rounds, so that a slow moment of the machine hits both. Every receipt is checked for the state it names.
+The baseline is the minimal cancel: from `call_soon_threadsafe(task.cancel)` to the task's own `except`. The two
+alternate in small rounds, so that a slow moment of the machine affects both. Each receipt is checked for its state.
 """
 
 from __future__ import annotations

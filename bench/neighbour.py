@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One user does what he can to be in the way of the others: how long their cancels take, and whether they lose runs.
+"""One user keeps the server as busy as possible: how long the cancels of other users take, and whether they lose runs.
 
-The bad neighbour sends states of 4 MB, which are refused. He fills as many sessions as he has connections with the
-largest state that is taken. Then, on all of these connections at once and without a pause, he changes a little of those
-states, asks for the sessions, lists them, makes new ones, and tries the 4 MB again. Meanwhile others start runs and
-cancel them, one at a time: `p50`, `p99` and `max` go from the cancel that is sent to the end that was read. Some runs
-of theirs go on all the time: `lost_runs` counts those that were not running any more at the end. The lease is short, so
-that it is renewed many times. `requests_per_s` is what the neighbour was answered. He and the clients are in this
+The bad neighbour sends states of 4 MB, which are refused. He has several connections, and fills one session per
+connection with the largest allowed state. Then, on all connections at once and without a pause, he changes a part of
+those states, reads the sessions, lists them, creates new ones, and sends the 4 MB again. Meanwhile other users start
+runs and cancel them, one at a time: `p50`, `p99` and `max` go from sending the cancel to reading the end. Some of their
+runs stay active all the time: `lost_runs` counts those that were not running any more at the end. The lease is short,
+so it is renewed many times. `requests_per_s` counts the neighbour's answered requests. He and the clients are in this
 process, the server is in another one, on the same machine.
 """
 

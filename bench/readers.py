@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that is read by a thousand readers on other event loops: events per second, and a cancel beside them.
+"""A run with a thousand readers on other event loops: events per second, and the time of a cancel.
 
-The run writes a piece of text in each turn of its loop, so each wakes all who wait. They share one interpreter with the
-run, so what they take is its time too: beside it, as many readers on the run's own loop. A cancel is timed without
-readers, with all of them waiting, and with all of them being woken by one piece after the other.
+The run writes a piece of text in each iteration of its loop, and each piece wakes all waiting readers. They share one
+interpreter with the run, so their CPU time slows the run. The baseline has as many readers on the run's own loop. A
+cancel is timed without readers, with all of them waiting, and with all of them being woken by one piece after another.
 """
 
 from __future__ import annotations

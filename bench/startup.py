@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What importing takes in a fresh interpreter, without what the interpreter takes itself; asyncio beside it.
+"""The import time in a fresh interpreter, without the time of the interpreter itself; asyncio for comparison.
 
-`import andon` loads nothing before the first name is taken, so that name's import is measured too.
+`import andon` loads nothing until the first name is used, so the import of that name is measured too.
 """
 
 from __future__ import annotations

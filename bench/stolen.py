@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a virtual machine's processor time others had while a figure was taken.
+"""The CPU steal while a figure was measured: CPU time that this virtual machine wanted and other machines used.
 
-A machine that shares its processors with others stands still, whole milliseconds at a time, when it is their turn; and
-then so does whatever is measured on it. A figure is what it is, but whoever reads it should know that. (What a host
-does not tell of can't be told here, nor that a container has used up its share: both look like 0 %.)
+A machine that shares its processors stops for whole milliseconds when other machines have their turn, and so does
+everything that is measured on it. (Steal that the host does not report, and a container's used-up quota, look like
+0 %.)
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a database costs a server: tokens that are stored, watchers, short runs, and silent runs.
+"""The cost of a database for a server: stored tokens, watchers, short runs, and silent runs.
 
-Each server is `andon serve` in a process of its own. CPU is the processor time of that process, so what Postgres itself
-needs is not in it. Each token has five bytes.
+Each server is `andon serve` in its own process. CPU is the CPU time of that process, without that of Postgres itself.
+Each token has five bytes.
 
-- Tokens: at full speed one run is read by one client; at 100 a second there are 20 runs at once. `table` is what the
-  table of events and its index have grown by, `all tables` what all of them have (the text is also in the run's
-  messages, its record and its last event), `log` what was written to the write-ahead log; all in kB per 1,000 tokens.
-- Watchers read silent runs at a second server, while one other run speaks at the first. `cpu percent` is the second
-  server's share of a core, and `watching percent` what it needs more than without the watchers.
+- Tokens: at full speed, one client reads one run; at 100 a second there are 20 runs at once. `table` is the growth of
+  the table of events and its index. `all tables` is the growth of all tables (the text is also in the run's messages,
+  its record and its last event). `log` is the size of the write-ahead log. All are in kB per 1,000 tokens.
+- Watchers read silent runs at a second server, while another run streams at the first. `cpu percent` is the second
+  server's share of a core. `watching percent` is its increase over the same server without watchers.
 - Short runs: 16 clients, each of which waits for a result before it starts the next run. `times memory` compares with a
-  server that keeps everything in memory, and that is measured in turns with this one.
-- Silent runs have said one word, and wait for their model.
+  server that keeps everything in memory; the two alternate.
+- Silent runs have streamed one word, and wait for their model.
 
-Postgres has its own default settings, and so waits for the disk; SQLite has ours. `others` is what other machines had
-of the processor time (`bench/stolen.py`).
+Postgres has its default settings, so it waits for the disk; SQLite has Andon's settings. `others` is the CPU steal
+(`bench/stolen.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second from OpenAI's interfaces, through an agent to the reader of its events, beside the bare SDK loop.
+"""Tokens per second from OpenAI's APIs, through an agent to the reader of its events, next to a bare SDK loop.
 
-A fake provider in another process sends an answer as fast as it can. Each sample is a fresh process, which has made
-one short request before; both ways take turns. And: how long after a cancel the provider sees the client leave.
+A fake provider in another process sends an answer as fast as it can. Each sample is a fresh process that has made one
+short request before; the two ways alternate. Also: how long after a cancel the provider sees the client disconnect.
 """
 
 from __future__ import annotations

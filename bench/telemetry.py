@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What telemetry costs a run where nobody listens, beside the same run with telemetry switched off.
+"""The cost of telemetry for a run without a tracer or meter provider, next to the same run with telemetry switched off.
 
-The two take turns in small rounds, so that a slow moment of the machine hits both. Only processor time counts, since
-nothing here waits. A token costs nothing either way: what is chosen once per run is the very same loop.
+The two alternate in small rounds, so that a slow moment of the machine affects both. Only CPU time counts, because
+nothing here waits. A token costs nothing in either case: both runs use the same loop.
 """
 
 from __future__ import annotations

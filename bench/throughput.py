@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events per second from a scripted model through the journal to one reader, and to each of ten.
+"""Events per second from a scripted model through the journal to one reader, and to each of ten readers.
 
-The model lets the loop go on once per 50 pieces, as a client does that finds so many in one network read. Beside it, at
-the same rhythm, a plain `asyncio.Queue` between two tasks, and the bare loop: the same pieces appended to a list.
+The model yields to the loop once per 50 pieces, like a client that finds 50 pieces in one network read. The baselines
+do the same with a plain `asyncio.Queue` between two tasks, and with a bare loop that appends the pieces to a list.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several servers on one database, which are killed, stopped and cut off from it: what must not happen, counted.
+"""Several servers on one database that are killed, stopped and cut off from it: the number of faults.
 
-One round of the trial `python -m bench.chaos` for each database. `cancels` counts those that were acknowledged, and
-`troubles` the kills, stops and cuts. What counts as a fault, and how the trial goes: `docs/storage.md`.
+One round of `python -m bench.chaos` for each database. `cancels` counts the acknowledged cancels, and `troubles` the
+kills, stops and cuts. `docs/storage.md` describes the test, and what counts as a fault.
 """
 
 from __future__ import annotations

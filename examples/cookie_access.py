@@ -1,8 +1,8 @@
-"""Users who have signed in to your site: the agents are part of your app, and go by its session cookie.
+"""Agents as a part of your app: users are identified by the session cookie of your site.
 
-A browser sends a cookie along by itself, whichever page asks. Three things make that safe. The cookie is `HttpOnly` and
-`SameSite=Lax`. Andon takes no request that changes something from a page of another origin. And `cors_origins` can't be
-`*` beside `authenticate`. With a cookie, an `EventSource` of your own pages needs nothing else.
+A browser sends the cookie with the requests of every page. Three things make that safe. The cookie is `HttpOnly` and
+`SameSite=Lax`. Andon refuses requests from pages of another origin if they change something. And `cors_origins` can't
+be `*` together with `authenticate`. With a cookie, an `EventSource` of your own pages needs nothing else.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from andon import Agent
 from andon.models.scripted import ScriptedModel
 from andon.server import create_app
 
-PASSWORDS = {"ada": "lovelace"}  # your users; in earnest, hashes of passwords, in your database
-sessions: dict[str, str] = {}  # who has signed in, by what is in the cookie
+PASSWORDS = {"ada": "lovelace"}  # your users; in a real app, hashes of passwords in your database
+sessions: dict[str, str] = {}  # users who have signed in, by the value of the cookie
 
 
 async def authenticate(request: HTTPConnection) -> str | None:
-    """The id of the user is enough. None, for a cookie that is missing or not known, is a 401."""
+    """Return the id of the user, or None for a missing or unknown cookie, which is a 401."""
     return sessions.get(request.cookies.get("session", ""))
 
 
@@ -31,7 +31,7 @@ app.mount(
     create_app(
         Agent(name="Storyteller", model=ScriptedModel("Once upon a time.")),
         authenticate=authenticate,
-        # For the OpenAPI document, and so for /ai/docs: users show who they are by this cookie.
+        # For the OpenAPI document, and so for /ai/docs: authentication is by this cookie.
         security_schemes={"session": {"type": "apiKey", "in": "cookie", "name": "session"}},
     ),
 )

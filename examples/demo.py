@@ -1,6 +1,6 @@
-"""The demo: two runs are cancelled half-way, and what Andon promises about that is shown and checked.
+"""The demo cancels two runs half-way, and shows and checks what Andon promises about a cancel.
 
-Offline, needs no input, takes about eight seconds. It ends with an error if anything is not as promised.
+It is offline, needs no input and takes about eight seconds. It ends with an error if a promise is broken.
 """
 
 import asyncio
@@ -162,7 +162,7 @@ def same_agents_go_on(*agents: Agent) -> None:
 
 def conversations_are_valid(*agents: Agent) -> None:
     heading("4. The conversations, under every provider's rules")
-    providers = [name for name in VALIDATORS if name != "andon"]  # what Andon itself promises is checked below
+    providers = [name for name in VALIDATORS if name != "andon"]  # Andon's own rules are checked below
     verdicts = [(name, *(verdict(agent.messages, name) for agent in agents)) for name in providers]
     table([("", *(agent.name for agent in agents)), *verdicts])
     for agent in agents:
@@ -221,7 +221,7 @@ def table(rows: Sequence[Sequence[str]]) -> None:
 
 
 class Page:
-    """Prints text as it comes, and wraps it."""
+    """Prints text at once, and wraps it."""
 
     def __init__(self, indent: str = INDENT) -> None:
         self._indent = indent

@@ -1,7 +1,7 @@
-"""Cancel an agent of yours at every step that it takes, and see whether anything is wrong afterwards.
+"""Cancel your own agent at each of its steps, and check the result.
 
 The explorer runs a scenario in virtual time: first to count its steps, then again for every step and every way to
-disturb it. One of the two tools below leaves a connection open, but only if a cancel lands in the middle of it.
+inject a cancel. One of the two tools below leaves a connection open, but only if a cancel comes during its search.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ async def careless(query: str) -> str:
 
 @tool
 async def careful(query: str) -> str:
-    """Search, and close the connection whatever happens."""
+    """Search, and close the connection in every case."""
     connection = object()
     connections.add(connection)
     try:

@@ -1,7 +1,7 @@
-"""Users who bring a JWT: `create_app(authenticate=…)` says whose request it is.
+"""Users with a JWT: `create_app(authenticate=…)` takes a function that returns the user of a request.
 
-The token is checked by hand here, so that the example needs nothing that isn't there. In a program of yours, let a
-library do it, for instance PyJWT: `claims = jwt.decode(token, KEY, algorithms=["HS256"], audience="agents")`.
+The example checks the token by hand, so that it needs no other package. In your program, use a library, for example
+PyJWT: `claims = jwt.decode(token, KEY, algorithms=["HS256"], audience="agents")`.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ KEY = b"a key of 32 bytes or more, which your sign-in service has as well"
 
 
 def claims_of(token: str) -> dict[str, Any] | None:
-    """What a JWT says, if it is signed with our key and still good."""
+    """The claims of a JWT, if it is signed with our key and has not expired."""
     try:
         head, body, signature = token.split(".")
         signed = hmac.digest(KEY, f"{head}.{body}".encode(), hashlib.sha256)
-        # The algorithm is ours to choose, never the token's.
+        # The server chooses the algorithm, never the token.
         if json.loads(_decoded(head)).get("alg") != "HS256" or not hmac.compare_digest(signed, _decoded(signature)):
             return None
         claims: dict[str, Any] = json.loads(_decoded(body))
@@ -37,7 +37,7 @@ def claims_of(token: str) -> dict[str, Any] | None:
 
 
 async def authenticate(request: HTTPConnection) -> User | None:
-    """`bearer_token` finds it in the header, and in a browser's WebSocket as a subprotocol. None is a 401."""
+    """`bearer_token` finds the token in the header, or in a WebSocket's subprotocol. None is a 401."""
     token = bearer_token(request)
     claims = None if token is None else claims_of(token)
     return None if claims is None else User(claims["sub"], admin="admin" in claims.get("roles", []))

@@ -1,4 +1,4 @@
-"""A conversation that outgrows its model: trimmed, summarised, and shortened by a function of one's own."""
+"""A conversation that is too long for its model: trimmed, summarised, and shortened by your own function."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ QUESTION = "Why is the sea salt, and who has put it there? " * 5
 
 
 async def talk(name: str, context: ContextPolicy) -> None:
-    """Ask until it is too long, and say what the model was sent in the end."""
+    """Ask until the conversation is too long, and print what the model gets in the end."""
     model = ScriptedModel(then="Because of the rivers.")
     agent = Agent(name="Oceanographer", model=model, context=context)
     told = 0
@@ -22,7 +22,7 @@ async def talk(name: str, context: ContextPolicy) -> None:
 
 
 def last_three(messages: list[Message], window: ContextWindow) -> list[Message]:
-    """Three messages, or a few more: from a place where nothing is parted."""
+    """The last three messages, or a few more, so that no call is separated from its result."""
     return leave_out(messages, max((place for place in places(messages) if place <= len(messages) - 3), default=0))
 
 
@@ -33,7 +33,7 @@ async def main() -> None:
     print(f"{len(writer.requests)} summaries were written")
     await talk("by a function", last_three)
 
-    # A summary is a step of the run: a cancel, here by a time limit, ends it like any other.
+    # A summary is a step of the run: a cancel, here by a time limit, ends it like any other step.
     slow = Summarise(tokens=100, model=ScriptedModel(then=["They won", Stall()]))
     agent = Agent(name="Oceanographer", model=ScriptedModel(then="Rivers."), context=slow)
     await agent.invoke_async(QUESTION)

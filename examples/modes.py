@@ -15,13 +15,13 @@ async def save(page: int) -> str:
 
 @tool
 async def print_book() -> str:
-    """Print the book, which takes a while."""
+    """Print the book, which takes some time."""
     await asyncio.sleep(60)
     return "printed"
 
 
 async def cancel_at(moment: RunEvent, model: ScriptedModel, mode: str, grace: float | None = None) -> None:
-    """Start a run, cancel it when it has come so far, and say what became of it."""
+    """Start a run, cancel it at this event, and print its result."""
     agent = Agent(name="Writer", model=model, tools=[save, print_book])
     async with agent.start("Write.") as run:
         async for event in run:
@@ -40,16 +40,16 @@ def writer() -> ScriptedModel:
 
 
 async def main() -> None:
-    # While the model speaks. `now` and `after_tools` cut it; `after_turn` lets the answer and its tools finish.
+    # While the model streams. `now` and `after_tools` cut it; `after_turn` lets the answer and its tools finish.
     await cancel_at(RunEvent.run_content, writer(), "now")
     await cancel_at(RunEvent.run_content, writer(), "after_tools")
     await cancel_at(RunEvent.run_content, writer(), "after_turn")
 
-    # While a tool runs. `now` cuts it; both others let it finish, and the model is not asked again.
+    # While a tool runs. `now` cuts it; both others let it finish. The model is not called again.
     await cancel_at(RunEvent.tool_call_started, writer(), "now")
     await cancel_at(RunEvent.tool_call_started, writer(), "after_tools")
 
-    # Patience that ends: after half a second it is `now`.
+    # With a grace: after half a second the mode becomes `now`.
     await cancel_at(RunEvent.tool_call_started, ScriptedModel(Call("print_book")), "after_tools", grace=0.5)
 
 

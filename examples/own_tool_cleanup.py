@@ -20,7 +20,7 @@ async def transfer(ctx: ToolContext) -> str:
 
 @tool
 def count(ctx: ToolContext) -> int:
-    """Sync, in a thread: it has to look. `check_cancelled` raises what no `except Exception` catches."""
+    """Sync, in a thread: it must check. `check_cancelled` raises an error that no `except Exception` catches."""
     n = 0
     try:
         while True:
@@ -32,7 +32,7 @@ def count(ctx: ToolContext) -> int:
 
 @tool
 def listen(ctx: ToolContext) -> str:
-    """Sync, in a call that blocks: `on_cancel` is told to break it."""
+    """Sync, in a blocking call: the `on_cancel` callback ends the call."""
     bell = threading.Event()
     ctx.on_cancel(bell.set)  # a driver's connection.cancel, a socket's shutdown
     rang = bell.wait(60)
@@ -51,8 +51,8 @@ async def main() -> None:
             print(f"cancelling {each.name}")
             receipt = await run.cancel_and_wait()
         assert receipt is not None
-        # A run never waits for a thread, so a sync tool that needed a moment to stop is called abandoned. What counts
-        # is what is left now: cancel_and_wait has waited for the thread too.
+        # A run does not wait for a thread, so a sync tool that needs more than 50 ms to stop is called abandoned. The
+        # leftovers show whether it has ended now: cancel_and_wait has waited for the thread too.
         print(f"  outcome: {receipt.tools[0].outcome}; left: {receipt.leftovers or 'nothing'}")
 
 

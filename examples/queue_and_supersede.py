@@ -1,4 +1,4 @@
-"""A session runs one run at a time. `on_busy` says what the next prompt does while one is running."""
+"""A session has one active run at a time. `on_busy` says what the next prompt does in the meantime."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Two time limits: the run's own, which returns a result, and the host's, which raises as it always does."""
+"""Two time limits: the run's own, which returns a result, and asyncio's, which raises TimeoutError."""
 
 import asyncio
 
@@ -7,14 +7,14 @@ from andon.models.scripted import ScriptedModel
 
 
 async def main() -> None:
-    # The run's own: it ends as cancelled, with cause `deadline`, and returns what it has.
+    # The run's own: it ends as cancelled, with the cause `deadline`, and returns the result so far.
     agent = Agent(name="Storyteller", model=ScriptedModel.story())
     result = await agent.invoke_async("Tell me about the sea.", timeout=0.5)
     assert result.receipt is not None
     print(f"timeout=0.5: {result.status}, cause {result.receipt.cause}, {len(result.content)} characters kept")
     print(f"the conversation ends with: {result.message.content[-1]}")
 
-    # The host's: the run is ended in the same way, with cause `caller`, and then the TimeoutError comes.
+    # asyncio's: the run ends in the same way, with the cause `caller`, and then TimeoutError is raised.
     other = Agent(name="Storyteller", model=ScriptedModel.story())
     try:
         async with asyncio.timeout(0.5):

@@ -2,7 +2,7 @@
 """A provider's errors as ours, in the provider's own words, and never with a secret that was sent.
 
 What a status or a code means is a table, one per provider: `ErrorTable`. An error of ours never carries the error of
-the SDK along, because that one has the request with the key in its frames: `report` sees to that.
+the SDK along (`report`), because that one has the request with the key in its frames.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ErrorTable(Struct, frozen=True):
     kinds: Mapping[str, type[ModelError]] = {}
     """Our error for a code, where the status does not say it."""
     too_long: re.Pattern[str] | None = None
-    """Is found in the provider's message if the conversation is too long, where no code says so."""
+    """Found in the provider's message if the conversation is too long, for providers that have no code for it."""
 
     def of_status(
         self,

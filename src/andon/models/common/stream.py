@@ -113,4 +113,5 @@ async def _refuse(response: Any, kind: str, table: ErrorTable) -> NoReturn:
             body += read
             if is_cut := len(body) >= EXCERPT_BYTES:
                 break
-    raise table.not_a_stream(kind, body, response.headers.get("x-request-id"), is_cut=is_cut)
+    request_id = response.headers.get("x-request-id") or response.headers.get("request-id")
+    raise table.not_a_stream(kind, body, request_id, is_cut=is_cut)

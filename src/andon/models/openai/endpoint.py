@@ -11,10 +11,9 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from andon.errors import ConfigurationError, ModelError
+from andon.errors import ConfigurationError
 from andon.models.common.errors import report
 from andon.models.common.http import response_type
-from andon.models.common.secrets import Secrets
 from andon.models.common.setup import (
     check_client,
     check_count,
@@ -80,14 +79,8 @@ class Endpoint:
     async def ask(self, body: Mapping[str, Any], decoder: Decoder[bytes]) -> None:
         """Send a request, and decode the answer as it comes."""
         client = await self._client()
-
-        def translated(error: Exception, secrets: Secrets) -> ModelError | None:
-            return translate(error, SDK.load(), secrets)
-
-        def secrets() -> Secrets:
-            return secrets_of(client, self._options, self._settings.base_url)
-
-        await report(self._send(client, body, decoder), translated, secrets)
+        sent = self._send(client, body, decoder)
+        await report(sent, translate, lambda: secrets_of(client, self._options, self._settings.base_url))
 
     async def _send(self, client: Any, body: Mapping[str, Any], decoder: Decoder[bytes]) -> None:
         # The SDK's way to a bare response. Its typed methods for the same path import megabytes of types that are not

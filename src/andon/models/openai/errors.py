@@ -12,7 +12,8 @@ from typing import Any
 
 from andon.errors import ContextLengthError, ModelError, RateLimitError, say
 from andon.models.common.errors import ErrorTable, as_text, no_answer, of_connection, retry_after, unreachable
-from andon.models.common.secrets import NONE, Secrets
+from andon.models.common.secrets import Secrets
+from andon.models.openai.clients import SDK
 
 TABLE = ErrorTable(
     transient=frozenset(
@@ -25,8 +26,9 @@ TABLE = ErrorTable(
 in_stream = TABLE.in_stream
 
 
-def translate(error: Exception, openai: Any, secrets: Secrets = NONE) -> ModelError | None:
+def translate(error: Exception, secrets: Secrets) -> ModelError | None:
     """An error of the SDK, or of the HTTP library below it, as one of ours; None for any other."""
+    openai = SDK.load()
     if isinstance(error, openai.APIStatusError):
         return _of_response(error, secrets)
     if isinstance(error, openai.APITimeoutError):

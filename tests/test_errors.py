@@ -32,6 +32,7 @@ SAMPLES: dict[str, Any] = {
     "code": "slow_down",
     "detail": "what happened",
     "details": "where it happened",
+    "error": {"message": "what happened"},
     "headers": {"retry-after": "1"},
     "index": 3,
     "interrupts": ASKED,

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeAlias
 
+from andon.errors import Portable
 from andon.testing.providers.play import Writer
 from andon.testing.providers.server import Request
 
 Json: TypeAlias = dict[str, Any]
 
 
-class Rejection(Exception):  # noqa: N818 - it is an answer, not an error of ours
+class Rejection(Portable, Exception):  # noqa: N818 - it is an answer, not an error of ours
     """The request is answered with an HTTP error: `body`, whose part that says why is `error`."""
 
     def __init__(self, message: str, status: int, error: Json, body: Json) -> None:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words with which a conversation says that an answer was not finished.
+"""The texts by which a conversation says that an answer was not finished.
 
-They are the last text of an assistant's message, and nobody else's: whoever finds one there knows that what stands
-before it was cut.
+A marker is the last text block of an assistant's message. What stands before it was cut.
 """
 
 from __future__ import annotations
@@ -29,6 +28,6 @@ _ALL = frozenset({*MARKERS.values(), FAILED, OUT_OF_TURNS, NO_ANSWER})
 
 
 def is_cut(message: Message) -> bool:
-    """Whether the assistant's message ends with a marker, so that the text before it is not whole."""
+    """Whether the assistant's message ends with a marker, so that the text before it is not complete."""
     last = message.content[-1] if message.content else None
     return isinstance(last, Text) and last.text in _ALL

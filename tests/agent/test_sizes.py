@@ -85,7 +85,7 @@ def test_a_question_that_is_too_large_is_not_asked() -> None:
         (small,), (big,) = (message.content for message in result.messages if message.role == "tool")
         assert small.content == "This one."  # type: ignore[union-attr]
         assert big.status == "error"  # type: ignore[union-attr]
-        told = "its question has 102 bytes, and may have 100, so nobody was asked"
+        told = "its question has 102 bytes, and may have 100, so no person was asked"
         assert told in big.content  # type: ignore[union-attr]
 
     play(main)

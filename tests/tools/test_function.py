@@ -717,7 +717,7 @@ def test_a_sync_function_that_returns_a_coroutine_gets_an_error_and_the_coroutin
         made.append(later())
         return made[0]
 
-    with pytest.raises(BadResultError, match=r"returned coroutine, which nobody awaits: .* async function"):
+    with pytest.raises(BadResultError, match=r"returned coroutine, which was not awaited: .* async function"):
         invoke(work)
     assert inspect.getcoroutinestate(made[0]) == inspect.CORO_CLOSED
 
@@ -731,5 +731,5 @@ def test_any_other_awaitable_gets_an_error_too() -> None:
     async def work() -> Later:
         return Later()
 
-    with pytest.raises(BadResultError, match="tool work returned Later, which nobody awaits"):
+    with pytest.raises(BadResultError, match="tool work returned Later, which was not awaited"):
         invoke(work)

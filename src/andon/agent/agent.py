@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent: a definition that can be run, any number of times, from any thread or event loop.
 
-It holds no state of a run. What it does hold is the cord: whoever has the agent can stop all that it does.
+It holds no state of a run. It holds the cord, with which `agent.cancel()` stops all its runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, Unpack, overload
 
 from andon.agent.context import ContextPolicy
 from andon.agent.continuation import EarlierRun
-from andon.agent.history import bring
+from andon.agent.history import check_history
 from andon.agent.hooks import Hooks
 from andon.agent.instructions import InstructionsFunction, check_instructions
 from andon.agent.known_runtimes import KnownRuntimes
@@ -71,9 +71,8 @@ class Agent(Generic[OutputT]):
     >>> result.stop_reason
     'cancelled'
 
-    `max_turns`, `timeout` and `budget` limit each of its runs. A call that gives its own value has that one instead,
-    and `None` for no limit. `deps` is what its tools, hooks and instructions get as `ctx.deps`, unless a call gives its
-    own.
+    `max_turns`, `timeout` and `budget` limit each of its runs. A call may give its own value instead, and `None` for no
+    limit. `deps` is what its tools, hooks and instructions get as `ctx.deps`, unless a call gives its own.
     """
 
     def __init__(
@@ -114,9 +113,9 @@ class Agent(Generic[OutputT]):
         self.id = id or _slug(name)
         self.tools = _checked_tools(tools)
         self.hooks = list(hooks)
-        Hooks(self.hooks)  # refuses what is none, here and now
+        Hooks(self.hooks)  # raises here if one of them is no hook
         self.brought_runtime = runtime is not None
-        """It was made with a runtime, and so with a store, that somebody chose for it."""
+        """It was made with `runtime=`, so its runs stay there when other agents call it."""
         self._known_runtimes = KnownRuntimes()
         self.move_to(Runtime() if runtime is None else runtime)
         self.parallel_tools = parallel_tools
@@ -130,7 +129,7 @@ class Agent(Generic[OutputT]):
         self.max_turns, self.timeout, self.budget = check_limits(max_turns, timeout, budget)
         self.deps = deps
         self.session_id = _fresh_id()
-        """The agent's own conversation, which runs without a `session_id` go on with."""
+        """The agent's own conversation. Runs without a `session_id` go on with it."""
         self._cord = Cord()
 
     def __repr__(self) -> str:
@@ -142,13 +141,13 @@ class Agent(Generic[OutputT]):
         return self._own_session().messages
 
     def move_to(self, runtime: Runtime) -> None:
-        """Have the runs that start from now on use another runtime, and so its store."""
+        """Use another runtime, and so its store, for the runs that start from now on."""
         if runtime.store is None:
             runtime.store = MemoryStore()
         if isinstance(runtime.store, MemoryStore):
             runtime.store.retention.spare(runtime.holds)
         if runtime.is_shared:
-            from andon.agent.orphan_end import end_orphan  # like all that only shared stores need
+            from andon.agent.orphan_end import end_orphan  # only shared stores need it
 
             runtime.keep(end_orphan)
         self.runtime = runtime
@@ -157,7 +156,7 @@ class Agent(Generic[OutputT]):
             each.be_used_on(runtime)
 
     def on(self, runtime: Runtime) -> Self:
-        """This agent, with its runs on another runtime. All else is shared: `cancel` stops the runs of both."""
+        """This agent, with its runs on another runtime. Everything else is shared: `cancel` stops the runs of both."""
         if runtime is self.runtime:
             return self
         there = copy.copy(self)
@@ -170,7 +169,7 @@ class Agent(Generic[OutputT]):
         return [each for each in sub_agents(self.tools) if isinstance(each, Agent)]
 
     def be_used_on(self, runtime: Runtime) -> None:
-        """An agent on this runtime has this one, or one that has this one, as a tool: its runs may be there."""
+        """An agent on this runtime calls this one, directly or through another agent: runs of it may be there."""
         if not self.brought_runtime and self._known_runtimes.add(runtime):
             for each in sub_agents(self.tools):
                 each.be_used_on(runtime)
@@ -218,7 +217,7 @@ class Agent(Generic[OutputT]):
         return await run.result()
 
     def stream_async(self, prompt: str, *, output_type: Any = None, **options: Unpack[RunOptions]) -> EventStream:
-        """Run, and read the events as they come. Leaving early cancels the run."""
+        """Run, and read the events as they come. A reader that leaves early cancels the run."""
         return EventStream(self.start(prompt, output_type=output_type, **options))
 
     @overload
@@ -228,7 +227,7 @@ class Agent(Generic[OutputT]):
     def start(self, prompt: str, *, output_type: TypeForm[T], **options: Unpack[RunOptions]) -> Run[T]: ...
 
     def start(self, prompt: str, *, output_type: Any = None, **options: Unpack[RunOptions]) -> Run[Any]:
-        """Make the handle of a run, which begins at `async with agent.start(...) as run`."""
+        """Make the handle of a run. The run begins at `async with agent.start(...) as run`."""
         if not isinstance(prompt, str):
             raise ConfigurationError(f"the prompt must be text, not {type(prompt).__name__}")
         if not prompt.strip():
@@ -313,7 +312,7 @@ class Agent(Generic[OutputT]):
             self.retry,
             self.runtime.store,
             options.get("deps", self.deps),
-            None if history is None else bring(history, self.runtime.store),
+            None if history is None else check_history(history, self.runtime.store),
             self.output_retries,
             self.context,
         )
@@ -323,14 +322,14 @@ class Agent(Generic[OutputT]):
             own = self._own_session()
             if self.runtime.keeper is None:
                 return own
-            session = self.runtime.session(own.key)  # each run has one of its own there
+            session = self.runtime.session(own.key)  # on a shared store each run has a session object of its own
             session.show(own.messages)
             session.view = own
             return session
         return self.runtime.session(SessionKey(self.id, user_id, session_id or self.session_id))
 
     def _is_own(self, session_id: str | None, user_id: str | None) -> bool:
-        """Do these mean the agent's own conversation?"""
+        """Whether these mean the agent's own conversation."""
         return user_id is None and session_id in (None, self.session_id)
 
     def _own_session(self) -> Session:
@@ -340,14 +339,15 @@ class Agent(Generic[OutputT]):
 
     @property
     def sessions(self) -> Sessions:
-        """The agent's sessions in its store, to be read, replaced, forked and deleted."""
+        """The agent's sessions in its store: read, replace, fork and delete them."""
         return Sessions(self.runtime, self._own_session())
 
     def as_tool(self, name: str | None = None, description: str | None = None, *, events: bool = False) -> Tool:
         """This agent as a tool of another one. Each call is a run of its own, in a fresh session.
 
-        It is on the runtime of the run that calls it, and so in its store, unless this agent was made with `runtime=`.
-        With `events=True` its events are shown in the stream of the run that called it, under their own run id.
+        That run is on the runtime of the run that calls it, and so in its store, unless this agent was made with
+        `runtime=`. With `events=True` its events are shown in the stream of the run that called it, under their own run
+        id.
         """
         return AgentTool(self, name, description, events)
 
@@ -449,9 +449,9 @@ class Agent(Generic[OutputT]):
     ) -> CancelOutcome:
         """Cancel every run of this agent in flight. Never waits; safe from anywhere, a signal handler too.
 
-        With nothing in flight, it is armed: the next run of the agent's own conversation (without `session_id` and
-        `user_id`) that begins within `arm_seconds` is cancelled before it sends anything. To stop one run and no
-        other, use `run.cancel()` or `cancel_run`.
+        With nothing in flight, the cancel is armed: the next run of the agent's own conversation (without `session_id`
+        and `user_id`) that begins within `arm_seconds` is cancelled before it sends anything. To cancel one run only,
+        use `run.cancel()` or `cancel_run`.
         """
         return self._cord.pull(CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace), self._arm_seconds)
 
@@ -465,7 +465,7 @@ class Agent(Generic[OutputT]):
     ) -> CancelOutcome:
         """Cancel exactly this run, of any agent on this runtime. Never waits; safe from anywhere.
 
-        Of an agent that is used as a tool, its runs on the runtimes of those that use it are found too.
+        If other agents call this one as a tool, its runs on their runtimes are found too.
         """
         request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace)
         outcome = self.runtime.cancel_run(run_id, request)
@@ -488,7 +488,7 @@ def _checked_tools(given: Iterable[Tool | Callable[..., Any]]) -> list[Tool]:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigurationError(f"two tools are named {', '.join(twice)}: rename one with @tool(name=...)")
     for tool in tools:
-        _ = tool.parameters  # built here and now: the schema library takes a while to load, and no run should wait
+        _ = tool.parameters  # built here: the schema library is slow to import, and no run should wait for it
     return tools
 
 
@@ -499,7 +499,7 @@ def _checked_retries(given: int) -> int:
 
 
 def _fresh_id() -> str:
-    # What uuid4 would give, without its import, which looks up the platform.
+    # As random as uuid4, without its import, which is slow.
     return os.urandom(16).hex()
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Context windows: what is sent to the model when a conversation has outgrown it.
 
-`Agent(context=…)` takes a policy: a function of the messages that returns those to send. It is asked before each model
-call. Only what is sent is shortened; the session keeps the whole conversation.
+`Agent(context=…)` takes a policy: a function that gets the messages and returns those to send. It is called before each
+model call. Only what is sent is shortened; the session keeps the whole conversation.
 
-What must stay true: what is sent is a valid conversation. It begins with a user's message, and no tool call is parted
-from its result, nor any block from the message that it stands in. So messages are left out whole, and from the
-beginning; where the cut is in the middle of a run's work, the prompt that the run works on stays.
+What must stay true: what is sent is a valid conversation. It begins with a user's message. A tool call stays with its
+result, and a message is left out completely or not at all. So messages are left out from the beginning on. If that
+removes the prompt that the run works on, the prompt is put in front again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ INSTRUCTIONS = (
 )
 STANDS_FOR = "The beginning of this conversation was left out. This is a summary of it:\n\n"
 LONGEST_BLOCK = 8_000
-"""Characters of one block that whoever writes the summary is shown; of a longer one, its beginning and its end."""
+"""So many characters of a block are shown to the model that summarises; of a longer one, its beginning and end."""
 
 
 class ContextWindow(Protocol):
-    """What a policy is told of the run, and what it can ask for."""
+    """What a policy knows of the run, and what it can do."""
 
     @property
     def run_id(self) -> str: ...
@@ -49,36 +49,36 @@ class ContextWindow(Protocol):
     def tokens(self, messages: Sequence[Message]) -> int:
         """How many tokens a model call with these messages has, its instructions and tools included.
 
-        It is an estimate by the number of characters, corrected by what the provider has counted for the input of the
-        run's last call.
+        It is an estimate by the number of characters, corrected by the provider's count for the input of the run's last
+        call.
         """
         ...
 
     def limit(self, tokens: int | None) -> int | None:
-        """The number of tokens to aim at: the one given; or less, if the provider has refused a call as too long."""
+        """The most tokens to send: the given number, or less, if the provider has refused a call as too long."""
         ...
 
     async def recall(self) -> Shortened | None:
-        """The summary that was remembered last with this session, if it still is one of this conversation."""
+        """The last summary that was stored with this session, if the conversation still begins in the same way."""
         ...
 
     def remember(self, covers: int, summary: str) -> None:
-        """Keep a summary of the first so many messages with the session, for later calls, also in other processes."""
+        """Store a summary of the first `covers` messages with the session, for later calls, in other processes too."""
         ...
 
     async def ask(self, prompt: str, instructions: str | None = None, model: Model | None = None) -> str:
         """Ask a model, the agent's own by default, and return its text. It is part of the run: a cancel cuts it, and
-        its tokens are counted and budgeted. The run's readers are not shown the text.
+        its tokens count in the run's usage and budget. The run's readers don't see the text.
         """
         ...
 
     @property
     def notes(self) -> dict[object, Any]:
-        """Empty at first, and kept for the rest of the run: for what a policy wants to know at the next model call."""
+        """A dict for the policy's own data. It is empty at first, and kept until the run ends."""
         ...
 
     def warn(self, text: str) -> None:
-        """Report what went wrong: in the log, and in the result's warnings."""
+        """Report a problem: in the log, and in the result's warnings."""
         ...
 
 
@@ -102,8 +102,8 @@ class Trim:
     >>> Agent(name="Helper", model=model, context=Trim(tokens=100_000))
 
     It leaves out a quarter of the limit at a time, so that the beginning of what is sent does not change with every
-    call: providers charge less for a beginning that they know. The last prompt, and the last calls with their results,
-    are always sent, however long they are.
+    call: providers charge less for a beginning that they have cached. The last prompt, and the last calls with their
+    results, are always sent, however long they are.
     """
 
     def __init__(self, *, tokens: int | None = None, messages: int | None = None) -> None:
@@ -133,10 +133,10 @@ class Summarise:
 
     >>> Agent(name="Helper", model=model, context=Summarise(tokens=100_000, model=OpenAIResponses("gpt-5-mini")))
 
-    Without `model` the agent's own writes it. The newest messages are kept as they are, up to half of the limit. The
-    summary is remembered with the session, and made anew only when what was said since is too long again. If it can't
-    be made, the oldest messages are left out without one, and the result has a warning. Then the model is asked for one
-    again when what is sent has grown too long again, or by the session's next run.
+    Without `model` the agent's own model writes it. The newest messages are sent unchanged, up to half of the limit.
+    The summary is stored with the session, and a new one is made only when the messages after it are too long again. If
+    it can't be made, the oldest messages are left out without one, and the result has a warning. The model is asked
+    again when what is sent is too long again, or in the session's next run.
     """
 
     def __init__(self, *, tokens: int, model: Model | None = None, instructions: str = INSTRUCTIONS) -> None:
@@ -150,7 +150,7 @@ class Summarise:
         self.tokens, self.model, self.instructions = limit, model, instructions
 
     def check_setup(self) -> None:
-        """Raise what keeps the summaries' model from being asked, where a run is asked for, as the agent's own does."""
+        """Raise if the model for summaries is not set up. Called when a run is made, as for the agent's own model."""
         check_setup(self.model)
 
     def __repr__(self) -> str:
@@ -162,7 +162,7 @@ class Summarise:
             return messages
         known, found = await window.recall(), places(messages)
         covers, summary = 0, ""
-        if known is not None and known.covers in found:  # else another policy has remembered it
+        if known is not None and known.covers in found:  # else another policy has stored it
             covers, summary = known.covers, known.summary
         bare: int = window.notes.get(self, 0)  # how many were left out without a summary
         sent = leave_out(messages, bare) if bare > covers else leave_out(messages, covers, summary)
@@ -184,7 +184,7 @@ class Summarise:
         return leave_out(messages, place, summary)
 
     async def _summarise(self, summary: str, messages: Sequence[Message], most: int, window: ContextWindow) -> str:
-        """In as many calls as it takes: what is to be summarised may be longer than the model can read."""
+        """Summarise in several calls if needed: the messages may be longer than the model can read."""
         part: list[str] = []
         size = 0
         for line in [*_lines(messages), None]:
@@ -204,9 +204,9 @@ class Summarise:
 
 
 def places(messages: Sequence[Message]) -> list[int]:
-    """How many of the first messages can be left out: in front of each prompt, and of each answer of a run's work.
+    """The numbers of first messages that may be left out: up to each prompt, and up to each later answer of a run.
 
-    Not in front of a tool's result, which would lose its call; and the last message always stays.
+    Not up to a tool's result, which would lose its call. The last message always stays.
     """
     roles = [message.role for message in messages]
     first = roles.index("user") if "user" in roles else len(roles)
@@ -220,7 +220,7 @@ def places(messages: Sequence[Message]) -> list[int]:
 def leave_out(messages: Sequence[Message], covers: int, summary: str = "") -> list[Message]:
     """The messages without the first `covers`, one of `places`; or 0.
 
-    The first one that is sent is a prompt. A summary stands in front of its text.
+    The first message that is sent is a prompt. A summary is put in front of its text.
     """
     rest = list(messages[covers:])
     if covers and rest[0].role != "user":
@@ -231,7 +231,7 @@ def leave_out(messages: Sequence[Message], covers: int, summary: str = "") -> li
 
 
 def check_sendable(messages: object, by: str) -> list[Message]:
-    """What a policy returned, if it can be sent; else raise, and say what is wrong with it."""
+    """Return what a policy returned, or raise if it can't be sent, and say why."""
     if not isinstance(messages, list) or not all(isinstance(each, Message) for each in messages):
         given = "a list with something else in it" if isinstance(messages, list) else type(messages).__name__
         raise ContextError(f"{by} returned {given}: it must return a list of messages")
@@ -251,17 +251,17 @@ def check_sendable(messages: object, by: str) -> list[Message]:
 
 
 def _prompt(messages: Sequence[Message], place: int) -> int:
-    """Where the prompt is that the message at this place is about."""
+    """The index of the prompt that the message at this place belongs to."""
     return next(number for number in range(place, -1, -1) if messages[number].role == "user")
 
 
 def _first(candidates: Sequence[int], fits: Callable[[int], bool]) -> int:
-    """The first place that fits; or the last one, which leaves out the most. The later a place, the less is sent."""
+    """The first place that fits, or else the last one. The later a place, the less is sent."""
     return candidates[min(bisect.bisect_left(candidates, True, key=fits), len(candidates) - 1)]
 
 
 def _aim(total: int, most: int) -> int:
-    """How much of it to send: a whole number of quarters of the limit less than there is."""
+    """How much to send: less than there is, by a whole number of quarters of the limit."""
     step = max(1, most // 4)
     return total if total <= most else total + (most - total) // step * step
 
@@ -273,7 +273,7 @@ def _limit(name: str, given: object) -> int | None:
 
 
 def _lines(messages: Sequence[Message]) -> list[str]:
-    """A conversation as text. It is no conversation for the model that reads it, so no provider's rules apply."""
+    """A conversation as lines of text. For the model that reads it, it is one prompt."""
     lines = []
     for message in messages:
         for block in message.content:

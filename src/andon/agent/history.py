@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A conversation that somebody brings: checked, and mended into a form that every provider accepts.
+"""Checks a conversation that the caller gives, and repairs it into a form that every provider accepts.
 
-It is mended as `settle` does it. A tool call without a result gets one that says that its outcome is unknown. Messages
-of one side that follow each other become one. An answer that is missing is said to be missing. What can't be mended
-without a guess is refused, with the place of the message.
+It is repaired as `settle` does it. A tool call without a result gets one that says that its outcome is unknown.
+Consecutive messages of one role become one message. A missing answer is replaced by a text that says so. What can't be
+repaired without a guess is refused, with the index of the message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from andon.messages import Block, Message, Reasoning, Role, Text, ToolCall, Tool
 from andon.tools.base import NO_OUTPUT
 
 BEGINNING = "(the conversation begins)"
-"""What stands before an answer that nobody asked for: providers want a user to begin."""
+"""The user's message before a first answer: providers want a user to begin."""
 
 _BELONGS: dict[Role, tuple[type[Block], ...]] = {
     "user": (Text,),
@@ -32,28 +32,28 @@ _BELONGS: dict[Role, tuple[type[Block], ...]] = {
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
-def bring(given: object, store: Store) -> list[Message]:
-    """A history for a run whose store is this one."""
+def check_history(given: object, store: Store) -> list[Message]:
+    """The `messages` option of a run, checked and repaired. The store must keep sessions."""
     if not isinstance(store, SessionStore):
         raise ConfigurationError("messages can't be given: the store keeps runs and no sessions; use a SessionStore")
     return read_history(given)
 
 
 def read_history(given: object) -> list[Message]:
-    """The messages as a conversation that a prompt can follow. Raises `HistoryError`."""
+    """The messages, repaired so that a prompt can follow them. Raises `HistoryError`."""
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise HistoryError(f"messages must be a list of messages, not {type(given).__name__}")
-    mending = _Mending()
+    repaired = _Repaired()
     for index, each in enumerate(given):
         try:
-            mending.add(*_read(each))
+            repaired.add(*_read(each))
         except ValueError as error:
             raise HistoryError(f"messages[{index}] {say(error)}", index=index) from None
-    return mending.end()
+    return repaired.end()
 
 
-class _Mending:
-    """A conversation that is being put together."""
+class _Repaired:
+    """A valid conversation, built message by message."""
 
     def __init__(self) -> None:
         self._done: list[Message] = []
@@ -66,27 +66,27 @@ class _Mending:
         if role == "tool":
             for block in blocks:
                 if isinstance(block, ToolResult):
-                    self._answer(block)
+                    self._add_result(block)
             return
-        self._close()
+        self._end_calls()
         if role == "user":
-            self._say(Message("user", blocks))
+            self._append(Message("user", blocks))
             return
         for block in blocks:
             if isinstance(block, ToolCall):
-                self._ask(block)
+                self._add_call(block)
         blocks = answer(blocks)
         if isinstance(blocks[-1], Reasoning):
             blocks = [*blocks, Text(NO_ANSWER)]
-        self._say(assistant(*blocks))
+        self._append(assistant(*blocks))
 
     def end(self) -> list[Message]:
-        self._close()
+        self._end_calls()
         if self._done and self._done[-1].role != "assistant":
             self._done.append(assistant(Text(NO_ANSWER)))
         return self._done
 
-    def _ask(self, call: ToolCall) -> None:
+    def _add_call(self, call: ToolCall) -> None:
         if not _TOOL_NAME.fullmatch(call.name):
             raise ValueError(f"calls {call.name!r}, which is no name for a tool (letters, digits, _ and -, up to 64)")
         if call.id in self._used:
@@ -94,7 +94,7 @@ class _Mending:
         self._used.add(call.id)
         self._calls[call.id] = call
 
-    def _answer(self, result: ToolResult) -> None:
+    def _add_result(self, result: ToolResult) -> None:
         call = self._calls.get(result.call_id)
         if call is None:
             raise ValueError(f"has a result for {result.call_id!r}, which the answer before it doesn't call")
@@ -103,19 +103,19 @@ class _Mending:
         content = result.content if result.content.strip() else NO_OUTPUT
         self._results[call.id] = ToolResult(call.id, call.name, content, result.status)
 
-    def _close(self) -> None:
-        """The calls of the last answer get no further results."""
+    def _end_calls(self) -> None:
+        """No more results follow for the calls of the last answer: write their message."""
         if self._calls:
             open_call = {call.id: ToolResult(call.id, call.name, CUT, "error") for call in self._calls.values()}
             self._done.append(Message("tool", list({**open_call, **self._results}.values())))
             self._calls, self._results = {}, {}
 
-    def _say(self, message: Message) -> None:
+    def _append(self, message: Message) -> None:
         before = self._done[-1] if self._done else None
         if before is None and message.role == "assistant":
             self._done.append(Message("user", [Text(BEGINNING)]))
         elif before is not None and before.role == message.role:
-            before.content.extend(message.content)  # a message of ours: those that were given are not changed
+            before.content.extend(message.content)  # a message made here: the caller's messages are not changed
             return
         elif before is not None and before.role == "tool" and message.role == "user":
             self._done.append(assistant(Text(NO_ANSWER)))
@@ -166,11 +166,11 @@ def _items(content: object) -> list[Any]:
 
 
 def _block(given: Any) -> Block | None:
-    """None for text that says nothing, which providers refuse."""
+    """None for blank text, which providers refuse."""
     if isinstance(given, str):
         return Text(sendable(given)) if given.strip() else None
     try:
-        # What was made by hand is checked as well: nothing has looked at the types of its fields.
+        # Blocks that the caller made are checked too: their constructors check no types.
         plain = msgspec.to_builtins(given)
         block = msgspec.convert(plain, Block)
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An answer that must fit a JSON schema: how clients ask for structured output over HTTP.
 
-The schema is somebody else's, and so is checked as closely as the answer. What must stay true: no schema and no answer
-makes this take long. So nothing is fetched, references stay inside the schema, patterns are matched in linear time (by
-the engine that pydantic brings), and there is a bound on the steps of one check. A keyword that would be passed over
-is refused, because then the answer might not be what was asked for. `format` is a note to the model, and not checked.
+The schema comes from a client, so it is checked as closely as the answer. What must stay true: no schema and no answer
+can make a check slow. So nothing is fetched, references stay inside the schema, patterns are matched in linear time (by
+the engine that pydantic brings), and the number of steps of a check is limited. An unknown keyword is refused: if it
+were ignored, the answer might not fit. `format` is a hint for the model, and is not checked.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from andon.errors import ConfigurationError, OutputError
 from andon.models.base import OutputSpec
 
 RESULT = "result"
-"""The field that an answer is wrapped in, if it is no object: providers want one."""
+"""The field that holds an answer which is no object: providers want an object."""
 
 MAX_DEPTH = 32
 MAX_PARTS = 5_000
-"""How many parts a schema may have; a value of an enum, and a name that is required, are parts too."""
+"""How many parts a schema may have. Each value of an enum and each required name is a part too."""
 MAX_STEPS = 100_000
-"""How many parts of a schema, and of an answer, are looked at. Each reference that is followed may double the work."""
+"""How many parts of a schema and of an answer one check may visit. Each reference may double the work."""
 MAX_PATTERN = 1_000
 MAX_WEIGHT = 5_000
-"""How much work the patterns of a schema may be, together. To make one of \\w{100}, which is 2,000, takes 60 ms."""
+"""The largest total weight of a schema's patterns. Compiling \\w{100}, whose weight is 2,000, takes 60 ms."""
 _HEAVY = 20
-"""The weight of a class of characters, which stands for thousands; a letter weighs 1."""
+"""The weight of a class of characters, which stands for thousands; a letter has the weight 1."""
 _TOKEN = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
 
 _INSIDE = r"#(/(\$defs|definitions)/([^/~%]+))?"
@@ -91,7 +91,7 @@ class JsonSchema:
     # -- the schema ---------------------------------------------------------------------------------------------------
 
     def _check_schema(self, root: Any) -> None:
-        """Raise for what is no schema, or for one that is not understood completely."""
+        """Raise if it is no schema, or has a part that is not understood."""
         if not isinstance(root, dict):
             raise _no_schema("$", "is not an object")
         defined = {f"#/{key}/{name}" for key in ("$defs", "definitions") for name in _dict_of(root.get(key))}
@@ -196,7 +196,7 @@ class _Check:
             raise _TooMuchError
 
     def _plain(self, value: Any) -> Any:
-        """Something that is equal, and hashes alike, where JSON is the same: 1 is 1.0, and not true."""
+        """A key that is equal for equal JSON values: 1 equals 1.0, but not true."""
         if isinstance(value, bool):
             return _TRUE if value else _FALSE
         if not isinstance(value, list | dict):
@@ -229,7 +229,7 @@ class _Check:
             names = kinds if isinstance(kinds, list) else [kinds]
             if not any(_TYPES[name](value) for name in names):
                 yield place, f"is not {' or '.join(map(with_article, names))}"
-                return  # all else would be said of something that it is not
+                return  # the other keywords are about values of the right type
         yield from self._values(value, schema, place)
         yield from self._combined(value, schema, place)
         if isinstance(value, dict):
@@ -300,7 +300,7 @@ def with_article(kind: str) -> str:
 
 
 def _wrap(schema: dict[str, Any]) -> dict[str, Any]:
-    """An object that has what is asked for as its one field. What references lead to stays at the root."""
+    """An object with the value as its only field. The targets of references stay at the root."""
     shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     inner = {key: value for key, value in schema.items() if key not in shared and key != "$schema"}
     return {
@@ -322,8 +322,8 @@ def _wrong_reference(reference: Any, root: dict[str, Any], defined: set[str]) ->
 
 
 def _first_endless(root: dict[str, Any], references: dict[int, tuple[dict[str, Any], str]]) -> str | None:
-    """The place of a reference that leads back to itself without going into the value; None if there is none."""
-    done: set[int] = set()  # schemas from which every way ends
+    """The place of a reference that leads to itself for the same value; None if there is none."""
+    done: set[int] = set()  # schemas from which every path ends
     for start, _ in references.values():
         way: dict[int, Iterator[Any]] = {id(start): _same_value(root, start)}
         while way:
@@ -368,7 +368,7 @@ def _parts(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _listed(schema: dict[str, Any]) -> int:
-    """How many values and names are listed in it."""
+    """How many values and names it lists."""
     return sum(len(each) for key in ("enum", "required") if isinstance(each := schema.get(key), list))
 
 
@@ -393,7 +393,7 @@ def _is_no_multiple(value: Any, of: Any) -> bool:
         return value % of != 0
     try:
         return Decimal(str(value)) % Decimal(str(of)) != 0
-    except InvalidOperation:  # more digits than can be told
+    except InvalidOperation:  # too many digits for this check
         return False
 
 
@@ -410,7 +410,7 @@ _TRUE, _FALSE = object(), object()
 
 
 def _weight(pattern: str) -> int:
-    """About how much work it is to make an automaton of it: what is repeated counts as often as it may be there."""
+    """Roughly the work to compile it: a repeated part counts as often as it may be repeated."""
     groups, last = [0], 0
     for token in _TOKEN.finditer(pattern):
         text = token[0]

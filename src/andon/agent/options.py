@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run takes besides its prompt."""
+"""The options of a run."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from andon.messages import Message
 
 
 class ContinueOptions(TypedDict, total=False):
-    """What a run that goes on with an earlier one takes.
+    """The options of a run that goes on with an earlier one.
 
-    Without `timeout`, `max_turns` or `budget` the agent's own counts. `None` sets no limit for this run. `output_type`
-    is not among them: the type of a result follows from it, so it is a parameter of its own wherever a run is made.
+    Without `timeout`, `max_turns` or `budget` the agent's own applies. `None` sets no limit for this run. `output_type`
+    is not among them: the type of a result depends on it, so it is a parameter of its own wherever a run is made.
     """
 
     timeout: float | None
     """Seconds after which the run is cancelled with cause `deadline`; waiting in a queue counts, pauses don't."""
     max_turns: int | None
-    """How many times the model is asked at the most."""
+    """How many model turns the run may take."""
     budget: Budget | int | None
     """Tokens that the run and its children may spend, or `Budget(tokens=…, tool_calls=…)`."""
     metadata: dict[str, Any] | None
-    """Yours; kept with the run, and handed to tools, hooks and instructions."""
+    """A dict of yours. It is stored with the run, and given to tools, hooks and instructions."""
     deps: Any
-    """Handed to tools, hooks and instructions as `ctx.deps`, and kept nowhere; without it, the agent's own."""
+    """Given to tools, hooks and instructions as `ctx.deps`, and stored nowhere. Without it, the agent's own."""
     cancel_on: asyncio.Event | threading.Event | None
     """Cancel the run when this is set: an asyncio.Event of the same loop, or a threading.Event."""
     on_busy: OnBusy
@@ -41,30 +41,30 @@ class ContinueOptions(TypedDict, total=False):
 
 
 class RunOptions(ContinueOptions, total=False):
-    """What every way to run an agent takes besides the prompt."""
+    """The options of every way to run an agent."""
 
     session_id: str | None
     """The conversation to go on with; without it, the agent's own."""
     user_id: str | None
-    """Whose conversation it is: two users' sessions never meet."""
+    """The user of the conversation. The sessions of two users are always different ones."""
     run_id: str | None
     """The run's id, if you want to choose it."""
     messages: Sequence[Message | Mapping[str, Any]] | None
-    """What was said before the prompt. It takes the place of what was said in the session."""
+    """The conversation before the prompt. It replaces what the session has."""
 
 
 def check_id(name: str, given: object) -> None:
-    """Refuse what can't be the id of a run, a session or a user."""
+    """Raise if this can't be the id of a run, a session or a user."""
     if not isinstance(given, str | None):
         raise ConfigurationError(f"{name} must be text, not {type(given).__name__}")
-    if given == "":  # a form's field that was left empty must not lead everybody into one conversation
+    if given == "":  # an empty form field must not put all users into one conversation
         raise ConfigurationError(f"{name} is empty: give some text, or leave it out")
 
 
 def check_limits(
     max_turns: int | None, timeout: float | None, budget: Budget | int | None
 ) -> tuple[int | None, float | None, Budget | None]:
-    """What limits a run, or is the default for the runs of an agent."""
+    """The limits of a run, or the defaults of an agent, checked."""
     whole = isinstance(max_turns, int) and not isinstance(max_turns, bool)
     if max_turns is not None and not (whole and max_turns >= 1):
         raise ConfigurationError(f"max_turns is {max_turns!r}; it is a whole number, 1 or more, or None for no limit")

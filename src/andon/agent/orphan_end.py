@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a run whose worker is gone: from what the store has of it, without the run itself.
+"""Ends a run whose worker process is gone, from what the store has of it.
 
-Its last turn is lost with its worker, and so is what became of the calls that have no result: whether they had started
-is not known, so each is said to have been cut, its outcome unknown.
+The last turn is lost with the worker. Whether the calls without a result had started is not known, so each of them
+counts as cut, with an unknown outcome.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _PHASES = {RunStatus.pending: Phase.pending, RunStatus.paused: Phase.paused}
 
 
 async def end_orphan(store: SharedStore, taken: Taken, request: CancelRequest) -> None:
-    """End it as cancelled, and what waits for it. Should someone else have been quicker, theirs is its end."""
+    """End the run as cancelled, and its child runs. If another process has ended it first, that end stays."""
     told: dict[str, ToolOutcome] = {}
     if any(result.status == "error" for message in taken.messages for result in message.tool_results):
-        # Only the events tell whether a call failed, was refused, or was cancelled alone.
+        # Only the events say whether a call failed, was refused, or was cancelled alone.
         told = outcomes_in(taken.record.run_id, await read_all(store, taken.record.run_id))
     record, messages, events = settle_orphan(taken, request, told)
-    for which, why in orphaned_by(record):  # first: once it has ended, nobody would come back to it
+    for which, why in orphaned_by(record):  # first: after its end no process looks at the run again
         await store.request_cancel(which, why)
     await store.finish(taken.lease, record, messages, events)
 
@@ -44,7 +44,7 @@ async def end_orphan(store: SharedStore, taken: Taken, request: CancelRequest) -
 def settle_orphan(
     taken: Taken, request: CancelRequest, told: Mapping[str, ToolOutcome] | None = None
 ) -> tuple[RunRecord, list[Message], list[Event]]:
-    """How it ends: its record, its messages, and its last events. `told` is what is known of calls that ended."""
+    """Its final record, messages and last events. `told` has the known outcomes of calls that ended."""
     record, messages = taken.record, list(taken.messages)
     outcomes = {result.call_id: outcome_of(result) for message in messages for result in message.tool_results}
     outcomes |= told or {}
@@ -52,7 +52,7 @@ def settle_orphan(
     if messages and messages[-1].role == "tool":
         known = {result.call_id: result for result in messages.pop().tool_results}
     calls = messages[-1].tool_calls if messages and messages[-1].role == "assistant" else []
-    # Of a run that someone has gone on with, these are the questions of its last pause, which were answered.
+    # A run that was resumed has the questions of its last pause here, which were answered.
     interrupts = record.interrupts if record.status is RunStatus.paused else []
     asking = {interrupt.call_id for interrupt in interrupts}
     asks_first = {interrupt.call_id for interrupt in interrupts if interrupt.approval} - _started(record)
@@ -60,10 +60,10 @@ def settle_orphan(
     results = [known.get(call.id) or _result(call, call.id in asking, call.id in asks_first) for call in calls]
     content = record.content or "".join(message.text for message in messages if message.role == "assistant")
     messages = settle(messages, (), results, request) if messages else []
-    if record.continues is None:  # else earlier calls may be those of the run that it went on with
+    if record.continues is None:  # else earlier calls may be those of the run that it continues
         calls = [call for message in messages for call in message.tool_calls]
     receipts = [ToolReceipt(call.id, call.name, cut.get(call.id) or outcomes[call.id]) for call in calls]
-    # What it had spent is written where it rests. A run that was at work may have spent any number since.
+    # The record has the usage up to the last pause. A run that was at work may have used any number of tokens since.
     usage = record.usage if record.usage and record.status is not RunStatus.running else UNKNOWN_USAGE
     phase = _PHASES.get(record.status) or (Phase.tools if cut else Phase.waiting)
     receipt = Receipt.of(request, CancelMode.now, phase, receipts, usage, [])
@@ -82,20 +82,20 @@ def settle_orphan(
 
 
 def outcomes_in(run_id: str, events: Sequence[Event]) -> dict[str, ToolOutcome]:
-    """What became of a run's calls, as far as its events tell. A sub-agent's events may be among them."""
+    """The outcomes of a run's calls, as far as its events say them. A sub-agent's events may be among the events."""
     outcomes: dict[str, ToolOutcome] = {}
     for event in events:
         if event.event not in _ENDS or event.run_id != run_id or event.tool is None or event.tool.outcome is None:
             continue
         outcome = event.tool.outcome
         if outcome is ToolOutcome.completed and event.event is RunEvent.tool_call_error:
-            outcome = ToolOutcome.failed  # an older version wrote it, which had no other word
+            outcome = ToolOutcome.failed  # written by an older version, which had no `failed`
         outcomes[event.tool.call_id] = outcome
     return outcomes
 
 
 def _started(record: RunRecord) -> set[str]:
-    """Calls that had begun before they asked: an approval that they wait for is one that a run below them asks for."""
+    """The calls that had started before they asked. If they wait for an approval, a child run asks for it."""
     return set() if record.bookmark is None else {call.call_id for call in record.bookmark.calls if call.started}
 
 
@@ -117,7 +117,7 @@ def _events(taken: Taken, ended: RunRecord, cut: list[ToolCall], results: list[T
         seq = taken.last_seq + len(events) + 1
         events.append(Event(kind, ended.run_id, key.session_id, key.agent_id, seq, at, content, **facts))
 
-    if not taken.last_seq:  # its worker came to write nothing at all
+    if not taken.last_seq:  # its worker has not written any event
         add(RunEvent.run_started, parent_run_id=ended.parent_run_id)
     for call in cut:
         view = ToolView(call.id, call.name, call.arguments, said[call.id], outcomes[call.id])
@@ -130,7 +130,7 @@ def _events(taken: Taken, ended: RunRecord, cut: list[ToolCall], results: list[T
 
 
 async def read_all(store: SharedStore, run_id: str) -> list[Event]:
-    """Every event of a run that is written."""
+    """Every event of a run that the store has."""
     events: list[Event] = []
     while batch := await store.read_events(run_id, len(events), EVENTS_AT_ONCE):
         events += batch

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structured output: what is asked of the model, and what its answer is taken for.
+"""Structured output: the schema that the model gets, and the check of its answer.
 
-The model is given the schema; whether the answer fits is decided here, whoever the model is. What doesn't fit is told
-to the model, a few times; then the run fails, and the text stays in the conversation and on the error.
+Whether an answer fits is decided here, for every model. If it doesn't fit, the model is told why and tries again, a few
+times. Then the run fails, and the text stays in the conversation and on the error.
 
-Providers want an object at the schema's root. Any other type is asked for as the field `result` of one.
+Providers want an object at the root of a schema. Any other type becomes the field `result` of an object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from andon.errors import ConfigurationError, OutputError
 from andon.models.base import OutputSpec
 
 NO_TYPE: Any = None
-"""No `output_type`. It is no `… | None`, because that keeps type checkers from reading `int | str` as one type."""
+"""No `output_type`. The annotation is not `… | None`: then type checkers would not read `int | str` as one type."""
 
 _MODULES = r"(?:\w+\.)+(?=\w)"
 
@@ -28,32 +28,32 @@ class OutputFormat(Protocol):
 
     @property
     def spec(self) -> OutputSpec | None:
-        """What the model is told of it; nothing for plain text."""
+        """What the model gets: a name and a schema; None for plain text."""
         ...
 
     @property
     def kept(self) -> dict[str, Any] | None:
-        """What a paused run keeps of it, so that another process can go on; None for what only a program has."""
+        """The schema, if it can be stored with a paused run; None for a Python type."""
         ...
 
     def parse(self, text: str) -> Any:
-        """The answer as what was asked for. Raises `OutputError`, which says what is wrong with it."""
+        """The answer as a value of the type. Raises `OutputError`, which says what is wrong with it."""
         ...
 
     def dump(self, value: Any) -> Any:
-        """The parsed answer as JSON has it."""
+        """The value as plain JSON data."""
         ...
 
 
 def output_format(output_type: Any) -> OutputFormat | None:
-    """What an `output_type` asks for. Raises `ConfigurationError` if it can't be one."""
+    """The format that an `output_type` stands for. Raises `ConfigurationError` if it can't be one."""
     if output_type is None or isinstance(output_type, JsonSchema):
         return output_type
     return PlainText() if output_type is str else TypedOutput(output_type)
 
 
 class PlainText:
-    """The answer as it is: what `output_type=str` means."""
+    """The text of the answer, unchanged: what `output_type=str` means."""
 
     spec = kept = None
 
@@ -87,7 +87,7 @@ class TypedOutput:
                 self._whole = TypeAdapter(create_model(name, result=(kind, ...)))
                 schema = self._whole.json_schema()
         except (PydanticUserError, PydanticUndefinedAnnotation, NameError) as error:
-            detail = str(error).partition("\n\n")[0]  # what follows is advice to those who extend pydantic
+            detail = str(error).partition("\n\n")[0]  # the rest is advice for authors of pydantic plugins
             raise ConfigurationError(f"output_type is {name}, and can't be one: {detail}") from None
         self.spec = OutputSpec(name, schema)
 
@@ -100,7 +100,7 @@ class TypedOutput:
         except ValidationError as error:
             if not self._wrapped:
                 raise self._wrong(error, text) from None
-            try:  # a model that does not hold to the schema often leaves the wrapping out
+            try:  # models often leave out the object around the value
                 return self._adapter.validate_json(bare)
             except ValidationError:
                 raise self._wrong(error, text) from None
@@ -115,7 +115,7 @@ class TypedOutput:
 
 
 class ExpectedOutput:
-    """What one run is to answer, and, once it has, the answer in that format."""
+    """The format that one run must answer in, and then its answer."""
 
     __slots__ = ("_left", "_tries", "data", "format", "value")
 
@@ -123,10 +123,10 @@ class ExpectedOutput:
         self.format, self._left, self._tries = format, retries, 0
         self.value: Any = None
         self.data: Any = None
-        """The value as JSON has it."""
+        """The value as plain JSON data."""
 
     def accept(self, text: str, *, last: bool) -> OutputError | None:
-        """Take an answer. What is wrong with it is returned, to be told to the model; or raised, after the last try."""
+        """Take an answer. If it does not fit, the error is returned, for the model; after the last try it is raised."""
         self._tries += 1
         try:
             value = self.format.parse(text)
@@ -141,7 +141,7 @@ class ExpectedOutput:
 
 
 def repair_prompt(error: OutputError) -> str:
-    """What the model is told if its answer does not fit."""
+    """The prompt after an answer that does not fit."""
     return f"This can't be used: {error}. Answer again, with nothing but JSON that fits the schema."
 
 

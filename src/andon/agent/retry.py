@@ -9,10 +9,10 @@ from andon.errors import ModelError
 
 
 class Retry(Struct, frozen=True, gc=False):
-    """Exponential back-off with jitter. Only for errors that say so, and only before anything was shown."""
+    """Exponential back-off with jitter. Only for errors that are retryable, and only before any output was shown."""
 
     attempts: int = 3
-    """How often a call is tried in all; 1 switches retries off."""
+    """How often a call is tried in total; 1 switches retries off."""
     base_seconds: float = 0.5
     cap_seconds: float = 20.0
     longest_seconds: float = 60.0
@@ -24,7 +24,7 @@ class Retry(Struct, frozen=True, gc=False):
             return None
         if error.retry_after is not None:
             return error.retry_after if error.retry_after <= self.longest_seconds else None
-        import random  # here, because it loads hashlib and more, and most runs never need it
+        import random  # here, because it is slow to import, and most runs never need it
 
         longest: float = min(self.cap_seconds, self.base_seconds * 2 ** (attempt - 1))
         return longest * random.uniform(0.5, 1.0)

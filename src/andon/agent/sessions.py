@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent's sessions, as the store has them: read, replaced, forked and deleted.
+"""An agent's sessions in the store: read, replace, fork and delete them.
 
-What was said is changed only while no run is in the session. A run that begins meanwhile waits, and reads what is new.
+A session is changed only while no run is in it. A run that begins during the change waits, and then reads the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from andon.plain import Plain
 
 
 class StoredSession(Plain, frozen=True):
-    """A session, and what was said in it."""
+    """A session, and its conversation."""
 
     session_id: str
     user_id: str | None
@@ -46,9 +46,9 @@ class Sessions:
         self._runtime, self._own = runtime, own
 
     async def get(self, session_id: str, *, user_id: str | None = None) -> StoredSession | None:
-        """The session, with what was said in it; None if there is none.
+        """The session with its conversation; None if there is none.
 
-        Of a run that is at work or paused, it has what is complete so far.
+        Of a run that is at work or paused, it has the messages that are complete so far.
         """
         key, store = self._key(session_id, user_id), self._store
         running = {run.run_id: run for run in self._runs_in(key)}
@@ -69,10 +69,10 @@ class Sessions:
     async def replace(
         self, session_id: str, messages: Sequence[Message | Mapping[str, Any]], *, user_id: str | None = None
     ) -> StoredSession:
-        """Put these messages in place of what was said in the session, for good. It is made if it is not there.
+        """Replace the conversation of the session by these messages, for good. A missing session is created.
 
-        They are checked and mended like the `messages` of a run. Raises `HistoryError`, and `SessionBusyError` while a
-        run is in the session, also one that is paused.
+        They are checked and repaired like the `messages` of a run. Raises `HistoryError`, and `SessionBusyError` while
+        a run is in the session, also one that is paused.
         """
         key, history = self._key(session_id, user_id), read_history(messages)
         session = self._runtime.session(key)
@@ -84,7 +84,7 @@ class Sessions:
     async def fork(
         self, session_id: str, new_session_id: str | None = None, *, user_id: str | None = None
     ) -> StoredSession:
-        """Make another session that begins with what was said in this one, and with a copy of its state.
+        """Make another session that begins with the conversation of this one, and with a copy of its state.
 
         A run that is at work or paused is left out: its part of the conversation is not complete. Without
         `new_session_id` the new session gets a fresh id. Raises `UnknownSessionError` and `SessionExistsError`.
@@ -104,7 +104,7 @@ class Sessions:
         return _stored(record, said)
 
     async def delete(self, session_id: str, *, user_id: str | None = None) -> bool:
-        """Forget the session, and what was said in it. False if it was not there.
+        """Delete the session and its conversation. False if it was not there.
 
         The records of its runs stay. Raises `SessionBusyError` while a run is in the session, also one that is paused.
         """
@@ -131,13 +131,13 @@ class Sessions:
 
     def _show(self, session: Session, messages: list[Message]) -> None:
         session.refresh(messages)
-        if session is not self._own and session.key == self._own.key:  # each run has one of its own there
+        if session is not self._own and session.key == self._own.key:  # two objects: the store is a shared one
             self._own.show(messages)
 
 
 @contextlib.contextmanager
 def changing(runtime: Runtime, session: Session) -> Iterator[None]:
-    """Change what was said, or raise if a run is in the session, in the same words whatever the store is."""
+    """Change a session, or raise if a run is in it. The error is the same for every store."""
     try:
         with session.changing():
             yield
@@ -145,7 +145,7 @@ def changing(runtime: Runtime, session: Session) -> Iterator[None]:
         holder = runtime.run(error.run_id)
         if holder is None or holder.status.final:
             raise
-        # A store need not know yet what this process knows, such as that the run is being cancelled.
+        # This process may know more than the store, for example that the run is being cancelled.
         raise still_busy(session.key, holder.run_id, holder.status) from None
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settling: what a run has seen, brought into a form that every provider accepts on the very next call.
+"""Settling: brings what a run has seen into a form that every provider accepts in the next call.
 
-Pure and synchronous, so nothing can come between. Partial text is kept, with the results that tools had given; every
-complete tool call gets a result that tells the truth; and the conversation ends with the assistant's words, the last
-of which are the marker of the cause. So roles alternate, whoever the provider is.
+It is pure and synchronous, so no cancel can come in between. Partial text and the results of tools are kept. Every
+complete tool call gets a result that says what is known of it. The conversation ends with an assistant's message, whose
+last text is the marker of the cause. So roles alternate, as every provider wants it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def settle(
 ) -> list[Message]:
     """A run's messages in their final form.
 
-    `messages` are those that were complete; `open_blocks` what there is of an answer that was cut; `open_results` the
-    results, real or not, of the calls that have no message of results yet.
+    `messages` are the complete ones. `open_blocks` are the blocks of an answer that was cut. `open_results` are the
+    results, real or not, of the calls whose results are not in a message yet.
     """
     settled = list(messages)
     if open_blocks:
@@ -41,7 +41,7 @@ def settle(
 
 
 def answer(blocks: list[Block]) -> list[Block]:
-    """A finished turn: providers refuse an answer of nothing, or of reasoning alone."""
+    """The blocks of a finished turn. Providers refuse an empty answer, and one of reasoning alone."""
     if any(isinstance(block, Text | ToolCall) for block in blocks):
         return blocks
     return [*blocks, Text(NO_ANSWER)]

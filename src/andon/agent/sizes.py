@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large the result of a tool may be, and what it asks a person. Both go into memory, the store and events, and the
-result into the model's next request.
+"""Limits for the size of a tool's result, and of its questions to a person. Both go into memory, the store and events;
+the result also goes into the model's next request.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from andon.core.receipt import Interrupt
 from andon.errors import BadResultError
 
 LEAST = 2_000
-"""The bytes that an error may have, whatever the limit is."""
+"""An error may always have so many bytes, even if the limit is lower."""
 
 
 def check_size(tool_name: str, text: str, limit: int) -> str:
-    """The same text. Raises if it is larger than that: part of a result may be worse than none."""
+    """Return the text, or raise if it is too large. It is not shortened: part of a result can mislead the model."""
     if limit and (size := _size(text, limit)) > limit:
         raise BadResultError(
             f"tool {tool_name} ran to its end, but its result has {size:,} bytes, and may have {limit:,}, so it is not"
@@ -27,7 +27,7 @@ def check_size(tool_name: str, text: str, limit: int) -> str:
 
 
 def check_questions(tool_name: str, questions: Iterable[Interrupt], limit: int) -> None:
-    """Raise if one of them is larger than that. Those of another run, which have an id, were checked there."""
+    """Raise if a question is too large. A question that has an id is a child run's, and was checked there."""
     for question in questions:
         if question.id or not limit:
             continue
@@ -35,12 +35,12 @@ def check_questions(tool_name: str, questions: Iterable[Interrupt], limit: int) 
         if size > limit:
             raise BadResultError(
                 f"tool {tool_name} wanted to ask a person, but its question has {size:,} bytes, and may have {limit:,},"
-                " so nobody was asked. (Runtime(max_result_bytes=…) allows more.)"
+                " so no person was asked. (Runtime(max_result_bytes=…) allows more.)"
             )
 
 
 def cut_short(text: str, limit: int) -> str:
-    """What an error says, as far as there is room for it. There is always some, or nobody would know what is wrong."""
+    """The text of an error, shortened to the limit, but never below `LEAST`: it has to say what is wrong."""
     limit = limit and max(limit, LEAST)
     if not limit or _size(text, limit) <= limit:
         return text
@@ -48,5 +48,5 @@ def cut_short(text: str, limit: int) -> str:
 
 
 def _size(text: str, limit: int) -> int:
-    """In bytes; of a text that is surely small enough, the most that it could have."""
+    """The size in bytes. For a short text an upper bound, which is faster."""
     return 4 * len(text) if 4 * len(text) <= limit else len(text.encode(errors="surrogatepass"))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """An agent as another agent's tool.
 
-Each call is a run of its own, a child of the run that called it, in a session of its own, and on its parent's runtime:
-what the one survives, the other does. It is cancelled with its parent; cancelled alone, it gives its parent an error
-result. What it asks a person, its parent asks, and an answer reaches the very question that it was given to, or none:
-the child may have been answered or ended by others meanwhile. If it can't be found, its parent ends with an error, and
-so do the runs above that, through which it had asked.
+Each call is a run of its own: a child of the run that called it, in a session of its own, on its parent's runtime, so
+both are stored in the same place. It is cancelled with its parent. If it is cancelled alone, its parent gets an error
+result. When it asks a person, its parent pauses and asks the same question. An answer reaches only the question that it
+was given for: meanwhile the child may have been answered or ended directly. If the child can't be found, its parent
+fails, and so do the runs above, through which it had asked.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class AgentTool:
 
     async def invoke(self, bound: dict[str, Any], ctx: ToolContext) -> str:
         agent, internals = self._on_the_callers_runtime(), internals_of(ctx)
-        # The id is made of the call's, so that a tool that is entered again finds the run that waits for the answer.
+        # The id follows from the call's id, so a tool that is entered again finds the run that waits for the answer.
         run_id = child_id(ctx.run_id, ctx.call_id)
         if not internals.child_answers:
             run = agent.start(
@@ -106,18 +106,18 @@ class AgentTool:
                 deps=self._deps(ctx),
             )
             await run.open()
-        elif isinstance(found := await self._go_on(agent, run_id, ctx), Run):
+        elif isinstance(found := await self._resume(agent, run_id, ctx), Run):
             run = found
         else:
-            return self._told(found)
+            return self._result_text(found)
         await self._follow(run, ctx)
         result = await run.result()
         if result.status is RunStatus.paused:
             internals.ask_for_child(result.interrupts)
-        return self._told(result)
+        return self._result_text(result)
 
     def _on_the_callers_runtime(self) -> SubAgent:
-        """The agent, where the run is that calls it; or where it was made to be, if somebody chose that."""
+        """The agent on the runtime of the calling run; or on its own, if it was made with `runtime=`."""
         if (call := current.get()) is None:
             return self.agent
         self.agent.be_used_on(call.run.runtime)
@@ -127,8 +127,8 @@ class AgentTool:
         """The agent, as a run on this runtime calls it."""
         return self.agent if self.agent.brought_runtime else self.agent.on(runtime)
 
-    async def _go_on(self, agent: SubAgent, run_id: str, ctx: ToolContext) -> Run | RunRecord:
-        """The run that has asked, with its answers; or what became of it meanwhile."""
+    async def _resume(self, agent: SubAgent, run_id: str, ctx: ToolContext) -> Run | RunRecord:
+        """The run that has asked, resumed with its answers; or its end, if it has ended meanwhile."""
         store, keeper = agent.runtime.store, agent.runtime.keeper
         assert store is not None
         failure: Exception | None = None
@@ -137,8 +137,8 @@ class AgentTool:
             found: Run | RunRecord | None = here
             if keeper is None:
                 found = here or await store.find(run_id)
-            elif here is None or (failure is not None and here.is_paused):  # another process may have it by now
-                from andon.core.shared.remote import follow  # like all that only shared stores need
+            elif here is None or (failure is not None and here.is_paused):  # another process may run it by now
+                from andon.core.shared.remote import follow  # only shared stores need it
 
                 found = await follow(keeper, run_id, to_pause=True)
             if found is None or _agent_id(found) != agent.id:
@@ -149,7 +149,7 @@ class AgentTool:
             resume = functools.partial(agent.resume_run, run_id, answers, deps=self._deps(ctx))
             try:
                 run = await (resume() if keeper is None else keeper.ask(resume))
-            except (NotContinuableError, AnswersError) as error:  # others have answered it, or ended it
+            except (NotContinuableError, AnswersError) as error:  # it was answered or ended directly
                 failure = error
             except AndonError as error:
                 raise self._lost(run_id, f"can't be continued: {describe(error)}") from None
@@ -163,30 +163,30 @@ class AgentTool:
         return SubAgentLostError(f"{asked} What it had done until then is unknown.")
 
     def _deps(self, ctx: ToolContext) -> Any:
-        """Its own, or those of the run that calls it: both serve the same person."""
+        """Its own, or those of the calling run: both serve the same user."""
         return ctx.deps if self.agent.deps is None else self.agent.deps
 
     async def _follow(self, run: Run, ctx: ToolContext) -> None:
-        """Wait for its end or its next question. If this is cut, the run is ended first."""
+        """Wait for its end or its next question. If this call is cut, the child run is ended first."""
         if self._events:
             shown = max((event.seq for event in run.journal.events if event.event is RunEvent.run_paused), default=0)
             async for event in EventStream.of_begun(run, shown):
                 internals_of(ctx).show_event(event)
         await run.attend()
 
-    def _told(self, ended: RunResult | RunRecord) -> str:
-        """What its parent's model is told of its end."""
+    def _result_text(self, ended: RunResult | RunRecord) -> str:
+        """The result for the parent's model. Raises if the run did not complete."""
         if ended.stop_reason is StopReason.max_turns:
             raise ToolError(f"{self.agent.name} was not done when it had no turns left; it had said: {ended.content!r}")
         if ended.status is RunStatus.completed:
             if ended.output is None:
                 return ended.content
-            # Not the content: that has all that was said, also answers that did not fit.
+            # Not the content: that has all text, also answers that did not fit the `output_type`.
             return ended.message.text if isinstance(ended, RunResult) else msgspec.json.encode(ended.output).decode()
-        if (receipt := ended.receipt) is not None:  # its reason is for people, and stays out of conversations
+        if (receipt := ended.receipt) is not None:  # its reason is for people, and must not be in the conversation
             raise ToolError(f"{self.agent.name} was cancelled ({receipt.cause}); it had said: {ended.content!r}")
         error = describe(ended.error) if isinstance(ended.error, Exception) else ended.error or "it is not known why"
-        # If it has lost a sub-agent that had asked through it, those above know no more of what was done than it does.
+        # If it has lost its own sub-agent, the runs above don't know the outcome either, and fail in the same way.
         lost = error.startswith(f"{SubAgentLostError.__name__}: ")
         raise (SubAgentLostError if lost else ToolError)(f"{self.agent.name} failed: {error}")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One model call, as far as it has come: the sink that the model pushes to.
+"""One model call: the sink that the model pushes its output to.
 
-Every piece is shown to the readers at once and kept here, so that a cut finds all that was received. What may stay in
-a conversation differs: a finished turn is kept whole; of a cut one, what the model had completed.
+Every piece is shown to the readers at once and kept here, so a cut finds all that was received. A finished turn is kept
+completely. Of a turn that was cut, only the complete parts stay in the conversation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from andon.errors import BadArgumentsError, ModelError, ToolError, UnknownToolEr
 from andon.messages import UNKNOWN_USAGE, Block, Reasoning, Text, ToolCall, Usage, estimate_tokens, pieces_of, sendable
 from andon.models.base import Model, ModelRequest
 
-_WORD = r"[a-zA-Z0-9_-]{1,64}"  # compiled when it is first wanted, like all patterns here: imports are to be quick
+_WORD = r"[a-zA-Z0-9_-]{1,64}"  # compiled at its first use, like all patterns here, so that imports are fast
 NO_NAME = "invalid_name"
 
 
@@ -43,18 +43,18 @@ class _Call:
         self.done = False
 
     def arguments(self) -> dict[str, Any] | None:
-        """The arguments, if they are all there and are an object."""
+        """The arguments, if they are complete and are an object."""
         if self.whole is not None:
             return self.whole
         text = "".join(self.pieces)
         try:
             value = msgspec.json.decode(text) if text.strip() else {}
-        except (msgspec.MsgspecError, ValueError, RecursionError):  # also half a character, and a thousand brackets
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # also a lone surrogate, and a thousand brackets
             return None
         return value if isinstance(value, dict) else None
 
     def complete(self) -> bool:
-        # Nothing can follow the brace that closes an object, so arguments that parse are all there.
+        # Nothing can follow the brace that closes an object, so arguments that parse are complete.
         return self.done or (bool(self.pieces) and self.arguments() is not None)
 
 
@@ -66,7 +66,7 @@ class Turn:
     def __init__(self, run: Run, request: ModelRequest, model: Model, *, quiet: bool = False) -> None:
         self._run, self.request, self.model = run, request, model
         self.quiet = quiet
-        """Readers are not shown it: what the model says is no part of the run's answer."""
+        """The output is not shown to readers: it is no part of the run's answer."""
         self._write: Callable[[str], None] | None = None
         self._parts: list[list[str] | _Reasoning | _Call] = []
         self._text: list[str] | None = None
@@ -79,7 +79,7 @@ class Turn:
         await self.model.stream(self.request, self)
 
     def shut(self) -> None:
-        """After a cut nothing more is shown, whatever the model goes on to say."""
+        """Show and keep nothing more, even if the model goes on to push output."""
         self._shut = True
 
     @property
@@ -133,7 +133,7 @@ class Turn:
             self._text = None
         call.name = name or call.name
         if isinstance(arguments, dict):
-            try:  # a copy, so that nobody can change it later
+            try:  # a copy, which the model can't change later
                 call.whole, done = msgspec.json.decode(msgspec.json.encode(arguments)), True
             except (TypeError, ValueError, RecursionError) as error:
                 raise ModelError(f"the arguments that the model gave for {name!r} are no JSON: {error}") from None
@@ -164,7 +164,7 @@ class Turn:
 
     def _begin_text(self) -> tuple[list[str], Callable[[str], None]]:
         pieces = self._text = []
-        write = _unheard if self.quiet else self._run.journal.pen(RunEvent.run_content)
+        write = _discard if self.quiet else self._run.journal.pen(RunEvent.run_content)
         if self._run.meter is not None:
             write = self._run.meter.watch(write)
         self._write = write
@@ -177,14 +177,14 @@ class Turn:
             self._run.phase = Phase.streaming
         self._parts.append(part)
 
-    # -- what is left of it -------------------------------------------------------------------------------------------
+    # -- its result ---------------------------------------------------------------------------------------------------
 
     def content(self) -> str:
         """All the text that was shown."""
         return "".join(_join(part) for part in self._parts if isinstance(part, list))
 
     def blocks(self, *, cut: bool) -> list[Block]:
-        """The turn as blocks of a message; of a cut turn only what the model had completed."""
+        """The turn as blocks of a message. With `cut`, only the complete ones."""
         blocks: list[Block] = []
         for part in self._parts:
             if isinstance(part, list):
@@ -195,7 +195,7 @@ class Turn:
                 if not cut or part.signature is not None:
                     blocks.append(Reasoning("".join(part.pieces), part.signature))
             elif not cut or part.complete():
-                # Providers refuse a name that is no word, even in a call that was refused for it.
+                # Providers refuse such a name also in the conversation, where the call has an error result.
                 name = part.name if re.fullmatch(_WORD, part.name) else NO_NAME
                 blocks.append(ToolCall(part.id, name, part.arguments() or {}))
         return blocks
@@ -210,15 +210,15 @@ class Turn:
         return None
 
     def spent(self) -> Usage:
-        """What the provider said of a call that it finished; unknown is not zero."""
+        """The usage that the provider reported for a finished call; unknown is not zero."""
         return self._usage or UNKNOWN_USAGE
 
     def spent_failed(self) -> Usage:
-        """Of a call that failed: nothing, if the provider refused it before it showed anything."""
+        """The usage of a call that failed: zero if the provider refused it before any output."""
         return self.spent_cut() if self.shown else self._usage or Usage()
 
     def spent_cut(self) -> Usage:
-        """Of a call that was cut: what the provider said, and an estimate for what it had no chance to say."""
+        """The usage of a call that was cut: what the provider reported, and an estimate for the rest."""
         if not self.sent:
             return Usage()
         said = self._usage or UNKNOWN_USAGE
@@ -232,17 +232,17 @@ class Turn:
         )
 
 
-def _unheard(text: str) -> None:
-    """Nobody is shown it."""
+def _discard(text: str) -> None:
+    """Write nothing: a quiet turn is not shown."""
 
 
 def _call_ids(request: ModelRequest) -> set[str]:
-    """The ids that the conversation has: some servers count from 0 in every answer."""
+    """The call ids that the conversation has. Some servers count from 0 in every answer."""
     return {block.id for message in request.messages for block in message.content if isinstance(block, ToolCall)}
 
 
 def _clean(call_id: str, taken: set[str]) -> str:
-    """An id that every provider accepts, and that no other call of the conversation has."""
+    """An id that every provider accepts, and that is unique in the conversation."""
     if re.fullmatch(_WORD, call_id) and call_id not in taken:
         return call_id
     clean = re.sub(r"[^a-zA-Z0-9_-]", "_", call_id)[:56] or "call"
@@ -250,14 +250,14 @@ def _clean(call_id: str, taken: set[str]) -> str:
 
 
 def _wrong(what: str, *given: object) -> ModelError:
-    """Said where it happens: in a conversation it would be found too late."""
+    """An error at the place of the mistake. In the conversation it would be found too late."""
     kinds = ", ".join(type(value).__name__ for value in given)
     takes = "numbers" if what == "usage" else "text"
     return ModelError(f"the model called sink.{what} with {kinds}: it takes {takes}")
 
 
 def _join(pieces: list[str]) -> str:
-    """The pieces as one text, joined once for all who ask."""
+    """The pieces as one text. They are replaced by it, so that they are joined only once."""
     if len(pieces) > 1:
         pieces[:] = ["".join(pieces)]
     return pieces[0] if pieces else ""

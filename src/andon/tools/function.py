@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions as tools: async ones are awaited, sync ones run in a daemon thread of their own.
 
-What must stay true: a function that can't be a tool is refused where it is defined, and not in the middle of a run;
-the function stays callable as it was; and whatever it returns becomes text or a clear error, never a crash of the run.
+What must stay true: a function that can't be a tool is refused where it is defined, not in the middle of a run. The
+function stays callable as it was. Every result becomes text or a clear error, and never breaks the run.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class FunctionTool(Generic[P, R]):
         arguments = bound if self._parameters.context is None else {**bound, self._parameters.context: ctx}
         if self._is_async:
             return to_text(self.name, await self._function(**arguments))
-        # The result becomes text in the thread as well: that may take a while, and only then is it known to be good.
+        # The result is turned into text in the thread too: that may be slow, and it may fail.
         return await call_in_thread(functools.partial(self._call, arguments), self.name, internals_of(ctx).scope)
 
     def _call(self, arguments: dict[str, Any]) -> str:
@@ -119,7 +119,7 @@ def tool(
     timeout: float | None = None,
     idempotent: bool = False,
 ) -> Any:
-    """Make a function a tool. Its name, its docstring and its annotations are what the model is shown of it.
+    """Make a function a tool. The model sees its name, its docstring and its annotations.
 
     >>> @tool
     ... async def search(query: str, limit: int = 10) -> list[str]:
@@ -131,8 +131,8 @@ def tool(
     ...     '''
 
     A parameter annotated `ToolContext` is given the call's context and is not shown to the model. A sync function runs
-    in a thread; let it look at `ctx.cancelled`, or a cancel has to leave it behind. Return text, or anything that can
-    be written as JSON. `@tool(name="…", description="…")` says something else than the function does.
+    in a thread; let it look at `ctx.cancelled`, or the thread runs on after a cancel. Return text, or anything that can
+    be written as JSON. `@tool(name="…", description="…")` replaces the function's name and docstring.
 
     `approval=True` asks a person before each call; `timeout` ends a call that takes longer, and that call alone;
     `idempotent=True` says that a call may be repeated when a run goes on after a cut.
@@ -146,8 +146,8 @@ def tool(
 
 
 def as_tool(obj: object) -> Tool:
-    """What an agent was given, as a tool: tools as they are, functions wrapped."""
-    if isinstance(obj, FunctionTool):  # before its attributes are asked for: its schema can wait
+    """An item of `Agent(tools=…)` as a tool: a tool unchanged, a function wrapped."""
+    if isinstance(obj, FunctionTool):  # first: reading its attributes would build its schema
         return obj
     if not isinstance(obj, type) and all(hasattr(obj, attribute) for attribute in _TOOL_ATTRIBUTES):
         return cast(Tool, obj)
@@ -155,14 +155,14 @@ def as_tool(obj: object) -> Tool:
 
 
 def to_text(tool_name: str, result: object) -> str:
-    """A tool's result as the model reads it."""
+    """A tool's result as text for the model."""
     kind = type(result).__name__
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()  # or Python warns that it was never awaited
         raise BadResultError(
-            f"tool {tool_name} returned {kind}, which nobody awaits: write the tool as an async function that awaits"
-            " it and returns its result"
+            f"tool {tool_name} returned {kind}, which was not awaited: write the tool as an async function that"
+            " awaits it and returns its result"
         )
     try:
         text = "" if result is None else _write(result)
@@ -176,15 +176,15 @@ def to_text(tool_name: str, result: object) -> str:
 
 def _write(value: object) -> str:
     plain = value if isinstance(value, str) else msgspec.to_builtins(value, builtin_types=_BYTES, enc_hook=_to_plain)
-    if isinstance(plain, str):  # also a date, a path, a str enum: as they are, without JSON's quotes
+    if isinstance(plain, str):  # also a date, a path, a str enum: without JSON's quotes
         return sendable(str.__str__(plain))
-    if _holds_bytes(plain):  # msgspec would write base64, of which a model can make nothing
+    if _holds_bytes(plain):  # msgspec would write base64, which is of no use to a model
         raise TypeError("bytes are not text: decode them, or save them and return where they are")
     return msgspec.json.encode(plain).decode()
 
 
 def _to_plain(value: object) -> object:
-    """What msgspec doesn't know, one level at a time. No other iterables: a data frame's would be its columns."""
+    """Convert what msgspec doesn't know, one level. No other iterables: a data frame would become its column names."""
     from pydantic import BaseModel
 
     if isinstance(value, BaseModel):
@@ -233,7 +233,7 @@ def _refuse_what_is_no_function(obj: object) -> None:
 
 
 def _either(test: Callable[[Any], bool], function: object) -> bool:
-    """Whether it is so of a function, or of the method that calls an object."""
+    """Whether the test holds for a function, or for the `__call__` of an object."""
     return test(function) or test(type(function).__call__)
 
 

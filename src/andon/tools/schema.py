@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a function's signature and docstring tell the model, and how the model's arguments become the function's.
+"""The schema of a function's parameters, from its signature and docstring, and the check of the model's arguments.
 
-What must stay true: what the signature alone shows to be wrong is refused when the tool is defined; types may be
-defined later than the function, so one that is not known yet is looked up again when it is needed; and pydantic is not
-imported before that.
+What must stay true: a signature that is wrong by itself is refused when the tool is defined. A type may be defined
+later than the function, so an unknown one is looked up again when it is needed. pydantic is not imported before that.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 PROBLEMS_SHOWN = 10
-"""How many of its mistakes the model is told of at once."""
+"""How many mistakes an error message for the model lists."""
 
 _HIDDEN_SECTION = r"(?:(?P<arguments>Args|Arguments|Parameters)|Returns?|Yields|Raises):\s*"
 _ARGUMENT = r"(\w+)\s*(?:\(.*?\))?:\s*(.*)"
@@ -33,13 +32,13 @@ _CONTEXT_NAME = r"""['"]?([\w.]+\.)?ToolContext(\[.*\])?['"]?(\s*\|\s*None)?"""
 
 
 class Parameters:
-    """The parameters of a tool's function: what the model is shown of them, and what checks its arguments."""
+    """The parameters of a tool's function: their schema, and the check of arguments."""
 
     def __init__(self, function: Callable[..., Any], tool_name: str) -> None:
         self._tool, self._origin = tool_name, find_origin(function)
         parameters = _read_signature(function, tool_name)
         written = {name: parameter.annotation for name, parameter in parameters.items()}
-        # Tried now, while the frame that holds a function's local types is still there.
+        # Resolved now, while the frame with a function's local types still exists.
         self._hints, _ = _resolve(written, self._origin)
         contexts = [name for name in written if _is_context(self._hints.get(name, written[name]))]
         if len(contexts) > 1:
@@ -56,11 +55,11 @@ class Parameters:
         from pydantic.json_schema import GenerateJsonSchema
 
         class Generator(GenerateJsonSchema):
-            # A default that JSON doesn't have is left out of the schema; that is no reason for a warning.
+            # A default that JSON can't express is left out of the schema, without a warning.
             ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 - pydantic's own
 
             def field_title_should_be_set(self, schema: Any) -> bool:
-                return False  # it would say every name twice, at the cost of tokens
+                return False  # a title would repeat the name, and cost tokens
 
         model = self._model
         try:
@@ -75,7 +74,7 @@ class Parameters:
         return schema
 
     def bind(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The keyword arguments for the function: checked, and as real Python values."""
+        """The keyword arguments for the function, checked and converted to Python values."""
         from pydantic import ValidationError
         from pydantic.fields import FieldInfo
 
@@ -84,9 +83,9 @@ class Parameters:
             checked = model.model_validate(arguments)
         except ValidationError as error:
             raise BadArgumentsError(self._explain(error)) from error
-        except Exception as error:  # out of a validator of the user's own
+        except Exception as error:  # from a validator of the user
             raise BadArgumentsError(f"the arguments of {self._tool} could not be checked: {describe(error)}") from error
-        # What was not given is left to the function, whose own default it is, unless pydantic alone can tell it.
+        # An argument that was not given gets the function's own default, unless only pydantic knows the default.
         return {
             name: getattr(checked, field)
             for field, name, parameter in self._fields()
@@ -106,8 +105,8 @@ class Parameters:
             ) from error
         hints = {**self._hints, **late}
         fields: dict[str, Any] = {
-            # The parameter's name is an alias, because pydantic's fields can't be called everything that parameters
-            # can: `_x`, `json`, `model_config`.
+            # The parameter's name is an alias, because a pydantic field can't have every name that a parameter can:
+            # `_x`, `json`, `model_config`.
             field: (
                 Annotated[hints[name], Field(alias=name)],
                 ... if parameter.default is parameter.empty else parameter.default,
@@ -145,7 +144,7 @@ class Parameters:
 
 
 def find_origin(function: Any) -> Any:
-    """The function in whose module and body the annotations were written, below partials, methods and wrappers."""
+    """The function that has the annotations, inside partials, methods and wrappers."""
     while not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
         if isinstance(function, functools.partial):
             function = function.func
@@ -154,7 +153,7 @@ def find_origin(function: Any) -> Any:
         elif hasattr(function, "__wrapped__"):
             function = function.__wrapped__
         elif inspect.isfunction(call := type(function).__call__):
-            function = call  # an object that can be called
+            function = call  # a callable object
         else:
             break  # a builtin
     return function
@@ -174,7 +173,7 @@ def parse_docstring(text: str | None) -> tuple[str, dict[str, str]]:
             shown.append(line)
         elif heading["arguments"] and line[:1].isspace() and line.strip():
             depth = len(line) - len(line.lstrip())
-            indent = indent or depth  # the first entry tells
+            indent = indent or depth  # that of the first entry
             entry = re.fullmatch(_ARGUMENT, line.strip()) if depth <= indent else None
             if entry:
                 current = entry[1]
@@ -192,7 +191,7 @@ def _read_signature(function: Callable[..., Any], tool_name: str) -> dict[str, i
             f"tool {tool_name}: its signature can't be read ({say(error)}); wrap it in a function of your own"
         ) from error
     if isinstance(function, functools.partial):
-        for name in function.keywords:  # given already, and not for the model to see or to change
+        for name in function.keywords:  # set already: the model must not see or change it
             del parameters[name]
     for name, parameter in parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -212,7 +211,7 @@ def _read_signature(function: Callable[..., Any], tool_name: str) -> dict[str, i
 
 
 def _resolve(annotations: dict[str, Any], origin: Any) -> tuple[dict[str, Any], dict[str, Exception]]:
-    """The types that annotations stand for, each by itself, and what is wrong with those that can't be told."""
+    """The types that annotations stand for, and the errors of those that can't be resolved."""
     hints: dict[str, Any] = {}
     errors: dict[str, Exception] = {}
     names = _names_around(origin)
@@ -229,8 +228,8 @@ def _resolve(annotations: dict[str, Any], origin: Any) -> tuple[dict[str, Any], 
 
 
 def _names_around(origin: Any) -> dict[str, Any]:
-    """The local names that a nested function's annotations may use: its closure's, and those of the functions around it
-    that are running now. Annotations kept as strings don't become part of a closure, so that alone would not do."""
+    """The local names that a nested function's annotations may use: those of its closure, and those of the functions
+    around it that are running now. Names that are used only in string annotations are not part of the closure."""
     names: dict[str, Any] = {}
     code = getattr(origin, "__code__", None)
     if code is None:
@@ -243,13 +242,13 @@ def _names_around(origin: Any) -> dict[str, Any]:
             inner = frame.f_code
         frame = frame.f_back
     for name, cell in zip(code.co_freevars, origin.__closure__ or (), strict=True):
-        with suppress(ValueError):  # nothing in it yet
+        with suppress(ValueError):  # the cell is still empty
             names[name] = cell.cell_contents
     return names
 
 
 def _is_context(annotation: Any) -> bool:
-    if isinstance(annotation, str):  # not to be resolved: imported under TYPE_CHECKING, as a rule
+    if isinstance(annotation, str):  # it can't be resolved, since it is imported under TYPE_CHECKING
         return re.fullmatch(_CONTEXT_NAME, annotation.strip()) is not None
     kinds = (annotation, *typing.get_args(annotation))  # `ToolContext | None` too
     return any(kind is ToolContext or typing.get_origin(kind) is ToolContext for kind in kinds)

@@ -131,7 +131,7 @@ def test_a_run_that_goes_on_with_another_takes_its_place(any_url: str) -> None:
             await store.save(record("r2", DONE, continues="r1"), said("Cut, and more"))
             assert await store.load(KEY) == said("Cut, and more")
             assert await store.added("r1") is None
-            with pytest.raises(NotContinuableError, match="taken back or continued"):
+            with pytest.raises(NotContinuableError, match="rolled back or continued"):
                 await store.rollback("r1")
             await store.rollback("r2")
             assert await store.load(KEY) == said("Cut")

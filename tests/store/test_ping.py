@@ -74,7 +74,7 @@ def test_a_server_that_takes_no_changes(postgres_url: str) -> None:
                         "AND pid <> pg_backend_pid()"
                     )
                     if setting == "on":
-                        with pytest.raises(StoreError, match=r"takes no changes.*default_transaction_read_only is on"):
+                        with pytest.raises(StoreError, match=r"is read-only.*default_transaction_read_only is on"):
                             await store.ping()
                     else:
                         await store.ping()

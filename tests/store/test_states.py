@@ -159,7 +159,7 @@ def test_a_change_that_is_overtaken_again_and_again_gives_up(
                 assert changed is not None
                 assert changed.state == {"a": 1, "b": 2}
             else:
-                with pytest.raises(StoreError, match="others keep changing the state of session 's1': try again"):
+                with pytest.raises(StoreError, match="keep changing the state of session 's1': try again"):
                     await store.update_session(KEY, {"b": 2})
                 found = await store.find_session(KEY)
                 assert found is not None

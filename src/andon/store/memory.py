@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store that forgets with its process: sessions and runs in two dictionaries. Nothing in it grows for ever.
+"""The store in this process's memory: sessions and runs in two dictionaries, both bounded.
 
-Nothing in it waits, so each call is done in one step, whatever cancels it.
+No method waits for anything, so each call is done in one step, and a cancel can't interrupt it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from andon.store.state import MAX_STATE, check_size, checked_limit
 
 RECORDS_KEPT = 10_000
 RECORDS_BYTES = 128 * 2**20
-"""As JSON. Runs bring any amount of metadata with them."""
+"""As JSON. A run may have any amount of metadata."""
 
 _encode = msgspec.json.Encoder(enc_hook=show).encode
 
 
 class _Kept:
-    """A session, as it is kept."""
+    """A session, as it is stored."""
 
     __slots__ = ("below", "brought", "created_at", "runs", "state", "updated_at")
 
@@ -41,10 +41,10 @@ class _Kept:
     ) -> None:
         self.created_at = self.updated_at = created_at
         self.below = False
-        """A run has made it for a sub-agent."""
+        """Whether a run has created it for a sub-agent."""
         self.state = dict(state or {})
         self.brought = list(messages)
-        """What was said before the first of its runs."""
+        """The messages before the first of its runs."""
         self.runs: dict[tuple[str, float], tuple[RunRecord, list[Message]]] = {}
 
     def record(self, key: SessionKey) -> SessionRecord:
@@ -54,14 +54,14 @@ class _Kept:
 class MemoryStore:
     """Keeps everything in this process: `MemoryStore()`, or `memory://` where a URL is asked for.
 
-    `keep_days`: a conversation that nobody has touched for so long is forgotten; None for never.
-    `keep_sessions`: of more conversations than this, those of the user who has the most are forgotten, first the one
-    that was touched least recently. Those of sub-agents are counted apart.
+    `keep_days`: a conversation that was not used for so many days is deleted; None for never.
+    `keep_sessions`: if there are more conversations than this, the user who has the most loses the one that was used
+    least recently. Conversations of sub-agents are counted separately.
     `max_state`: how many bytes the state of a session may take, as JSON.
 
-    What has a run that goes on or is paused stays, and so does the conversation of an agent's own. Of ended runs the
-    records of the last 10,000 can be found by id, or fewer, if those take more than 128 MiB. Conversations keep what
-    older runs have said, but not their metadata.
+    A conversation with a live or paused run is not deleted, nor is an agent's own conversation. The records of the last
+    10,000 ended runs can be found by id, or of fewer, if they take more than 128 MiB. Conversations keep the messages
+    of older runs, but not their metadata.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class MemoryStore:
         self._records: dict[str, RunRecord] = {}
         self._ended: deque[tuple[str, int]] = deque()  # a dict that loses its first keys is slow to find its first one
         self._held = 0
-        """The bytes of those."""
+        """The size of these records in bytes."""
 
     def start_over(self) -> None:
-        """In a forked child all is kept, but the lock may be held for ever."""
+        """In a forked child everything stays, except the lock: a thread of the parent may have held it."""
         self._lock = threading.Lock()  # runs of one agent may live on several threads; nothing waits under it
 
     def _touch(self, session: SessionKey) -> None:
-        """Somebody has to do with this session. Others, with which nobody has, may leave."""
+        """Note that this session is in use, and delete sessions that are due."""
         if (kept := self._sessions.get(session)) is not None:
             self.retention.touch(session, below=kept.below)
         for key in self.retention.due():
@@ -104,13 +104,13 @@ class MemoryStore:
             return [*before, *chain.from_iterable(messages for _, messages in self._parts(session).values())]
 
     def save(self, record: RunRecord, messages: Sequence[Message]) -> Awaitable[None]:
-        size = _size(record) if record.status.final else 0  # not under the lock: that takes as long as it is large
+        size = _size(record) if record.status.final else 0  # not under the lock: a large record takes long
         with self._lock:
             kept = self._sessions.get(record.session)
             if kept is None:
                 kept = self._sessions[record.session] = _Kept(record.created_at)
                 kept.below = record.parent_run_id is not None
-            # The time is part of the key: an id may come again when nobody remembers it, and then replaces nothing.
+            # The time is part of the key: a forgotten run's id may be used again, and must not replace its messages.
             kept.runs[record.run_id, record.created_at] = record, list(messages)
             kept.updated_at = time.time()
             self._touch(record.session)
@@ -129,7 +129,7 @@ class MemoryStore:
             kept = None if record is None else self._sessions.get(record.session)
             if record is None or kept is None or not record.metadata:
                 continue
-            # Its conversation has the same record, and stays.
+            # Its conversation stays, and has the same record: only the metadata is removed there.
             if (part := kept.runs.get(key := (run_id, record.created_at))) is not None:
                 kept.runs[key] = msgspec.structs.replace(part[0], metadata={}), part[1]
 
@@ -151,13 +151,13 @@ class MemoryStore:
             parts = {key: part for key, part in self._parts(record.session).items() if part[1]}
             key = (run_id, record.created_at)
             if key not in parts:
-                raise NotContinuableError(f"run {run_id!r} is not part of its session: it was taken back or continued")
+                raise NotContinuableError(f"run {run_id!r} is not part of its session: it was rolled back or continued")
             if key != next(reversed(parts)):
-                raise NotContinuableError(f"run {run_id!r} can't be taken back: later runs build on it")
+                raise NotContinuableError(f"run {run_id!r} can't be rolled back: later runs build on it")
             del self._sessions[record.session].runs[key]
 
     def _parts(self, session: SessionKey) -> dict[tuple[str, float], tuple[RunRecord, list[Message]]]:
-        """A conversation by its runs, without those that a later one has gone on with."""
+        """A conversation by its runs, without runs that a later one continues."""
         kept = self._sessions.get(session)
         runs = {} if kept is None else kept.runs
         taken_up = {record.continues for record, _ in runs.values() if record.continues is not None}
@@ -217,7 +217,7 @@ class MemoryStore:
         while (kept := self._sessions.get(session)) is not None:
             before = kept.state
             state = {**before, **delta}
-            self._check(state)  # not under the lock: that takes as long as the state is large
+            self._check(state)  # not under the lock: a large state takes long
             with self._lock:
                 if self._sessions.get(session) is kept and kept.state is before:
                     self._touch(session)
@@ -237,5 +237,5 @@ def _size(value: object) -> int:
     """In bytes, as JSON."""
     try:
         return len(_encode(value))
-    except (UnicodeError, RecursionError, TypeError, OverflowError):  # what JSON has no form for is kept as it is
+    except (UnicodeError, RecursionError, TypeError, OverflowError):  # there is no JSON for it: it is stored as it is
         return len(show(value))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store by its URL. What a URL needs is imported only when it is asked for."""
+"""Opens a store by its URL. The packages that a URL needs are imported only for that URL."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from andon.core.store import SessionStore
 from andon.errors import ConfigurationError
 from andon.store.memory import MemoryStore
 
-_KNOWN = "memory:// (forgets with its process), sqlite:///andon.db, postgresql://user:password@host/name"
+_KNOWN = "memory:// (until the process ends), sqlite:///andon.db, postgresql://user:password@host/name"
 
 
 def open_store(url: str) -> SessionStore:
     """The store that a URL names: `memory://`, `sqlite:///andon.db`, or `postgresql://user:password@host/name`.
 
-    What a memory store keeps is bounded, by `memory://?keep_days=7&keep_sessions=10000` unless you say otherwise.
+    A memory store is bounded. These are its defaults: `memory://?keep_days=7&keep_sessions=10000`.
     """
     scheme, separator, rest = url.partition("://")
     if separator and scheme == "memory":

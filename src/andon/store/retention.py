@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sessions of a memory store may leave: those that nobody has touched, by age and by number.
+"""Which sessions a memory store deletes: those that were not used for long, and those that are too many.
 
-Of too many, the oldest of the user who has the most leaves: one user's flood costs that user's own sessions.
+If there are too many, the user who has the most loses the oldest one. So a user who creates very many loses only their
+own sessions.
 
-What must stay true: a session that anybody holds stays. Every run that has not ended holds its session, a paused one
-too, and so does each agent its own conversation.
+What must stay true: a session in use is not deleted. Each live or paused run uses its session, and each agent uses its
+own conversation.
 
-Sessions that runs have made for their sub-agents are counted apart: a person comes back to a conversation, and one
-prompt may make any number of those.
+Sessions that runs create for sub-agents are counted separately: one prompt may create any number of them, and they must
+not displace a person's conversations.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from andon.errors import ConfigurationError
 
 DAY = 86400.0
 LOOKS = 4
-"""So many are looked at, at the most, each time that one is touched: nobody waits for more, and it is enough."""
+"""At most so many sessions are checked each time that one is touched, so that no call takes long. It is enough."""
 
 InUse = Callable[[SessionKey], bool]
 
 
 class Touched:
-    """Sessions in the order in which they were touched, all together and user by user. Each step takes constant time:
-    users stand in groups by how many sessions they have, and a step changes that number by one.
+    """Sessions in the order in which they were touched, of all users together and of each user. Each operation takes
+    constant time: users are grouped by their number of sessions, which an operation changes by one.
     """
 
     def __init__(self) -> None:
         self.times: OrderedDict[SessionKey, float] = OrderedDict()
         self._of: dict[str | None, OrderedDict[SessionKey, None]] = {}
         self._groups: dict[int, OrderedDict[str | None, None]] = {}
-        """By number of sessions, the users who have so many; who was active least recently is the first."""
+        """By number of sessions, the users who have so many; first the user who was active least recently."""
         self._most = 0
 
     def __len__(self) -> int:
@@ -70,7 +71,7 @@ class Touched:
                 del self._groups[before]
         if after:
             self._groups.setdefault(after, OrderedDict())[user] = None
-        if after > self._most or self._most not in self._groups:  # in that case the user has left it, by one step
+        if after > self._most or self._most not in self._groups:  # the last one of that group has left it, by one
             self._most = after
 
     def oldest(self) -> SessionKey:
@@ -82,7 +83,7 @@ class Touched:
 
 
 class Retention:
-    """Says which sessions are due. None means no limit."""
+    """Decides which sessions are to be deleted. None means no limit."""
 
     def __init__(self, keep_days: float | None, keep_sessions: int | None) -> None:
         if keep_days is not None and not keep_days >= 0:
@@ -91,17 +92,17 @@ class Retention:
             raise ConfigurationError(f"keep_sessions is {keep_sessions!r}; it is a number, 0 or more, or None for all")
         self.keep_days, self.keep_sessions = keep_days, keep_sessions
         self._touched, self._below = Touched(), Touched()
-        """Those of persons, and those of sub-agents."""
+        """The sessions of persons, and those of sub-agents."""
         self._holders: list[WeakMethod[InUse]] = []
 
     def spare(self, in_use: InUse) -> None:
-        """Keep the sessions of which this method of somebody's says that they are in use, as long as there is one."""
+        """Don't delete sessions for which this bound method returns True. It is held weakly."""
         self._holders = [each for each in self._holders if each() is not None]
         if (holder := WeakMethod(in_use)) not in self._holders:
             self._holders.append(holder)
 
     def touch(self, key: SessionKey, *, below: bool = False) -> None:
-        """`below`: a run has made it for a sub-agent."""
+        """`below`: a run has created it for a sub-agent."""
         (self._below if below else self._touched).touch(key)
 
     def drop(self, key: SessionKey) -> None:
@@ -109,12 +110,12 @@ class Retention:
         self._below.drop(key)
 
     def due(self) -> Iterator[SessionKey]:
-        """Some of those that are too old or too many. One that is in use was touched by that."""
+        """Some of the sessions that are too old or too many. A session that is in use is touched instead."""
         for touched in (self._touched, self._below):
             yield from self._look(touched, touched.oldest, self._is_old)
             before = len(touched)
             yield from self._look(touched, touched.oldest_of_most, self._are_too_many)
-            if len(touched) == before:  # that user's are all in use, as far as was looked: then others' must leave
+            if len(touched) == before:  # those of that user that were checked are in use: then the oldest of all
                 yield from self._look(touched, touched.oldest, self._are_too_many)
 
     def _look(
@@ -126,7 +127,7 @@ class Retention:
             if self._is_held(key := pick()):
                 touched.touch(key)
             else:
-                yield key  # whoever asks drops it, or touches it
+                yield key  # the caller drops it, or touches it
 
     def _are_too_many(self, touched: Touched) -> bool:
         return self.keep_sessions is not None and len(touched) > self.keep_sessions

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large the state of a session may be. It is read and written as a whole, so its size is what each change costs."""
+"""The size limit of a session's state. Each change reads and writes the whole state, so its size is its cost."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def check_size(size: int, limit: int) -> None:
     if size > limit:
         raise StateTooLargeError(
             f"the session's state would take {size:,} bytes as JSON, and may take {limit:,}; it was left as it was."
-            " Keep large things elsewhere, and where they are in the state"
+            " Store large values elsewhere, and keep a reference to them in the state"
         )

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a database's URL means. Whatever can be wrong with it is said here, before anything is opened; and a password is
-never repeated.
-"""
+"""Parses a database's URL. Errors in it are raised here, before anything is opened. No error contains the password."""
 
 from __future__ import annotations
 
@@ -22,9 +20,9 @@ class Address(NamedTuple):
 
     url: URL
     shown: str
-    """The URL as it may be shown."""
+    """The URL without its password."""
     path: Path | None
-    """The file, if it is SQLite's."""
+    """The file of a SQLite database."""
     synchronous: str
     """What SQLite waits for: `normal` survives the death of every process, `full` also the machine's."""
 

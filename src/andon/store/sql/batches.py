@@ -9,8 +9,8 @@ own `RunContent`, of which kind and which run it is. This is a row of four event
 
     [{"event":"RunStarted","created_at":1754000000.1234},[1754000000.2468,["Once ","upon ","a "],"Cb"]]
 
-What was written again, because the answer was lost, may be in two rows. A run only ever gets more events, so the later
-row ends with the same event, and is not added, or with a later one, and readers skip what they have been told.
+Events that were written again, because the answer was lost, may be in two rows. A run only ever gets more events. So
+the later row ends with the same event, and is not added, or with a later one: readers skip the events that they have.
 
 What must stay true: reading gives the events that were written, each once. Only the time of a piece of text that is not
 the first of its stretch may be up to a millisecond earlier, never later, so that times don't go backwards.
@@ -30,7 +30,7 @@ from andon.errors import show
 from andon.store.sql.codec import clean, dump
 
 EVENTS_IN_A_ROW = 1_000
-"""At the most. Whoever reads one event has its whole row read."""
+"""At most. To read one event, its whole row is read."""
 
 _CONTENT, _REASONING = RunEvent.run_content, RunEvent.reasoning
 _IDS = ("run_id", "session_id", "agent_id")
@@ -79,7 +79,7 @@ def _parts(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
 
 
 def _pieces(run_id: str, events: Sequence[Event]) -> list[Any]:
-    """This is done for every token. A run has one session and one agent, so its id says whose an event is."""
+    """This is called for every token. A run has one session and one agent, so the run's id is enough to compare."""
     pieces: list[Any] = []
     texts: list[str] = []
     gaps: list[int] = []
@@ -96,7 +96,7 @@ def _pieces(run_id: str, events: Sequence[Event]) -> list[Any]:
         else:
             kind, whose, first, passed = told, event.run_id, event.created_at, 0
             texts, gaps = [event.content], []
-            pieces.append([first, texts, gaps, *_told_of(run_id, event)])  # what follows is added to it
+            pieces.append([first, texts, gaps, *_told_of(run_id, event)])  # the lists grow with the next events
     for piece in pieces:
         if type(piece) is list and piece[2] and min(piece[2]) >= 0 and max(piece[2]) < len(_LETTERS):
             piece[2] = "".join(map(_LETTERS.__getitem__, piece[2]))

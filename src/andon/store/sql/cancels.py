@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others may ask of a run that they do not hold: to stop, and how it stands.
+"""Cancel requests for runs, by processes that need not hold them, and the log of these requests.
 
-The first request is the one that counts, and it is committed before anybody is woken. A later one can only ask for
-more: a stronger mode, or a bound. Whatever changes something is on record, with who asked.
+The first request of a run is the one that counts. It is committed before the holder of the run is notified. A later
+request can only make it stronger: a stronger mode, or a shorter grace. Each request that changes something is in the
+log, with the name of the user who made it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes
             .order_by(runs.c.number)
         )
         return apply(tx, tx.execute(wanted.with_for_update(key_share=True)).all(), request)
-    tx.limit_lock_wait()  # of many runs, those that are locked are waited for
+    tx.limit_lock_wait()  # a cancel of many runs waits for each lock
     if which.statuses:
         wanted = _wanted(tx.postgres).where(*queries.fits(which, runs), *queries.has_status(which))
         row = tx.execute(wanted.with_for_update(key_share=True)).first()
@@ -46,7 +47,7 @@ def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes
 
 
 def apply(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> Outcomes:
-    """Ask these runs, which are locked and have not ended; `unowned` says of each whether nobody else will end it."""
+    """Cancel these runs, whose rows are locked and which have not ended. A row's `unowned`: see `clocks.unowned`."""
     outcomes, fresh, said, changed_again = Outcomes(), [], dump(request), []
     outcomes.nobodys = any(row.unowned for row in rows)
     log = [_entry(row, said) for row in rows if row.cancel is None]
@@ -55,7 +56,7 @@ def apply(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> Outcomes:
             fresh.append(row.number)
             outcomes[row.run_id] = CancelOutcome.requested
             continue
-        if row.cancel == said:  # asked before, and only the answer was lost
+        if row.cancel == said:  # the same call again: the answer was lost
             outcomes[row.run_id] = CancelOutcome.requested
             continue
         outcomes[row.run_id] = CancelOutcome.already_requested
@@ -69,7 +70,7 @@ def apply(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> Outcomes:
         tx.write(_ASK, {"numbers": these, "cancel": said})
     if log:
         tx.write(_NOTE.values(at=tx.wall), log)
-    # Of many, or of what has changed once more, who holds them looks.
+    # One new cancel is sent in the notification. Of several, or of a changed one, the holder reads the rows.
     changed = [*changed_again, *(row.run_id for row in rows if row.cancel is None)]
     notice = dump_notice(rows[0].run_id, rows[0].owner, request) if len(fresh) == len(rows) == 1 else ""
     tx.notify([notice] if notice else dump_names(LOOK_AT, changed))
@@ -82,7 +83,7 @@ def _wanted(postgres: bool) -> Select[Any]:
 
 @functools.cache
 def _that(postgres: bool, *names: str) -> Select[Any]:
-    """One run, by its names. By `key_share`, nobody waits here for a batch of events to be written."""
+    """One run, by its names. With `key_share`, this does not wait for a batch of events that is being written."""
     wanted = _wanted(postgres).where(*(runs.c[name] == bindparam(name) for name in names))
     return wanted.with_for_update(key_share=True)
 
@@ -92,7 +93,7 @@ _NOTE = insert(cancels).inline()
 
 
 def merge(before: CancelRequest, request: CancelRequest) -> CancelRequest:
-    """The first request, with what a later one adds to it: it may stop more, or sooner."""
+    """The first request, with the stronger mode and the shorter grace of a later one."""
     if before.mode is CancelMode.now:
         return before
     mode = max(before.mode, request.mode, key=lambda mode: mode.rank)
@@ -113,7 +114,7 @@ def _entry(row: Row[Any], request: str) -> dict[str, Any]:
 
 
 def log_cancel(tx: Tx, row: Row[Any], request: str) -> None:
-    """Put on record a cancel that the worker knew of before the store did."""
+    """Log a cancel that the worker had before the store."""
     tx.write(_NOTE.values(at=tx.wall), _entry(row, request))
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What time it is, as expressions that are worked out when their statement runs.
+"""The current time, as SQL expressions that are evaluated when their statement runs.
 
-On Postgres every time is the server's: the clocks of the machines that use it don't matter. SQLite has no clock of its
-own. There, leases go by `time.monotonic`, which all processes of a machine share and nobody can set; it stands still
-while the machine sleeps, as do the processes that hold leases. Ages go by the machine's wall clock, because they must
-outlive a restart.
+On Postgres every time is the server's: the clocks of the machines that use it don't matter. SQLite has no clock. There,
+leases use `time.monotonic`, which all processes of a machine share, and which can't be set. It stands still while the
+machine sleeps, as do the processes that hold leases. Ages use the machine's wall clock, because they must outlive a
+restart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SLACK = 5.0
 
 
 def monotonic() -> float:
-    """The clock that leases in a file go by."""
+    """The clock for leases in SQLite."""
     return time.monotonic()
 
 
@@ -32,12 +32,12 @@ _WALL: ColumnElement[float] = bindparam("andon_wall", callable_=lambda: time.tim
 
 
 def now(postgres: bool) -> ColumnElement[float]:
-    """The clock that leases go by."""
+    """The clock for leases."""
     return _SERVER if postgres else _MONOTONIC
 
 
 def wall(postgres: bool) -> ColumnElement[float]:
-    """The clock that ages go by."""
+    """The clock for ages."""
     return _SERVER if postgres else _WALL
 
 
@@ -49,19 +49,19 @@ def lease(postgres: bool, seconds: float) -> dict[str, Any]:
 def expired(postgres: bool) -> ColumnElement[bool]:
     """A held run whose lease is over.
 
-    A lease that is further ahead than its own length was written before the clock was set back, or, with SQLite, before
-    the machine was restarted: whoever lives has renewed it since.
+    A lease that ends later than its own length from now was written before the clock was set back, or, with SQLite,
+    before the machine was restarted. A worker that is alive would have renewed it since.
     """
     until, clock = runs.c.lease_until, now(postgres)
     return and_(runs.c.status.in_(HELD), or_(until < clock, until - runs.c.lease_seconds > clock + SLACK))
 
 
 def unowned(postgres: bool) -> ColumnElement[bool]:
-    """A run that nobody will end unless somebody takes it."""
+    """A run without a holder that would end it: it is paused, or its lease is over."""
     return or_(runs.c.status.not_in(HELD), expired(postgres))
 
 
 SERVER_UNOWNED = (
     f"(status NOT IN {HELD} OR lease_until < {SERVER_CLOCK} OR lease_until - lease_seconds > {SERVER_CLOCK} + {SLACK})"
 )
-"""The same, for a statement that is written as Postgres reads it."""
+"""The same, as SQL for Postgres."""

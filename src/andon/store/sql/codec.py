@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept as JSON. Writing never fails: what JSON has no form for is kept as text."""
+"""What is stored as JSON. Encoding never fails: a value that JSON has no form for is stored as text."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from andon.messages import Message
 from andon.store.sql.tables import Id
 
 LOOK, CHANGED, LOOK_AT = "", "+", "!"
-"""What others are told: that anything may have changed; that these runs have made progress, have ended, or have their
-turn; and that whoever holds these runs is to look at them. What else is said is a notice of a cancel.
+"""The kinds of notifications. LOOK: anything may have changed. CHANGED: these runs have made progress, have ended, or
+have their turn. LOOK_AT: the holders of these runs must read their rows. Anything else is the notice of a cancel.
 """
 LONGEST_NOTICE = 7_000
 """In bytes. Postgres takes a little more."""
@@ -36,16 +36,16 @@ _read_notice = msgspec.json.Decoder(tuple[str, str, CancelRequest]).decode
 
 
 def dump_notice(run_id: str, owner: str | None, request: CancelRequest) -> str:
-    """Which run was asked to stop, who holds it, and how; empty where nobody does, or that can't be said in a few
-    words, or not exactly.
+    """The notice of a cancel: the run, its owner, and the request. Empty if the run has no owner, if the notice would
+    be too long, or if it can't be encoded exactly.
     """
     before, after = notice_around(run_id, request)
     return "" if owner is None or before is None or after is None else f"{before}{owner}{after}"
 
 
 def notice_around(run_id: str, request: CancelRequest) -> tuple[str, str] | tuple[None, None]:
-    """What comes before the owner in a notice, which only the database may know, and after. An owner is a keeper's
-    name, which is the same in JSON.
+    """The parts of a notice before and after the owner, whom only the database may know. The name of an owner needs no
+    escaping in JSON.
     """
     try:
         before, after = _encode(run_id), _encode(request)
@@ -57,15 +57,15 @@ def notice_around(run_id: str, request: CancelRequest) -> tuple[str, str] | tupl
 
 
 def read_notice(said: str) -> tuple[str, str, CancelRequest] | None:
-    """None if it is no notice, or not one of this version's."""
+    """None if it is not a notice, or not one of this version."""
     try:
         return _read_notice(said) if said else None
-    except (msgspec.DecodeError, RecursionError):  # it may have been said by anybody
+    except (msgspec.DecodeError, RecursionError):  # any client of the database can send a notification
         return None
 
 
 def dump_names(kind: str, run_ids: Iterable[str | None]) -> list[str]:
-    """What is said of these runs, in as few pieces as can be: `CHANGED` or `LOOK_AT`."""
+    """Notifications about these runs, as few as possible. The kind is `CHANGED` or `LOOK_AT`."""
     said: list[str] = []
     names: list[bytes] = []
     room = LONGEST_NOTICE
@@ -84,8 +84,8 @@ def dump_names(kind: str, run_ids: Iterable[str | None]) -> list[str]:
 
 
 def read_names(said: str) -> list[str] | None:
-    """The runs that something is said of; None if it is not one of this version's words."""
+    """The runs that a notification names; None if it is not one of this version."""
     try:
         return [Id.decode(name) for name in _read_names(said[1:]) if name is not None]
-    except (msgspec.DecodeError, RecursionError):  # it may have been said by anybody
+    except (msgspec.DecodeError, RecursionError):  # any client of the database can send a notification
         return None

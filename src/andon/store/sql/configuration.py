@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a Postgres is set up, looked at once, when a store is opened. What can't work is refused, before anything is
-changed; what works, but may lose what was answered, is said in the log.
+"""Checks the settings of a Postgres once, when a store is opened. Settings that can't work are refused before anything
+is changed. Settings that may lose committed data are logged.
 
-All of it takes one question and one notification, on two connections that the store will use anyway.
+The check takes one query and one notification, on two connections that the store uses later anyway.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from andon.store.sql.address import Address
 log = logging.getLogger(__name__)
 
 HEAR_SECONDS = 5.0
-"""A notification comes in a millisecond. After this long it went to somebody else."""
+"""A notification takes a millisecond. After this long it went to another session."""
 
 _LOOK = """
 SELECT pg_is_in_recovery() AS standby,
@@ -34,13 +34,13 @@ SELECT pg_is_in_recovery() AS standby,
     AND pid NOT IN (SELECT active_pid FROM pg_replication_slots WHERE slot_type = 'logical' AND active_pid IS NOT NULL)
   ) AS has_late_replicas
 """
-"""For our own session `synchronous_commit` was set already, and `reset_val` is what it was before. A role that may not
-see how replicas are doing sees no state of them, and hears nothing of them.
+"""Our own session has set `synchronous_commit` already; `reset_val` is the value before that. A role without the right
+to see the state of replicas sees none, and no message is logged about them.
 """
 
 
 def check(engine: Engine, address: Address) -> None:
-    """Raise `SchemaError` for a server that can't be used, and log what may get lost on this one."""
+    """Raise `SchemaError` for a server that can't be used, and log settings that may lose data."""
     engine = engine.execution_options(isolation_level="AUTOCOMMIT")
     with engine.connect() as first:
         found = first.exec_driver_sql(_LOOK).one()
@@ -86,8 +86,8 @@ def warn(found: Row[Any], address: Address) -> None:
 
 
 def check_notifications(listener: Connection, speaker: Connection, address: Address) -> None:
-    """See that what one connection says reaches another one that listens. A pooler that gives each transaction another
-    session loses it, and mixes up the settings of sessions.
+    """Check that a notification of one connection reaches another one. A pooler that gives each transaction another
+    session loses notifications, and mixes up the settings of sessions.
     """
     channel = f"andon_{secrets.token_hex(8)}"
     listener.exec_driver_sql(f"LISTEN {channel}")
@@ -95,7 +95,7 @@ def check_notifications(listener: Connection, speaker: Connection, address: Addr
     if _hears(listener.connection.driver_connection, channel):
         listener.exec_driver_sql(f"UNLISTEN {channel}")
         return
-    for connection in (listener, speaker):  # who else shares these sessions must not find our settings in them
+    for connection in (listener, speaker):  # other clients of these sessions must not get our settings
         connection.exec_driver_sql("DISCARD ALL")
         connection.invalidate()
     raise SchemaError(
@@ -105,7 +105,7 @@ def check_notifications(listener: Connection, speaker: Connection, address: Addr
 
 
 def _hears(driver: Any, channel: str) -> bool:
-    """Wait for it without a word to the server: whoever asks may by chance get the very session that was told."""
+    """Wait without sending anything: a query might by chance get the session that received the notification."""
     deadline = time.monotonic() + HEAR_SECONDS
     with selectors.DefaultSelector() as selector:
         selector.register(driver.fileno(), selectors.EVENT_READ)

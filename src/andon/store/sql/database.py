@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where transactions run. Each is one function that is called with an open transaction, in a thread of ours; it is
-committed when the function returns, and undone when it raises: all of it or nothing, whatever cancels the caller. Where
-there is a server, what only reads is a transaction for each statement, and what is done `at_once` says itself what is.
+"""Where transactions run. The work is a function that one of our threads calls with an open transaction. It is
+committed when the function returns, and rolled back when it raises: all or nothing, even if the caller is cancelled. On
+Postgres, work that only reads, or that has `autocommit`, has no transaction around it: each of its statements is one.
 
-SQLite takes one writer at a time, so there is one thread for all changes. With Postgres, progress of runs has a thread
-of its own: what two calls write about one run must not change places. And who asks runs to stop does not wait here
-behind runs that end, each of which waits for the disk. On both, what keeps runs alive, stops and ends them does not
-wait behind what begins: leases are renewed first, however much there is to do. Locks are taken in one order everywhere,
-sessions by id and then runs by number; should two transactions still meet, the one that was undone is tried again.
+SQLite allows one writer at a time, so there is one thread for all changes. With Postgres, progress of runs has one
+thread of its own: the writes of two calls about one run must stay in order. Cancels have threads too, so that they
+don't wait behind runs that end, each of which waits for the disk. On both, renewals, cancels and ends don't wait behind
+new runs, and renewals come first. Locks are taken in one order everywhere: sessions by id, then runs by number. If two
+transactions still conflict, the one that was rolled back is tried again.
 
-Someone waits for most of these, so they are short: a server is asked as few times as can be. What only writes goes
-along with the commit, and statements are made once (to make one takes longer than the server needs for it). Whoever
-waits is answered as soon as the commit is; others are told, and the connection is given back, after that.
+Callers wait for most transactions, so they are short, with few round trips. Statements without an answer are sent with
+the commit. Statements are built once (building one takes longer than its execution). The caller is answered right after
+the commit; listeners are notified, and the connection is returned, after that.
 
-Nobody waits for another one's disk without need. What a call has answered is on the disk, always. But where it harms
-nobody that others see a change a moment earlier (`early`), Postgres commits it without waiting, which lets go of its
-locks and wakes who listens, and then waits. A later commit is never on the disk before an earlier one.
+When a call returns, its changes are on the disk. Some changes may be visible to others a moment earlier (`early`):
+Postgres commits them without waiting for the disk, which frees locks and notifies listeners, and then the call waits. A
+later commit is never on the disk before an earlier one.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ CHANGERS = 3
 ENDERS = 3
 CANCELLERS = 2
 CONNECTIONS = READERS + CHANGERS + ENDERS + CANCELLERS + 1 + 1 + 1
-"""All that a process ever has at once: one for each thread of the pools below (progress and renewals have one thread
-each), and one that listens. docs/storage.md says the number.
+"""The most that a process has at once: one for each thread of the pools below (progress and renewals have one thread
+each), and one that listens. docs/storage.md has the number.
 """
 FIRST, SOON, LATER = range(3)
-"""The ranks of what is done: leases are renewed first; then runs are asked to stop, and end; then all else."""
+"""The priorities: renewals first, then cancels and ends, then all else."""
 RETRY_SECONDS = 10.0
-"""For how long a transaction is tried again while others are in its way."""
+"""For how long a transaction is tried again after conflicts."""
 RETRY_PAUSE = 0.002
 ANSWER_SECONDS = 15.0
 """For how long a caller waits."""
 CHECKPOINT_CHANGES = 100
-"""After so many changes, what SQLite has in its log is brought to its place in the file, which waits for the disk."""
+"""After so many changes, SQLite's log is copied into the file, which waits for the disk."""
 
 
 def _mode(autocommit: bool, *, early: bool) -> TxMode:
@@ -80,13 +80,13 @@ class Database:
         self.postgres = self.address.path is None
         self.version = Version(self.address)
         self._engine = make_engine(self.address, CONNECTIONS)
-        # A server sees to it by itself that a question sees one state: no transaction has to be begun and ended for it.
+        # On Postgres one statement sees one state, so a query needs no transaction around it.
         reading = {"isolation_level": "AUTOCOMMIT"} if self.postgres else {}
         self._reading = self._engine.execution_options(**reading)
         self._writing = self._engine.execution_options(andon_writes=True)
         self._start()
         _open.add(self)
-        # A store that is forgotten without a `close` leaves no thread and no connection behind.
+        # A store that is garbage-collected without a `close` leaves no thread and no connection behind.
         self._release = self._make_release()
 
     def _make_release(self) -> weakref.finalize[[Engine, list[ThreadPool], Hub], Database]:
@@ -125,7 +125,7 @@ class Database:
         return await self._run(self._reads, work, AUTOCOMMIT)
 
     async def look(self, work: Callable[[Tx], T]) -> T:
-        """Read what tells whether runs go on: that waits for no other reader's turn."""
+        """Read whether runs may go on: before all other reads."""
         return await self._run(self._reads, work, AUTOCOMMIT, FIRST)
 
     async def change(self, work: Callable[[Tx], T], *, autocommit: bool = False) -> T:
@@ -133,7 +133,7 @@ class Database:
         return await self._run(self._changes, work, _mode(autocommit, early=False))
 
     async def renew(self, work: Callable[[Tx], T], *, autocommit: bool = False) -> T:
-        """Write what keeps runs alive."""
+        """Renew leases."""
         return await self._run(self._renewals, work, _mode(autocommit, early=True), FIRST)
 
     async def end(self, work: Callable[[Tx], T], *, autocommit: bool = False) -> T:
@@ -141,20 +141,20 @@ class Database:
         return await self._run(self._ends, work, _mode(autocommit, early=False), SOON)
 
     async def sweep(self, work: Callable[[Tx], T], *, writes: bool) -> T:
-        """What may take its time, and is nothing to others."""
+        """Work without a deadline, such as pruning."""
         pool = self._changes if writes else self._reads
         return await self._run(pool, work, TxMode(writes=writes, early=False), bounded=False)
 
     async def cancel(self, work: Callable[[Tx], T], *, autocommit: bool = False) -> T:
-        """Write what others are asked to do."""
+        """Store cancel requests."""
         return await self._run(self._cancels, work, _mode(autocommit, early=True), SOON)
 
     async def check(self, work: Callable[[Tx], T], *, autocommit: bool) -> T:
-        """See whether it can be written. That waits for nobody who waits for a lock."""
+        """Check that the database can be written, in a thread where no transaction waits for locks."""
         return await self._run(self._renewals, work, _mode(autocommit, early=True), SOON)
 
     async def progress(self, work: Callable[[Tx], T], *, autocommit: bool = False) -> T:
-        """Write what runs have done."""
+        """Store the progress of runs."""
         return await self._run(self._progress, work, _mode(autocommit, early=True))
 
     async def _run(
@@ -166,20 +166,20 @@ class Database:
             deadline.check()
             self.version.check(tx.read_value)
             result = work(tx)
-            if how.writes:  # else it is done by now, whatever it was
+            if how.writes:  # else its statements are committed already
                 deadline.check()
             return result
 
         def attempt(answer: Answer[T]) -> None:
             self._attempt(do, how, answer, deadline.began)
 
-        # A migration takes as long as it takes.
+        # No deadline while the database is being opened: a migration may take long.
         seconds = ANSWER_SECONDS if bounded and self._opening.done else None
         return await deadline.wait_for(pool.run(attempt, priority), seconds)
 
     @property
     def lag(self) -> float:
-        """How many seconds what begins now would wait for its turn."""
+        """How many seconds a new run would wait before it is written."""
         return self._changes.lag
 
     @property
@@ -193,14 +193,14 @@ class Database:
 
         closer = ThreadPool("andon-store-close", 1)
         try:
-            await closer.run(release)  # to its end, also when nobody waits any more
+            await closer.run(release)  # finished even if the caller is cancelled
         finally:
             closer.close(wait=False)
 
     # -- in threads ---------------------------------------------------------------------------------------------------
 
     def open(self, since: float = math.inf) -> None:
-        """Make the tables, or see that they are the right ones."""
+        """Create the tables, or check them."""
         self._opening.ensure(lambda: self._retrying(lambda: schema.open(self._engine, self.address)), since)
 
     def _attempt(self, work: Callable[[Tx], T], how: TxMode, answer: Answer[T], since: float) -> None:
@@ -214,7 +214,7 @@ class Database:
             self._checkpoints.submit(self._checkpoint)
 
     def _once(self, work: Callable[[Tx], T], how: TxMode) -> tuple[Connection, Tx, T]:
-        """Do it, and commit; the connection is still open then."""
+        """Do it, and commit. The connection stays open."""
         connection = (self._writing if how.writes else self._reading).connect()
         try:
             tx = Tx(connection, self.postgres, how)
@@ -224,14 +224,14 @@ class Database:
             tx.commit()
         except BaseException as error:
             connection.close()
-            # If it was lost while it was committed, nobody knows whether that was done.
+            # If the connection was lost during the commit, it is unknown whether that was done.
             if isinstance(error, DBAPIError) and error.connection_invalidated and not committing:
                 raise CutOffError from error
             raise
         return connection, tx, result
 
     def _checkpoint(self, answer: Answer[None]) -> None:
-        """Beside everything else: nobody waits for this."""
+        """Runs in a thread of its own: no call waits for it."""
         connection = self._engine.raw_connection()
         try:
             connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -240,8 +240,8 @@ class Database:
         answer(None)
 
     def _retrying(self, work: Callable[[], T]) -> T:
-        """Try again while others are in the way, or if the server has been restarted since it was asked the last time;
-        what else goes wrong is told in our words.
+        """Try again after a conflict, or if the server was restarted since the last call. Other errors are translated
+        (`faults`).
         """
         deadline = time.monotonic() + RETRY_SECONDS
         while True:
@@ -253,7 +253,7 @@ class Database:
                     raise translate(error, self.address, CONNECTIONS) from None
             time.sleep(RETRY_PAUSE)
 
-    def forget(self) -> None:
+    def start_over(self) -> None:
         """In a forked child the threads are gone, and the connections are the parent's: start over."""
         self._release.detach()
         self._engine.dispose(close=False)
@@ -262,11 +262,11 @@ class Database:
 
 
 def _release_soon(engine: Engine, pools: list[ThreadPool], hub: Hub) -> None:
-    """The garbage collector calls this, on any thread, between any two steps of it: on a loop's, or under these very
-    locks. So it waits for nobody, and takes no lock, not even those that it takes to start a thread.
+    """The garbage collector calls this on any thread, between any two instructions: maybe on a loop's thread, or while
+    these locks are held. So it does not wait, and takes no lock, not even those of `Thread.start`.
     """
     closing = threading.Thread(target=_release, args=(engine, pools, hub), name="andon-store-close", daemon=True)
-    with contextlib.suppress(RuntimeError):  # the interpreter is about to exit, and all ends with it
+    with contextlib.suppress(RuntimeError):  # the interpreter exits, and the threads end with it
         _thread.start_new_thread(closing.start, ())
 
 
@@ -282,11 +282,11 @@ _open: weakref.WeakSet[Database] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for database in list(_open):
-        database.forget()
+        database.start_over()
 
 
 def _at_exit() -> None:
-    """Runs that the portal ends at exit are stored; only then is there nothing more to write."""
+    """Close the portal first: it ends its runs, and they are still to be stored."""
     portal.close()
     for database in list(_open):
         database.release()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nobody waits for a database for ever: after a while a caller is told that it could not be asked.
+"""A limit on how long a caller waits for a database. After it the caller gets a `StoreError`.
 
-The transaction may still be under way then, in a thread that waits for a lock, or for a server that has stopped. It is
-undone before its commit. Only one that was being committed at that very moment is done though its caller was told
-otherwise: that is what a `StoreError` leaves open.
+The transaction may still be running then, in a thread that waits for a lock, or for a server that has stopped. It is
+rolled back instead of committed. Only a transaction that is being committed at that moment is done, although its caller
+got an error: after a `StoreError` both are possible.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Deadline:
-    """That of one caller."""
+    """The deadline of one caller."""
 
     __slots__ = ("_over", "_shown", "began")
 
@@ -27,7 +27,7 @@ class Deadline:
         self._shown, self._over, self.began = shown, False, time.monotonic()
 
     async def wait_for(self, answer: Awaitable[T], seconds: float | None) -> T:
-        """Wait so long for the answer. What has not begun by then is taken back."""
+        """Wait so long for the answer. Work that has not begun by then is withdrawn."""
         try:
             async with asyncio.timeout(seconds) as bound:
                 return await answer
@@ -38,9 +38,9 @@ class Deadline:
             raise self._error(f"has not answered within {seconds:g} s") from None
 
     def check(self) -> None:
-        """In the thread that does the work: raise if nobody waits for it any more."""
+        """In the thread that does the work: raise if the caller has stopped waiting."""
         if self._over:
-            raise self._error("answered too late, and what it was asked is undone")
+            raise self._error("answered too late, and the change was rolled back")
 
     def _error(self, what: str) -> StoreError:
         return StoreError(f"the database {self._shown} {what}. Trying again may help.")

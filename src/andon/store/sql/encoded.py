@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be stored of a run, as text. It is made before a transaction is begun: others wait for that."""
+"""What is to be stored of a run, as text. It is encoded before the transaction, so that others don't wait for that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from andon.store.sql.batches import write_rows
 from andon.store.sql.codec import dump
 
 PART = 2_000_000
-"""So many characters are written in one transaction, or a little more."""
+"""About so many characters are written in one transaction."""
 
 
 class EncodedEnd(NamedTuple):
@@ -28,9 +28,9 @@ class EncodedEnd(NamedTuple):
     """The record."""
     messages: str
     rows: list[tuple[int, str]]
-    """The events that are not written yet: of each row the number of its last event."""
+    """The events that are not stored yet: for each row the number of its last event, and the text."""
     request: str | None
-    """The cancel that ended it, to be put on record."""
+    """The cancel that ended it, for the log."""
 
     @classmethod
     def of(cls, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]) -> EncodedEnd:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to a database, and what is said to each of them first."""
+"""Connections to a database, and the settings that each of them gets first."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sqlalchemy.pool import QueuePool
 
 from andon.store.sql.address import Address
 
-# What each session is told first. A worker that was stopped (SIGSTOP) in the middle of a transaction must not hold its
-# locks for long, and nobody may wait for ever for a lock. And a server would keep the session of a client that is gone
-# without a word for two hours, while that client has long made another one.
+# The settings of each session. A worker that was stopped (SIGSTOP) in the middle of a transaction must not hold its
+# locks for long, and no statement may wait for a lock for ever. By default a server would also keep the session of a
+# client that has vanished for two hours.
 SERVER_SETTINGS = {
     "idle_in_transaction_session_timeout": "5s",
     "statement_timeout": "30s",
@@ -25,7 +25,7 @@ SERVER_SETTINGS = {
     "tcp_user_timeout": "10s",
     "client_connection_check_interval": "3s",  # also while a statement runs, or waits for a lock
 }
-# libpq would wait for ever for a server that is gone without a word.
+# By default libpq would wait for ever for a server that has vanished.
 LINK_SETTINGS = {
     "connect_timeout": 5,
     "keepalives_idle": 5,
@@ -35,8 +35,8 @@ LINK_SETTINGS = {
     "application_name": "andon",
 }
 POOL_SECONDS = 10.0
-"""There is a connection for every thread of ours, so no thread ever waits for one. Should one wait all the same, it is
-told so after this long.
+"""There is a connection for each of our threads, so no thread should wait for one. If one does, it gets an error after
+this long.
 """
 
 _SETTINGS = """
@@ -46,23 +46,24 @@ WITH setting (name, value) AS (
 )
 SELECT set_config(name, value, FALSE) FROM setting WHERE current_setting(name, TRUE) IS NOT NULL
 """
-"""All that this server knows, in one round trip. `synchronous_commit` is never off, or what was answered could get lost
-with the server; else it stays what it was when the session began, also if the server's configuration is read anew.
+"""Sets all of them that this server knows, in one round trip. `synchronous_commit` is never off: else committed changes
+could be lost with the server. Any other value stays as it was when the session began, also if the server reloads its
+configuration.
 """
 
 LONGEST_LOG = 10_000
-"""In pages. SQLite's log is brought to its place in the file beside all changes; should that never be possible in time,
-the change that makes it longer than this has to do it.
+"""In pages. A thread of its own copies SQLite's log into the file. If that is not possible in time, the change that
+makes the log longer than this does it.
 """
 
 
 def make_engine(address: Address, connections: int) -> Engine:
     size: dict[str, Any] = {"poolclass": QueuePool, "pool_size": connections, "max_overflow": 0}
     size["pool_timeout"] = POOL_SECONDS
-    size["pool_use_lifo"] = True  # the one used last knows our statements best
+    size["pool_use_lifo"] = True  # the one used last has most of our statements prepared
     if address.path is not None:
-        # SQLite's own waiting gets slow and unfair: its steps are 1, 2, 5, 10 and more milliseconds, where another one
-        # writes for one or two. So it has the first two steps, and then whoever waits tries again.
+        # SQLite waits for a lock in steps of 1, 2, 5, 10 and more milliseconds, which is slow and unfair: a transaction
+        # takes one or two. So SQLite has only the first two steps, and then we try again.
         arguments = {"timeout": 0.003, "check_same_thread": False}
         engine = create_engine(address.url, connect_args=arguments, hide_parameters=True, **size)
         synchronous = address.synchronous
@@ -99,7 +100,7 @@ def _introduce(connection: Any, refusal: type[Exception]) -> None:
     connection.autocommit = True
     try:
         connection.execute(_SETTINGS, (list(SERVER_SETTINGS), list(SERVER_SETTINGS.values())))
-    except refusal:  # there are platforms on which a server knows one of them, but can't do it: do without that one
+    except refusal:  # on some platforms a server knows a setting, but refuses it: leave that one out
         for name, value in SERVER_SETTINGS.items():
             with contextlib.suppress(refusal):
                 connection.execute(_SETTINGS, ([name], [value]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A database's errors in our words: what could not be done, and what to do. No password and no statement is in them."""
+"""Translates a database's errors: what failed, and what to do. They contain no password and no SQL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from andon.store.sql.address import Address
 
 _BUSY = ("database is locked", "database table is locked", "database schema is locked")
 _LOCKED = "55P03"
-_TRANSIENT_STATES = ("40001", "40P01")  # two transactions in each other's way: the database has undone one of them
+_TRANSIENT_STATES = ("40001", "40P01")  # a conflict of two transactions: the database has rolled one of them back
 
 _FULL = "Postgres has no connection left. Raise its max_connections, or free some; each process of Andon uses up to {}."
 _ADVICE = {
@@ -34,18 +34,18 @@ _ADVICE = {
 
 
 class LockedError(StoreError):
-    """Somebody has locked what was to be changed, for longer than one wants to wait for it in one go."""
+    """Another transaction has locked the rows for longer than one attempt waits."""
 
 
 class CutOffError(SQLAlchemyError):
-    """The connection was gone before the commit was sent: nothing was done, or, where a statement is a transaction,
-    what may be done again. A server that was restarted leaves such connections behind, and one that is tried again gets
-    a fresh one, or is told that there is no server.
+    """The connection was lost before the commit was sent. Nothing was done, or, where a statement is a transaction, it
+    is safe to repeat. A server that was restarted leaves such connections behind. The next attempt gets a new
+    connection, or an error if there is no server.
     """
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the transaction was undone only because another one was in its way, or its connection was gone."""
+    """Whether the transaction failed only because it met another one, or because its connection was lost."""
     if isinstance(error, CutOffError):
         return True
     cause = _cause(error)

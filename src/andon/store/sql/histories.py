@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What somebody has put into a session, and the conversation that begins with it.
+"""The history of a session: messages that a caller has put there, before those of the runs.
 
-A history stands before the first run of its session that has anything to say. Whoever puts one there makes the runs
-before it forget what they have added, in the same transaction. Each has a version: on a server a conversation is read
-in two statements, and they belong together only if both saw the same one.
+Storing a history deletes, in the same transaction, the messages of the runs that came before it. A history has a
+version: on Postgres a conversation is read with two statements, whose results fit only if both saw the same version.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from andon.store.sql.transaction import Tx
 
 
 def read(tx: Tx, key: SessionKey) -> tuple[Row[Any] | None, list[Part]]:
-    """What was brought, and what the runs have added, as both were at one moment."""
+    """The history, and the messages of the runs, both as of one moment."""
     wanted = select(histories, table.c.created).join(table, table.c.id == histories.c.session).where(is_key(key))
     while True:
         rows = sessions.rows_of(tx, is_key(key))
@@ -39,7 +38,7 @@ def read(tx: Tx, key: SessionKey) -> tuple[Row[Any] | None, list[Part]]:
 
 
 def _same(found: Row[Any], row: Row[Any]) -> bool:
-    """Versions begin anew with a session that was deleted and made again: that one has another number."""
+    """Also compares the session's id: a session that was deleted and created again starts with version 1."""
     return bool((found.session, found.version) == (row.session, row.version))
 
 
@@ -50,7 +49,7 @@ def create(tx: Tx, key: SessionKey, state: str, messages: str | None) -> Session
     if messages is None:
         return states.create(tx, key, state)
     head = sessions.lock_or_create(tx, key, sessions.read_clock(tx))
-    if _holder(tx, head.id) is not None:  # its first run is at work, and has read that nothing was said
+    if _holder(tx, head.id) is not None:  # its first run is live, and has read an empty conversation
         return None
     kept = states.create(tx, key, state)
     if kept is not None:
@@ -70,7 +69,7 @@ def replace(tx: Tx, key: SessionKey, messages: str) -> SessionRow:
 
 
 def bring(tx: Tx, lease: Lease, messages: str) -> None:
-    """In the name of a run that has its turn. The runs behind it in the line are not concerned."""
+    """On behalf of a run that has its turn. The runs behind it in the queue are not affected."""
     row = lock_run_and_session(tx, lease.run_id)
     if row is None or row.epoch != lease.epoch or row.status not in HELD:
         raise lease_lost(lease)
@@ -90,7 +89,7 @@ def remove(tx: Tx, key: SessionKey, *, idle: bool) -> bool:
 
 
 def _check_idle(tx: Tx, session: int) -> None:
-    """Raise if a run is in the session, whose row is locked: so none comes into it now."""
+    """Raise if a run is in the session. The session's row is locked, so no run can enter now."""
     if (holder := _holder(tx, session)) is not None:
         raise still_busy(key_of(holder), holder.run_id, status_of(holder))
 
@@ -101,7 +100,7 @@ def _holder(tx: Tx, session: int) -> Row[Any] | None:
 
 def _put(tx: Tx, session: int, messages: str, before: int | None = None) -> None:
     theirs = runs.c.session == session if before is None else and_(runs.c.session == session, runs.c.number < before)
-    sessions.forget(tx, theirs)
+    sessions.delete_messages(tx, theirs)
     adding = tx.insert(histories).values(session=session, version=1, messages=messages)
     changed = {"version": histories.c.version + 1, "messages": adding.excluded.messages}
     tx.execute(adding.on_conflict_do_update(index_elements=["session"], set_=changed))

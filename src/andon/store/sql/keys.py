@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Idempotency keys: each is taken in the transaction that sets its run going, so a request that is refused keeps none.
+"""Idempotency keys. A key is stored in the transaction that starts its run, so a refused request stores none.
 
-The primary key is what makes it one run: of several that use a key at once, on whatever servers, one takes it, and the
-others wait for that one's commit and then find it. A key is forgotten together with its run, and when a paused run that
-was taken up with it is given back: then its answer was not given. Keys are locked before sessions and runs, everywhere.
+The primary key guarantees one run per key: of several requests with one key, on any servers, one inserts it. The others
+wait for its commit, and then find it. A key is deleted with its run. It is also deleted when a paused run was taken up
+with it and is paused again without progress: the answer was not used. Keys are always locked before sessions and runs.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from andon.store.sql.transaction import Tx
 
 
 def take(tx: Tx, wanted: RequestKey, session: SessionKey, run_id: str, after: int = 0) -> bool:
-    """Take a user's key for this run, or raise. False if it was taken for the same before: an answer may get lost."""
+    """Store a user's key for this run, or raise. False if it is stored for the same already: an answer may get lost."""
     Id.check(session.agent_id, session.user_id or "", wanted.key)
     use = {"run_id": run_id, "said": wanted.said, "after_seq": after}
     adding = tx.insert(keys).values({**_name(wanted, session), **use}).on_conflict_do_nothing()
-    # It is held where it is: else it might be given back between here and the run's lock, and the run go on without it.
+    # The key is locked: else it might be deleted before the run is locked, and the run would go on without it.
     looking = select(keys).where(_is(wanted, session)).with_for_update(read=True)
     found = None
-    while found is None:  # again, if it was given back in between
+    while found is None:  # again, if it was deleted in between
         if tx.execute(adding, execution_options={"preserve_rowcount": True}).rowcount:
             return True
         found = tx.execute(looking).first()
@@ -39,22 +39,22 @@ def take(tx: Tx, wanted: RequestKey, session: SessionKey, run_id: str, after: in
 
 
 def drop(tx: Tx, wanted: RequestKey, session: SessionKey) -> None:
-    """Forget one key, and no other that was taken for the same run."""
+    """Delete one key, and no other key of the same run."""
     tx.execute(delete(keys).where(_is(wanted, session)))
 
 
 def lock_answers(tx: Tx, run_id: str) -> None:
-    """Lock the keys with which this run was to go on, before the run itself is locked."""
+    """Lock the keys with which this run was resumed, before the run itself is locked."""
     tx.execute(select(keys.c.key).where(*_answers(run_id)).order_by(keys.c.key).with_for_update()).all()
 
 
 def give_back(tx: Tx, run_id: str, after: int) -> None:
-    """Forget the key with which this run was to go on after that event: it did not."""
+    """Delete the key with which this run was resumed after that event: it did not go on."""
     tx.execute(delete(keys).where(*_answers(run_id), keys.c.after_seq == after))
 
 
 def _answers(run_id: str) -> tuple[ColumnElement[bool], ...]:
-    return keys.c.run_id == run_id, keys.c.after_seq > 0  # the key that has started it has none
+    return keys.c.run_id == run_id, keys.c.after_seq > 0  # 0 is the key that has started it
 
 
 def _name(wanted: RequestKey, session: SessionKey) -> dict[str, str]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What whoever holds a run may do with it. Each of these looks first whether the lease is still good: the epoch is the
-fence, and a run that is paused or has ended is nobody's.
+"""What the holder of a run's lease may do with the run. Each function checks first that the lease is valid: it has the
+run's current epoch, and the run is pending or running. A run that is paused or has ended has no holder.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from andon.store.sql.transaction import Tx, chunks
 
 
 def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float, on_busy: OnBusy) -> Granted:
-    """`text` is the record, as it is kept."""
+    """`text` is the record as JSON."""
     tx.lock_blocks()
-    if record.request_key is not None:  # first: who asks for the same again is told that, and not that it is busy
+    if record.request_key is not None:  # first: a repeated request raises KeyUsedError, not SessionBusyError
         keys.take(tx, record.request_key, record.session, record.run_id)
     head = sessions.lock_or_create(tx, record.session, record.created_at)
-    line = select(runs, records.c.record, clocks.unowned(tx.postgres).label("unowned"))
-    line = line.join(records, records.c.number == runs.c.number).where(runs.c.session == head.id, LIVE)
-    ahead = tx.execute(line.order_by(runs.c.number).with_for_update(of=runs, key_share=True)).all()
+    queue = select(runs, records.c.record, clocks.unowned(tx.postgres).label("unowned"))
+    queue = queue.join(records, records.c.number == runs.c.number).where(runs.c.session == head.id, LIVE)
+    ahead = tx.execute(queue.order_by(runs.c.number).with_for_update(of=runs, key_share=True)).all()
     for other in ahead:
         if other.run_id == record.run_id:
             if (other.owner, other.created) != (owner, record.created_at) or other.status not in HELD:
                 raise _taken(record)
-            # This was asked before, and only the answer was lost.
+            # The same call again: the answer to the first one was lost.
             has_turn = other.status == RunStatus.running.value
             return Granted.of(record.run_id, other.epoch, tx.began, has_turn=has_turn)
     _check_blocks(tx, record)
@@ -55,7 +55,7 @@ def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float, on_b
 
 
 class Busy(Exception):  # noqa: N818 - not an error yet: `refusal` makes one, after the transaction
-    """Another run, whose row is its argument, has the session, or stands before this one in its line."""
+    """Another run is in the session, or ahead in its queue. The argument is the row of that run."""
 
     def refusal(self, session: SessionKey) -> SessionBusyError:
         kept = sessions.record_of(self.args[0])
@@ -63,7 +63,7 @@ class Busy(Exception):  # noqa: N818 - not an error yet: `refusal` makes one, af
 
 
 def _check_free(ahead: Sequence[Row[Any]]) -> None:
-    """A run that is being cancelled, or has lost its worker, will be gone soon."""
+    """Raise if a run is ahead. A run that is being cancelled, or has lost its worker, does not count: it ends soon."""
     for other in ahead:
         if other.cancel is None and not (other.unowned and other.status in HELD):
             raise Busy(other)
@@ -90,13 +90,15 @@ def take_turn(tx: Tx, lease: Lease) -> bool:
         raise lease_lost(lease)
     if row.status == RunStatus.running.value:
         return True
-    if tx.execute(_AHEAD, {"line": row.session, "place": row.number}).first() is not None:
+    if tx.execute(_AHEAD, {"of_session": row.session, "place": row.number}).first() is not None:
         return False
     tx.write(sessions.CHANGE, {"which": row.number, "status": RunStatus.running.value})
     return True
 
 
-_AHEAD = select(runs.c.number).where(runs.c.session == bindparam("line"), LIVE, runs.c.number < bindparam("place"))
+_AHEAD = select(runs.c.number).where(
+    runs.c.session == bindparam("of_session"), LIVE, runs.c.number < bindparam("place")
+)
 _AHEAD = _AHEAD.limit(1)
 
 
@@ -105,7 +107,7 @@ def lease_lost(lease: Lease) -> LeaseLostError:
 
 
 def _find(tx: Tx, run_ids: Iterable[str], wanted: Select[Any]) -> dict[str, Row[Any]]:
-    """These runs, in the order in which everybody locks them."""
+    """These runs, in the order in which every transaction locks runs."""
     found: dict[str, Row[Any]] = {}
     for these in chunks(list(dict.fromkeys(run_ids))):
         found |= {row.run_id: row for row in tx.execute(wanted, {"run_ids": these})}
@@ -115,7 +117,7 @@ def _find(tx: Tx, run_ids: Iterable[str], wanted: Select[Any]) -> dict[str, Row[
 _LOOK = select(runs).where(runs.c.run_id.in_(bindparam("run_ids", expanding=True))).order_by(runs.c.number)
 _LOCK = _LOOK.with_for_update(key_share=True)
 _KEEP_HOLD = _LOOK.with_for_update(read=True, key_share=True)
-"""Nobody ends these runs or takes them over meanwhile; but they can be asked to stop."""
+"""Meanwhile these runs can be cancelled, but no other transaction ends them or takes them over."""
 
 
 def renew(tx: Tx, leases: Sequence[Lease], seconds: float | None) -> Renewal:
@@ -165,8 +167,8 @@ def _rows(row: Row[Any], batches: Sequence[tuple[int, str]]) -> list[dict[str, A
 
 
 def _append(tx: Tx, rows: list[dict[str, Any]]) -> None:
-    """Add events. Some may be there already, if the answer to an earlier call was lost. Then this row has the same last
-    event, or more events: readers skip what the rows before it have told.
+    """Add events. Some may be stored already, if the answer to an earlier call was lost. Then this row has the same
+    last event, and is not added, or it has more events: readers skip the events that an earlier row had.
     """
     if rows:
         tx.write(tx.insert(events).on_conflict_do_nothing(), rows)
@@ -180,17 +182,17 @@ _LAST = select(func.coalesce(func.max(events.c.seq), 0)).where(events.c.number =
 
 def finish(tx: Tx, end: EncodedEnd) -> RunRecord | CancelRequest | None:
     lease, record = end.lease, end.record
-    given_back = record.status is RunStatus.paused and not end.rows  # it was taken up, and is as it was
+    given_back = record.status is RunStatus.paused and not end.rows  # it was taken up, and did not go on
     if given_back:
         keys.lock_answers(tx, lease.run_id)
     row = sessions.lock_run_and_session(tx, lease.run_id)
     if row is None:
         raise lease_lost(lease)
-    # A paused run is nobody's, but it may be cancelled, and whoever paused it may still say so.
+    # A paused run has no holder. The worker that paused it may still end it as cancelled.
     may_end = (*HELD, RunStatus.paused.value) if record.status is RunStatus.cancelled else HELD
     if row.epoch != lease.epoch or row.status not in may_end:
         kept = tx.execute(select(records.c.record).where(records.c.number == row.number)).scalar_one()
-        same = row.epoch == lease.epoch and kept == end.text  # asked before, and only the answer was lost
+        same = row.epoch == lease.epoch and kept == end.text  # the same call again: the answer was lost
         return None if same else sessions.with_status(kept, sessions.status_of(row))
     if row.cancel is not None and record.status is not RunStatus.cancelled:
         return read_request(row.cancel)
@@ -213,19 +215,21 @@ def finish(tx: Tx, end: EncodedEnd) -> RunRecord | CancelRequest | None:
     if row.cancel is None and end.request is not None:
         cancels.log_cancel(tx, row, end.request)
     if tx.postgres:
-        tx.ended = Id.encode(row.run_id)  # who is next may be entering at this very moment
+        tx.ended = Id.encode(row.run_id)  # found after the commit: the next run may be entering now
     else:
-        ahead = tx.execute(_NEXT, {"line": row.session, "which": row.number}).scalar()
+        ahead = tx.execute(_NEXT, {"of_session": row.session, "which": row.number}).scalar()
         tx.notify(dump_names(CHANGED, [row.run_id, ahead]))
     return None
 
 
-_NEXT = select(runs.c.run_id).where(runs.c.session == bindparam("line"), LIVE, runs.c.number != bindparam("which"))
+_NEXT = select(runs.c.run_id).where(
+    runs.c.session == bindparam("of_session"), LIVE, runs.c.number != bindparam("which")
+)
 _NEXT = _NEXT.order_by(runs.c.number).limit(1)
 
 
 class TakenRow(NamedTuple):
-    """A run that was taken over, as it is kept: what is JSON in it is read after the transaction."""
+    """A run that was taken over, as rows. Its JSON is parsed after the transaction."""
 
     row: Row[Any]
     kept: Row[Any]
@@ -243,7 +247,7 @@ class TakenRow(NamedTuple):
 
 
 def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[TakenRow]:
-    """Give these runs, which are locked, to a new owner."""
+    """Give these runs, whose rows are locked, to a new owner."""
     taken = []
     for row in found:
         status = RunStatus.pending if row.status == RunStatus.pending.value else RunStatus.running
@@ -273,10 +277,10 @@ def take_up(tx: Tx, run_id: str, owner: str, seconds: float, request_key: Reques
         if keys.take(tx, request_key, whose, run_id, after):
             fresh = request_key, whose
     row = sessions.lock_run(tx, run_id)
-    if row is not None and row.status in HELD and row.owner == owner:  # asked before, and the answer was lost
+    if row is not None and row.status in HELD and row.owner == owner:  # the same call again: the answer was lost
         return _taken_over(tx, row, row.epoch)
     waits = row is not None and row.status == RunStatus.paused.value and row.cancel is None
-    # A run that was answered since, and has paused again, is not the one that the key was taken for.
+    # If the run was resumed since, and has paused again, the key belongs to the earlier pause.
     if row is not None and waits and after in (None, tx.execute(_LAST, {"of": row.number}).scalar_one()):
         return take(tx, [row], owner, seconds)[0]
     if fresh is not None:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the service needs besides runs: who is blocked, secrets that its processes share, and forgetting what is old.
+"""What the service needs besides runs: blocks, secrets that its processes share, pruning, and a ping.
 
-Pruning goes in small transactions, so that nobody who writes waits for long. A session with a run that has not ended,
-or is paused, is never forgotten.
+Pruning uses small transactions, so that no writer waits for long. A session with a live or paused run is not deleted.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def find_secret(tx: Tx, name: str) -> str | None:
 
 
 def make_secret(tx: Tx, name: str) -> str:
-    """If another process is quicker, its secret is the one."""
+    """If another process has made the secret first, that one is returned."""
     row = {"name": name, "value": token_hex(SECRET_BYTES)}
     tx.execute(tx.insert(secrets).values(row).on_conflict_do_nothing(index_elements=["name"]))
     made = find_secret(tx, name)
@@ -69,34 +68,34 @@ def make_secret(tx: Tx, name: str) -> str:
     return made
 
 
-# -- forgetting: each of these does a little, and says what; nothing, when it is done ---------------------------------
+# -- pruning: each step deletes a few rows, and says how many; an empty answer means that nothing is left ------------
 
 
-def forget_sessions(tx: Tx, before: float) -> dict[str, int]:
+def prune_sessions(tx: Tx, before: float) -> dict[str, int]:
     live = exists().where(runs.c.session == sessions.c.id, LIVE)
     old = select(sessions.c.id).where(sessions.c.updated < before, ~live).order_by(sessions.c.id)
     ids = tx.execute(old.limit(SESSIONS_AT_ONCE).with_for_update(skip_locked=True)).scalars().all()
     if not ids:
         return {}
-    # Whoever entered one of these after it was found, and before it was locked, has made it live again.
+    # A run may have entered one of these sessions after it was found and before it was locked.
     held = tx.execute(select(runs.c.session).where(runs.c.session.in_(ids), LIVE)).scalars().all()
     gone = sorted(set(ids) - set(held))
     if not gone:
         return {}
-    counts = _forget_runs(tx, tx.execute(select(runs.c.number).where(runs.c.session.in_(gone))).scalars().all())
+    counts = _delete_runs(tx, tx.execute(select(runs.c.number).where(runs.c.session.in_(gone))).scalars().all())
     for column in (histories.c.session, states.c.session, sessions.c.id):
         tx.execute(delete(column.table).where(column.in_(gone)))
     return {"sessions": len(gone), **counts}
 
 
-def forget_strays(tx: Tx, before: float) -> dict[str, int]:
+def prune_strays(tx: Tx, before: float) -> dict[str, int]:
     """Runs whose sessions were deleted."""
     there = exists().where(sessions.c.id == runs.c.session)
     old = select(runs.c.number).where(runs.c.ended < before, ~there).order_by(runs.c.number).limit(RUNS_AT_ONCE)
-    return _forget_runs(tx, tx.execute(old.with_for_update(skip_locked=True)).scalars().all())
+    return _delete_runs(tx, tx.execute(old.with_for_update(skip_locked=True)).scalars().all())
 
 
-def _forget_runs(tx: Tx, numbers: Any) -> dict[str, int]:
+def _delete_runs(tx: Tx, numbers: Any) -> dict[str, int]:
     if not numbers:
         return {}
     counted = tx.execute(_COUNT.where(runs.c.number.in_(numbers))).scalar_one()
@@ -108,11 +107,11 @@ def _forget_runs(tx: Tx, numbers: Any) -> dict[str, int]:
 
 
 _COUNT = select(func.coalesce(func.sum(runs.c.last_seq), 0))
-"""How many events these runs have, which have ended: they are numbered from 1, and a row has many of them."""
+"""How many events these runs have, which have ended. Events are numbered from 1, and a row has many of them."""
 
 
-def forget_events(tx: Tx, before: float) -> dict[str, int]:
-    """Events of runs that ended long ago, though their sessions live on."""
+def prune_events(tx: Tx, before: float) -> dict[str, int]:
+    """Events of runs that ended long ago, whose sessions are still in use."""
     old = select(runs.c.number, runs.c.last_seq).where(runs.c.ended < before, runs.c.last_seq > 0)
     numbers, weight = [], 0
     for row in tx.execute(old.order_by(runs.c.ended).limit(RUNS_AT_ONCE)):
@@ -127,17 +126,17 @@ def forget_events(tx: Tx, before: float) -> dict[str, int]:
     return {"events": weight}
 
 
-def forget_cancels(tx: Tx, before: float) -> dict[str, int]:
+def prune_cancels(tx: Tx, before: float) -> dict[str, int]:
     old = select(cancels.c.id).where(cancels.c.at < before).limit(EVENTS_AT_ONCE)
     counted = tx.execute(delete(cancels).where(cancels.c.id.in_(old))).rowcount
     return {"cancels": counted} if counted else {}
 
 
-PRUNING_STEPS = (forget_sessions, forget_strays, forget_events, forget_cancels)
+PRUNING_STEPS = (prune_sessions, prune_strays, prune_events, prune_cancels)
 
 
 def count_old(tx: Tx, before: float) -> dict[str, int]:
-    """How many sessions, runs and events would be forgotten."""
+    """How many sessions, runs and events would be deleted."""
     live = exists().where(runs.c.session == sessions.c.id, LIVE)
     old = select(sessions.c.id).where(sessions.c.updated < before, ~live)
     there = exists().where(sessions.c.id == runs.c.session)
@@ -151,22 +150,22 @@ def count_old(tx: Tx, before: float) -> dict[str, int]:
 
 
 def ping(tx: Tx) -> int | None:
-    """Write something tiny, as a run would: a disk may be full, and a database read-only. Returns the version."""
+    """Write a little, as a run does: the disk may be full, or the database read-only. Returns the tables' version."""
     if tx.postgres:
         for version, read_only, _ in tx.execute_autocommit(_PING):
             if read_only == "on":
                 raise StoreError(_READ_ONLY)
             return int(version)
         return None
-    for _ in range(2):  # there and back: what stays the same, SQLite does not write
+    for _ in range(2):  # twice: SQLite does not write a value that stays the same
         tx.execute(update(meta).values(version=-meta.c.version))
     return tx.execute(select(meta.c.version)).scalar()
 
 
-# As good as a row that is changed, but leaves none behind, and nobody has to wait for another one's.
+# This writes to the log as a changed row does, but changes no row, so pings don't wait for each other.
 _PING = """
 SELECT version, current_setting('transaction_read_only'), pg_logical_emit_message(true, 'andon', '') FROM andon_meta
 """
 _READ_ONLY = (
-    "the database takes no changes: it is a standby, or default_transaction_read_only is on. Name the one that does."
+    "the database is read-only: it is a standby, or default_transaction_read_only is on. Use the URL of the primary."
 )

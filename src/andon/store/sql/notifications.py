@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is woken when something may have changed: one thread per store, while somebody listens.
+"""Wakes listeners when something may have changed: one thread per store, while there are listeners.
 
-What is said names the runs that it is about (`codec`), so that it costs those nothing who have nothing to do with them.
-It may be lost, or be for nothing, and nothing is lost with it. Of a cancel it says which run was asked to stop, whose
-it is, and how, so that who holds the run need not look. Every role that may connect to a Postgres can say such a thing,
-so there it is compared with the run's row first; what the row does not say is not passed on. All who listen to a
-database are told, also where its schemas keep them apart. Every time the thread has connected it wakes everybody,
-because of what may have happened meanwhile. Callbacks never break it.
+A notification names its runs (`codec`), so that it costs other runs nothing. Rows are authoritative. Notifications are
+hints: one may be lost, or be for nothing. The notice of a cancel has the run, its owner and the request, so that the
+owner need not read the row. Every role that can connect to a Postgres can send a notification. So there a notice is
+compared with the run's row first, and is not passed on if they differ. All listeners of a database are notified, also
+those of other schemas. After each connect all listeners are told to look, because notifications may have been missed.
+An exception in a callback is logged, and the thread goes on.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ log = logging.getLogger(__name__)
 
 CHANNEL = "andon"
 POLL_SECONDS = 0.02
-"""SQLite has no way to tell another process: its counter of changes is looked at this often."""
+"""SQLite can't notify another process: its counter of changes is polled this often."""
 PING_SECONDS = 3.0
-"""So often a silent server is asked whether it is there."""
+"""A silent server is pinged this often."""
 RECONNECT_SECONDS = (0.05, 1.0)
 CLOSE_SECONDS = 6.0
 
 Tell = Callable[[Iterable[str]], None]
 Watch = Callable[[Any, "Stop", Tell], None]
-"""Watches by a connection of the driver, until it is stopped, and tells what was said."""
+"""Watches through a connection of the driver until it is stopped, and passes notifications on."""
 
 
 class Stop:
@@ -56,7 +56,7 @@ class Stop:
     def set(self) -> None:
         if not self._event.is_set():
             self._event.set()
-            self._writing.close()  # whoever selects on the other end is woken
+            self._writing.close()  # wakes a select on the other end
 
     def wait(self, seconds: float) -> bool:
         return self._event.wait(seconds)
@@ -70,7 +70,7 @@ class Stop:
 
 
 class Listener:
-    """What `listen` gives: close it to be woken no more, except by a call that is on its way."""
+    """The answer of `listen`. After `close` it is not called any more, except by a call that has begun."""
 
     def __init__(self, hub: Hub, look: Look, changed: Changed | None, asked: Asked | None) -> None:
         self._hub, self._look, self._changed, self._asked = hub, look, changed or look, asked
@@ -99,7 +99,7 @@ class Listener:
 
 
 class Hub:
-    """Those who listen, and the thread that wakes them."""
+    """The listeners, and the thread that calls them."""
 
     def __init__(self, watch: Watch, engine: Engine, open_database: weakref.WeakMethod[Callable[[], None]]) -> None:
         self._watch, self._engine, self._open = watch, engine, open_database
@@ -128,7 +128,7 @@ class Hub:
                 self._stop = None
 
     def close(self) -> None:
-        """Nobody is woken any more, and the thread is gone."""
+        """End all listening, and the thread."""
         with self._lock:
             self._listeners.clear()
             stop, thread, self._stop = self._stop, self._thread, None
@@ -152,10 +152,10 @@ class Hub:
             began = time.monotonic()
             try:
                 self._connected(stop)
-            except Exception as error:  # noqa: BLE001 - the boundary: nobody else would try again
+            except Exception as error:  # noqa: BLE001 - the boundary: this loop is the only one that tries again
                 if not (told or stop()):
                     what = describe(error) if isinstance(error, AndonError) else type(error).__name__
-                    log.warning("the store can't be watched for changes; it is tried again: %s", what)
+                    log.warning("the store can't be watched for changes; trying again: %s", what)
                 told = True
             if time.monotonic() - began > RECONNECT_SECONDS[1]:  # it had worked for a while
                 pause, told = RECONNECT_SECONDS[0], False
@@ -167,19 +167,19 @@ class Hub:
         if (open_database := self._open()) is None:
             return
         open_database()
-        del open_database  # or the thread would keep the store alive
+        del open_database  # else the thread would keep the store alive
         with self._engine.connect() as connection:
-            connection.execute(select(1))  # fails if the server was restarted, and then all that are idle are renewed
+            connection.execute(select(1))  # fails after a restart of the server: then all idle connections are replaced
         borrowed = self._engine.raw_connection()
         try:
             self._watch(borrowed.driver_connection, stop, self.tell)
         finally:
-            borrowed.invalidate()  # closed, so that transactions never get a session that listens
+            borrowed.invalidate()  # closed, so that no transaction gets a session that listens
 
 
 def watch_file(driver: Any, stop: Stop, tell: Tell) -> None:
-    """SQLite: any commit of another connection, in this process or another one, changes `data_version`. What is to be
-    said of it is in a table, of which only the last rows are kept.
+    """SQLite: any commit of another connection, in this process or another one, changes `data_version`. The
+    notifications are in a table, of which only the last rows are kept.
     """
     seen, last = None, None
     while not stop():
@@ -187,7 +187,7 @@ def watch_file(driver: Any, stop: Stop, tell: Tell) -> None:
         if now != seen:
             seen = now
             news = driver.execute(_NEWS, (-1 if last is None else last,)).fetchall()
-            if last is None or (news and news[0][0] != last + 1):  # it has just begun, or came too late for some
+            if last is None or (news and news[0][0] != last + 1):  # the start, or some are deleted already
                 tell([LOOK])
             elif news:
                 tell([said for _, said in news])
@@ -199,7 +199,7 @@ _NEWS = "SELECT id, said FROM andon_news WHERE id > ? ORDER BY id"
 
 
 def watch_server(driver: Any, stop: Stop, tell: Tell) -> None:
-    """Postgres: NOTIFY comes with the commit, or after it."""
+    """Postgres: NOTIFY arrives with the commit, or after it."""
     driver.autocommit = True
     driver.execute(f"LISTEN {CHANNEL}")
     tell([LOOK])
@@ -207,7 +207,7 @@ def watch_server(driver: Any, stop: Stop, tell: Tell) -> None:
         selector.register(driver.fileno(), selectors.EVENT_READ)
         selector.register(stop.fileno(), selectors.EVENT_READ)
         while not stop():
-            # A ping goes past the driver, which would take what is notified meanwhile off the connection.
+            # The ping uses libpq directly: the driver would consume notifications that arrive meanwhile.
             if not selector.select(PING_SECONDS) and driver.pgconn.exec_(b"SELECT 1").error_message:
                 raise ConnectionError("the server is gone")
             driver.pgconn.consume_input()
@@ -216,7 +216,7 @@ def watch_server(driver: Any, stop: Stop, tell: Tell) -> None:
 
 
 def _notified(driver: Any) -> list[str]:
-    """What was said, each once, in its order."""
+    """The notifications that have arrived, each once, in their order."""
     came: dict[str, None] = {}
     while (notice := driver.pgconn.notifies()) is not None:
         came[notice.extra.decode(errors="replace")] = None
@@ -224,12 +224,12 @@ def _notified(driver: Any) -> list[str]:
 
 
 def compared(driver: Any, said: list[str]) -> list[str]:
-    """The same, but of a cancel that its run's row does not know, only that somebody should look at that run."""
+    """The same, but the notice of a cancel that is not in its run's row is replaced by a `LOOK_AT` of that run."""
     notices = {each: notice for each in said if (notice := read_notice(each)) is not None}
     if not notices:
         return said
     names = msgspec.json.encode([Id.encode(run_id) for run_id, _, _ in notices.values()])
-    answer = driver.pgconn.exec_params(_ASKED, [names])  # past the driver, like the ping
+    answer = driver.pgconn.exec_params(_ASKED, [names])  # with libpq, like the ping
     if answer.error_message:
         return [LOOK]
     rows = [(answer.get_value(n, 0), answer.get_value(n, 1)) for n in range(answer.ntuples)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A database is opened once, by the first call that needs it; the others wait for that."""
+"""A database is opened once, by the first call that needs it. Other calls wait for that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from andon.errors import StoreError
 
 
 class Opening:
-    """Done, or yet to be done. After a failure it is tried again."""
+    """Opens once. After a failure, a later call tries again."""
 
     def __init__(self, shown: str) -> None:
         self._shown = shown
@@ -21,8 +21,8 @@ class Opening:
         self.done = False
 
     def ensure(self, do: Callable[[], None], since: float) -> None:
-        """Have it done. Calls that have waited since before a failure are told of it at once: if each tried by itself,
-        the last one would wait as many times as long as there are of them.
+        """Open, unless that is done. A call that was waiting when another one failed fails at once too. If each tried
+        by itself, the last one would wait for all the attempts before it.
         """
         with self._lock:
             if self.done:

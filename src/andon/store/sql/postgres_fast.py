@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done all the time, as only Postgres can do it: as one statement, which is a whole transaction. No lock is
-held for longer than the server itself takes, however busy this process is, and even if it is stopped in the middle.
+"""The most frequent operations on Postgres, each as one statement that is a whole transaction. The server holds a lock
+only while it executes the statement, however busy this process is, and even if this process is stopped in the middle.
 
-These do the same as their namesakes in `asking` and `holding`, which say why. What they find to be otherwise than it
-usually is, they leave to those. None locks more than one session and its run; the events of many runs go together, but
-wait for nobody who has locked one of those.
+Each function does the same as the function of that name in `cancels` or `leases`, which explain the rules. It handles
+the usual case. In every other case it changes nothing, and the caller uses the generic function. No statement locks
+more than one session and its run. The events of many runs are one statement, which skips runs that are locked.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from andon.store.sql.tables import HELD, Id
 from andon.store.sql.transaction import Tx
 
 _EARLY = "set_config('synchronous_commit', 'off', TRUE)"
-"""Commits without waiting for the disk: whoever does it waits afterwards."""
+"""Commits without waiting for the disk. The caller waits for the disk afterwards."""
 _NEWS = f"pg_notify('{CHANNEL}', %(news)s), {_EARLY}"
 
 
-# -- asking a run -----------------------------------------------------------------------------------------------------
+# -- cancelling a run -------------------------------------------------------------------------------------------------
 
 
 def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes | None:
-    """Ask a run that nobody has asked before. None if there was none, or somebody is changing it at this moment."""
+    """Store the first cancel of a run. None if the run has one already, has ended, is unknown, or is locked."""
     assert which.run_id is not None
     before, after = notice_around(which.run_id, request)
     values: dict[str, Any] = {name: Id.encode_or_none(getattr(which, name)) for name in queries.NAMES}
@@ -69,14 +69,14 @@ FROM asked
 """
 
 
-# -- entering it ------------------------------------------------------------------------------------------------------
+# -- entering a run ---------------------------------------------------------------------------------------------------
 
 
 def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float, deadline: float) -> Granted | None:
-    """A run of a session in which nothing goes on. None if it is not so, or it may be refused: nothing is entered then.
-    Nor is it after the deadline (as `time.monotonic()` counts): nobody waits for it any more.
+    """Enter a run in a session that has no other live run. None, and nothing is entered, if the session has one, if the
+    run may have to be refused, or after the deadline (in `time.monotonic()`): its caller has stopped waiting then.
 
-    Four statements, because each has to see what was committed while the one before it waited for a lock.
+    Four statements, because each must see what was committed while the one before it waited for a lock.
     """
     key = record.session
     Id.check(*key)
@@ -131,7 +131,7 @@ SELECT head.begun FROM run, head
 """
 
 
-# -- holding it -------------------------------------------------------------------------------------------------------
+# -- holding a run ----------------------------------------------------------------------------------------------------
 
 _BOTH = """
 WITH head AS (
@@ -146,8 +146,8 @@ WITH head AS (
   FROM run, unnest(string_to_array(%(lines)s::text, E'\\n'), %(seqs)s::integer[]) AS line (batch, seq)
   ON CONFLICT DO NOTHING
 ), """
-"""A run, and, as `there`, its session, None if that was deleted: it is locked first, because what a row is made of is
-worked out before that row is locked. Events go there as one text, with a line for each row: JSON has no line ends.
+"""A run, and, as `there`, its session: None if that was deleted. The session is locked first, because Postgres computes
+the columns of a row before it locks that row. Events are sent as one text, one line per row: JSON has no line ends.
 """
 
 
@@ -162,7 +162,7 @@ def _values(new: EncodedProgress | EncodedEnd) -> dict[str, Any]:
 
 
 def _numbers(values: Iterable[int]) -> str:
-    """As the server reads them. (The driver takes its time with lists.)"""
+    """An array as the server parses it. (The driver is slow with lists.)"""
     return f"{{{','.join(map(str, values))}}}"
 
 
@@ -171,7 +171,7 @@ def _lines(texts: Iterable[str]) -> str | None:
 
 
 def renew(tx: Tx, leases: Sequence[Lease], seconds: float) -> Renewal:
-    """Those that somebody has locked are not waited for: one that is stuck must not cost the others their leases."""
+    """Skip runs that are locked: one transaction that is stuck must not cost the other runs their leases."""
     run_ids = [Id.encode(lease.run_id) for lease in leases]
     values = {"run_ids": run_ids, "epochs": _numbers(lease.epoch for lease in leases), "seconds": seconds}
     renewed = {(run_id, epoch) for run_id, epoch, _ in tx.execute_autocommit(_RENEW, values)}
@@ -255,7 +255,7 @@ WITH run AS (
 )
 SELECT place, {_EARLY}, (SELECT count(*) FROM told) FROM run
 """
-"""Who is ending a run, and has locked it, brings its events along: nobody waits for that here."""
+"""A run that is locked is skipped: the worker that ends it writes its events together with its end."""
 
 _WRITE = _BOTH.format(fits=f"status IN {HELD}", lock="KEY SHARE", clock=SERVER_CLOCK)
 _WRITE += """kept AS (
@@ -270,7 +270,7 @@ _WRITE += f"SELECT number, {_NEWS} FROM run"
 
 
 def finish(tx: Tx, end: EncodedEnd) -> bool:
-    """False if it could not be ended so: nothing is written then."""
+    """False if this is not the usual case. Nothing is written then."""
     if not end.rows:
         return False
     record = end.record

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading runs and their events: which runs a selection matches, how they stand, and what has happened in them."""
+"""Reads runs and their events. Also: the conditions by which a `Selection` matches rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fits(which: Selection, table: Any) -> list[Any]:
 
 
 def has_status(which: Selection) -> list[Any]:
-    """A run that was asked to stop, and has not ended, is `cancelling` and nothing else."""
+    """A run that has a cancel request, and has not ended, has the status `cancelling` and no other."""
     if not which.statuses:
         return []
     asked = and_(runs.c.cancel.is_not(None), LIVE)
@@ -40,7 +40,7 @@ def has_status(which: Selection) -> list[Any]:
 
 
 def list_runs(tx: Tx, which: Selection, limit: int, before: tuple[float, str] | None) -> list[RunRecord]:
-    """With what `andon_runs` has of them: their records may be large, and a list shows nothing that is only there."""
+    """With the columns of `andon_runs` alone: records may be large, and a list needs nothing from them."""
     wanted = select(runs).where(*fits(which, runs), *has_status(which))
     if before is not None:
         created, run_id = before
@@ -80,11 +80,11 @@ def list_events(tx: Tx, run_id: str, after: int, limit: int) -> Sequence[Row[Any
 
 
 def read_events(rows: Sequence[Any], run_id: str, after: int, limit: int) -> list[Event]:
-    """The events of these rows, so many from a number on."""
+    """The events of these rows after a number, at most `limit`."""
     found: list[Event] = []
     for seq, batch, session_id, agent_id in rows:
         told = read_row(seq, batch, run_id, session_id, agent_id)
-        # The first row may begin before what is wanted, and any with what the one before it has told.
+        # The first row may begin before `after`. Any row may begin with events that the row before it had.
         last = found[-1].seq if found else after
         found += told if told[0].seq > last else [event for event in told if event.seq > last]
     return found[:limit]
@@ -99,7 +99,7 @@ _NUMBER = select(runs.c.number).where(runs.c.run_id == bindparam("run")).correla
 _ROWS = select(events.c.seq, events.c.batch, runs.c.session_id, runs.c.agent_id)
 _ROWS = _ROWS.join(runs, runs.c.number == events.c.number).where(events.c.number == _NUMBER)
 _LAST_EVENT = _ROWS.order_by(events.c.seq.desc()).limit(1)
-# Up to the row that has the last event that is wanted, or the end: what lies beyond is not read.
+# Up to the row that has the last event that is wanted, or to the end. Later rows are not read.
 _END = select(func.min(events.c.seq)).where(events.c.number == _NUMBER, events.c.seq >= bindparam("until"))
 _EVENTS = _ROWS.where(events.c.seq > bindparam("after"))
 _EVENTS = _EVENTS.where(events.c.seq <= func.coalesce(_END.correlate(None).scalar_subquery(), bindparam("until")))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables are made, migrated, or refused. What is refused stays as it is, byte for byte.
+"""Creates, migrates or refuses the tables. A database that is refused is not changed in any byte.
 
-All that changes a database happens in one transaction, under a lock that one process at a time has: of several that
-open a fresh database together, one makes the tables and the others find them. An older database is copied first, a file
-beside itself, and tables of a server into a schema of their own.
+All changes are one transaction, under a lock that one process at a time can have. If several processes open a new
+database together, one creates the tables, and the others find them. An older database is copied first: a file to
+another file beside it, the tables of a server to another schema.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ log = logging.getLogger(__name__)
 VERSION = 3
 
 SMALLEST = 512
-"""The bytes of the smallest page that a database can have."""
+"""The size of the smallest page that a SQLite database can have."""
 
 LOCK = 0x616E646F  # "ando": the first half of our advisory locks
 
 
 def open(engine: Engine, address: Address) -> None:
-    """Leave the database with the tables of this version, or raise and leave it as it was: a `SchemaError`, or, of a
-    server that can't be used, a `ConfigurationError`.
+    """Leave the database with the tables of this version, or raise and leave it as it was: a `SchemaError`, or a
+    `ConfigurationError` for a server that can't be used.
     """
     if address.path is None:
         configuration.check(engine, address)
@@ -65,10 +65,10 @@ def _open_file(engine: Engine, address: Address, path: Path) -> None:
 
 
 def _look_first(path: Path, address: Address) -> None:
-    """See, with a connection that can't write, that we may use it: even to switch to WAL mode would change the file.
+    """Check through a read-only connection that we may use the file: even a switch to WAL mode would change it.
 
-    Only SQLite may open the file, never we: to close it would drop the locks of every connection that this process has
-    to it, and the next process to leave would take itself for the last one and delete the log under them.
+    Only SQLite may open the file, not this code. Closing it would drop the locks of all connections that this process
+    has to it. The next process to leave would then believe that it is the last one, and delete the log in use.
     """
     refusal = SchemaError(f"{path} is no SQLite database; it was left as it is. Name another file.")
     if path.stat().st_size < SMALLEST:
@@ -154,7 +154,7 @@ def _broken(address: Address, why: str) -> SchemaError:
 
 
 def _copy_file(path: Path, version: int) -> str:
-    """A copy beside the file, complete before it has its name. Nobody writes meanwhile: the lock is ours."""
+    """A copy beside the file. It gets its name when it is complete. No process writes meanwhile: we have the lock."""
     copy = path.with_name(f"{path.name}.v{version}.bak")
     number = 1
     while copy.exists():

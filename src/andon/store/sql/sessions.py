@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions and their conversations, as the tables have them.
+"""Sessions and their conversations, as rows.
 
-A conversation is what its runs have added, in the order of their numbers, up to the first one that has not ended: who
-is behind that one in the line has not had its turn, even if it was cancelled there and has written down what it leaves.
+A conversation is the messages of its runs, in the order of the runs' numbers, up to the first run that has not ended.
+A run behind that one in the queue has not had its turn, even if it was cancelled there and has stored its end.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from andon.store.sql.tables import LIVE, Id, histories, records, runs, sessions,
 from andon.store.sql.transaction import Tx
 
 NOTHING = "[]"
-"""No messages, as they are kept."""
+"""No messages, as JSON."""
 
 
 class Part(NamedTuple):
-    """What one run has added. What is JSON in it is read when it is asked for, and so after the transaction."""
+    """The messages of one run. Its JSON is parsed on access, which is after the transaction."""
 
     run_id: str
     row: Row[Any]
@@ -46,12 +46,12 @@ def key_of(row: Row[Any]) -> SessionKey:
 
 
 def status_of(row: Row[Any]) -> RunStatus:
-    """A run that was asked to stop, and has not ended, is being cancelled, whatever it does."""
+    """A run that has a cancel request, and has not ended, is `cancelling`, whatever its column says."""
     return RunStatus.cancelling if row.cancel is not None and row.ended is None else RunStatus(row.status)
 
 
 def record_of(row: Row[Any]) -> RunRecord:
-    """The record as it was kept, with the status of now."""
+    """The record as it was stored, with the current status."""
     return with_status(row.record, status_of(row))
 
 
@@ -72,7 +72,7 @@ def is_key(key: SessionKey) -> Any:
 
 
 def lock_or_create(tx: Tx, key: SessionKey, created: float) -> Row[Any]:
-    """The session's row, made if it is not there, and locked: whoever has it decides what comes next in the line."""
+    """The session's row, created if it is missing, and locked. The lock orders all changes of the session's queue."""
     Id.check(*key)
     names = {"agent_id": key.agent_id, "user_id": key.user_id or "", "session_id": key.session_id}
     fresh = {**names, "begun": False, "created": created, "updated": tx.wall}
@@ -86,12 +86,12 @@ _HEAD = _HEAD.with_for_update()
 
 
 def lock_all(tx: Tx, run_ids: Sequence[str]) -> set[int]:
-    """Lock the sessions of these runs, in the order in which everybody locks them; without those that were deleted."""
+    """Lock the sessions of these runs, in the order in which every transaction locks sessions. Skips deleted ones."""
     return set(tx.execute(_THEIRS, {"run_ids": run_ids}).scalars()) if run_ids else set()
 
 
 def touch(tx: Tx, ids: Set[int]) -> None:
-    """A run has left something there."""
+    """A run has stored something in these sessions."""
     tx.write(_TOUCH.values(begun=True, updated=tx.wall), {"ids": list(ids)})
 
 
@@ -101,7 +101,7 @@ _TOUCH = update(sessions).where(sessions.c.id.in_(bindparam("ids", expanding=Tru
 
 
 def read_clock(tx: Tx) -> float:
-    """The time that ages go by."""
+    """The clock for ages: see `clocks.wall`."""
     return float(tx.execute(select(tx.wall)).scalar_one())
 
 
@@ -120,14 +120,14 @@ def list_all(
 
 
 def count(tx: Tx, agent_id: str, user_id: str | None) -> int:
-    """Also those whose first run is at work."""
+    """Sessions whose first run has not ended are counted too."""
     live = select(runs.c.number).where(runs.c.session == sessions.c.id, LIVE).exists()
     wanted = select(func.count()).select_from(sessions).where(_theirs(agent_id, user_id), or_(sessions.c.begun, live))
     return int(tx.execute(wanted).scalar_one())
 
 
 def drop_if_unused(tx: Tx, key: SessionKey) -> None:
-    """Forget a session that a run was to begin, and was refused. Two statements: the first may wait for a lock."""
+    """Delete a session that was created for a run that was refused. Two statements: the first may wait for a lock."""
     head = tx.execute(select(sessions.c.id).where(is_key(key), ~sessions.c.begun).with_for_update()).scalar()
     if head is not None:
         runs_of = select(runs.c.number).where(runs.c.session == head).exists()
@@ -139,18 +139,18 @@ def _theirs(agent_id: str, user_id: str | None) -> Any:
 
 
 def remove(tx: Tx, key: SessionKey) -> bool:
-    """What its runs have said is forgotten; a run that is not over goes on, and its end is kept as a record alone."""
+    """Delete the session and the messages of its runs. A live run goes on; at its end only its record is stored."""
     row = tx.execute(select(sessions.c.id).where(is_key(key), sessions.c.begun).with_for_update()).first()
     if row is None:
         return False
-    forget(tx, runs.c.session == row.id)
+    delete_messages(tx, runs.c.session == row.id)
     tx.execute(delete(states).where(states.c.session == row.id))
     tx.execute(delete(sessions).where(sessions.c.id == row.id))
     return True
 
 
-def forget(tx: Tx, which: Any) -> None:
-    """What these runs have said is no longer part of a conversation. What was forgotten before is not written again."""
+def delete_messages(tx: Tx, which: Any) -> None:
+    """Delete the messages of these runs. Rows without messages are not written again."""
     theirs = records.c.number.in_(select(runs.c.number).where(which))
     tx.execute(update(records).where(theirs, records.c.messages.is_not(None)).values(messages=None))
 
@@ -159,7 +159,7 @@ def forget(tx: Tx, which: Any) -> None:
 
 
 def rows_of(tx: Tx, session: Any) -> Sequence[Row[Any]]:
-    """The runs of a session that have something to say, and the version of its history, if it has one (`histories`)."""
+    """The runs of a session that are live or have messages, and the version of its history, if any (`histories`)."""
     wanted = (
         select(runs, records.c.record, records.c.messages, histories.c.version)
         .join(sessions, sessions.c.id == runs.c.session)
@@ -172,12 +172,12 @@ def rows_of(tx: Tx, session: Any) -> Sequence[Row[Any]]:
 
 
 def parts(tx: Tx, session: Any) -> list[Part]:
-    """What the runs of a session have added. `session` says which one."""
+    """The messages of the runs of a session. `session` is the condition that selects it."""
     return parts_of(rows_of(tx, session))
 
 
 def parts_of(rows: Sequence[Row[Any]]) -> list[Part]:
-    """A conversation by its runs, without those that a later one has gone on with."""
+    """A conversation by its runs, without runs that a later one continues."""
     found: list[Part] = []
     for row in rows:
         if row.messages is not None:
@@ -197,13 +197,13 @@ def lock_run(tx: Tx, run_id: str) -> Row[Any] | None:
 
 
 def lock_run_and_session(tx: Tx, run_id: str) -> Row[Any] | None:
-    """The run, and, as `there`, its session's id, None if that was deleted: both locked, the session first."""
+    """The run, and, as `there`, its session's id: None if that was deleted. Both are locked, the session first."""
     return tx.execute(_BOTH, {"run_id": run_id}).first()
 
 
 _its_session = select(runs.c.session).where(runs.c.run_id == bindparam("run_id")).scalar_subquery()
 _head = select(sessions.c.id).where(sessions.c.id == _its_session).with_for_update().cte("head")
-# What a row is made of is worked out before that row is locked.
+# A database computes the columns of a row before it locks that row.
 _BOTH = select(runs, select(_head.c.id).scalar_subquery().label("there"))
 _BOTH = _BOTH.where(runs.c.run_id == bindparam("run_id")).with_for_update(of=runs)
 _LOCKED = select(runs).where(runs.c.run_id == bindparam("run_id")).with_for_update()
@@ -218,7 +218,7 @@ def added(tx: Tx, run_id: str) -> Part | None:
 
 
 def save(tx: Tx, record: RunRecord, text: str, messages: str) -> None:
-    """Keep a run that nobody holds a lease of, and that is written by one process only. `text` is its record."""
+    """Store a run without a lease, which only one process writes. `text` is its record."""
     head = lock_or_create(tx, record.session, record.created_at)
     row = lock_run(tx, record.run_id)
     if row is not None and row.created != record.created_at:
@@ -248,7 +248,7 @@ def insert_run(tx: Tx, record: RunRecord, text: str, session: int, **columns: An
         "created": record.created_at,
         **columns,
     }
-    # Of an INSERT, SQLAlchemy counts the rows only if it is asked to.
+    # SQLAlchemy counts the rows of an INSERT only with this option.
     adding = tx.insert(runs).values(row).on_conflict_do_nothing()
     if not tx.execute(adding, execution_options={"preserve_rowcount": True}).rowcount:
         return False
@@ -263,11 +263,11 @@ def keep(tx: Tx, number: int, record: str, messages: str | None) -> None:
 
 KEEP = update(records).where(records.c.number == bindparam("which"))
 CHANGE = update(runs).where(runs.c.number == bindparam("which"))
-"""One run; what is changed is said with it."""
+"""Updates one run; the values are given with each call."""
 
 
 def change_run(tx: Tx, number: int, status: RunStatus, state: dict[str, Any]) -> None:
-    """Write this of a run that has that status now, and, if that is its end, when that was."""
+    """Update a run that has that new status; if the status is final, also set the time of its end."""
     tx.write(CHANGE.values(ended=tx.wall if status.final else None), {"which": number, **state})
 
 
@@ -281,7 +281,7 @@ def roll_back_run(tx: Tx, run_id: str) -> None:
         raise still_busy(key_of(holder), holder.run_id, status_of(holder))
     mine = [part for part in parts(tx, sessions.c.id == row.session) if part.row.messages != NOTHING]
     if run_id not in [part.run_id for part in mine]:
-        raise NotContinuableError(f"run {run_id!r} is not part of its session: it was taken back or continued")
+        raise NotContinuableError(f"run {run_id!r} is not part of its session: it was rolled back or continued")
     if run_id != mine[-1].run_id:
-        raise NotContinuableError(f"run {run_id!r} can't be taken back: later runs build on it")
+        raise NotContinuableError(f"run {run_id!r} can't be rolled back: later runs build on it")
     tx.execute(update(records).where(records.c.number == row.number).values(messages=None))

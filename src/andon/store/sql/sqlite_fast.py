@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done all the time, with SQLite, in the driver's own words: that takes a tenth of the time.
+"""The most frequent operations on SQLite, through the driver without SQLAlchemy: that takes a tenth of the time.
 
-These do the same as their namesakes in `holding`, which say why. What they find to be otherwise than it usually is,
-they leave to those, and have changed nothing then.
+Each function does the same as the function of that name in `leases`, which explains the rules. It handles the usual
+case. In every other case it changes nothing, and the caller uses the generic function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from andon.store.sql.transaction import Tx
 
 
 def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float) -> Granted | None:
-    """A run of a session in which nothing goes on. None if it is not so, or it may be refused."""
+    """Enter a run in a session that has no other live run. None if it has one, or the run may have to be refused."""
     key = record.session
     Id.check(*key)
     Id.check(record.run_id)
@@ -59,7 +59,7 @@ _KEEP = "INSERT INTO andon_records (number, record) VALUES (?, ?)"
 
 
 def finish(tx: Tx, end: EncodedEnd) -> bool:
-    """False if it could not be ended so."""
+    """False if this is not the usual case."""
     lease, record, asked = end.lease, end.record, end.record.status is RunStatus.cancelled
     run = tx.execute_sqlite(_FIND, (Id.encode(lease.run_id), lease.epoch, asked)).fetchone()
     if run is None or not end.rows:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a session: a row of its own, so that whoever only touches the session does not write it anew.
+"""The state of a session. It has a row of its own, so that an update of the session does not write it again.
 
-JSON is read and written outside of transactions: others wait for those. So a change is made of what was read before,
-and is refused if the state has changed meanwhile: its version says so.
+JSON is parsed and made outside of transactions, because other transactions wait for those. So a change is based on a
+state that was read before, and is refused if the state's version has changed since.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EMPTY = "{}"
 
 
 class SessionRow(NamedTuple):
-    """A session, with its state as it is written."""
+    """A session, with its state as JSON."""
 
     id: int
     created: float
@@ -57,7 +57,7 @@ def create(tx: Tx, key: SessionKey, state: str) -> SessionRow | None:
 
 
 def change(tx: Tx, before: SessionRow, state: str) -> float | None:
-    """Write a state that was made of that one; returns when that was. None if it is not the same any more."""
+    """Replace that state, and return the time of the change. None if the state has changed since it was read."""
     if tx.execute(select(heads.c.id).where(heads.c.id == before.id).with_for_update()).first() is None:
         return None
     version = tx.execute(select(states.c.version).where(states.c.session == before.id)).scalar() or 0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store in a database: sessions and runs that outlive their processes, and that several processes share.
 
-Each method is one transaction, or, where something is pruned, or done in the way of `at_once`, several that each leave
-everything sound. What was answered is committed. On SQLite a commit survives the death of any process; should the
-machine itself lose its power, the last moments may be lost, and nothing else, unless the URL says `?synchronous=full`.
-Leases go by Postgres' clock, or with SQLite by one of the machine's that nobody can set (see `clocks`).
+Each method is one transaction. Pruning, and the functions of `postgres_fast`, use several, each of which leaves the
+database consistent. When a method returns, its changes are committed. On SQLite a commit survives the death of any
+process. If the machine loses power, the last moments may be lost, and nothing else, unless the URL says
+`?synchronous=full`. Leases use Postgres' clock, or with SQLite the machine's monotonic clock (see `clocks`).
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ from andon.store.sql.transaction import Tx
 from andon.store.state import MAX_STATE, check_size, checked_limit
 
 CHANGE_TRIES = 20
-"""So often is a change of a state tried, while other processes change it too."""
+"""How often a change of a state is tried, while other processes change it too."""
 LOCKED_SECONDS = 0.05
-"""After this, what somebody has locked is tried again."""
+"""A cancel of a locked run is tried again after this."""
 
 
 class SQLStore:
     """Keeps everything in a database: `SQLStore("sqlite:///andon.db")`, `SQLStore("postgresql://user:pw@host/name")`.
 
-    It is opened by the first call, from any loop or thread; close it when nothing uses it any more.
+    The first call opens it, from any loop or thread. Close it when nothing uses it any more.
     """
 
     def __init__(self, url: str, *, max_state: int = MAX_STATE) -> None:
@@ -76,8 +76,8 @@ class SQLStore:
         self.max_state = checked_limit(max_state)
         """How many bytes the state of a session may take, as JSON."""
         self._fast_path = True
-        """Whether the usual cases go through `postgres_fast` or `sqlite_fast`. Without it, the generic statements do
-        the same for every case. A test compares both.
+        """Whether the usual cases go through `postgres_fast` or `sqlite_fast`. Without, the generic statements handle
+        them too. A test compares both.
         """
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class SQLStore:
 
     # -- conversations ------------------------------------------------------------------------------------------------
 
-    # What is JSON is read and written here, and not in the threads that others wait for.
+    # JSON is parsed and made here, and not in the threads that run transactions.
 
     async def load(self, session: SessionKey) -> list[Message]:
         before, parts = await self._db.read(lambda tx: histories.read(tx, session))
@@ -156,7 +156,7 @@ class SQLStore:
         return await self._db.read(lambda tx: sessions.count(tx, agent_id, user_id))
 
     async def update_session(self, session: SessionKey, delta: dict[str, Any]) -> SessionRecord | None:
-        async with self._locks.of(session):  # else each of many would make all the others begin again
+        async with self._locks.of(session):  # else many changes at once would all conflict
             for _ in range(CHANGE_TRIES):
                 before = await self._db.read(lambda tx: states.find(tx, session))
                 if before is None:
@@ -165,8 +165,8 @@ class SQLStore:
                 now = await self._db.change(partial(states.change, before=before, state=text))
                 if now is not None:
                     return _session(session, before._replace(state=text, updated=now))
-                # Another process was quicker, and has changed it: this goes on top of that.
-        raise StoreError(f"others keep changing the state of session {session.session_id!r}: try again later")
+                # Another process has changed it meanwhile: try again with its state.
+        raise StoreError(f"other processes keep changing the state of session {session.session_id!r}: try again later")
 
     def _encode_state(self, state: dict[str, Any]) -> str:
         text = dump(state)
@@ -176,7 +176,7 @@ class SQLStore:
     async def delete_session(self, session: SessionKey, *, idle: bool = False) -> bool:
         return await self._db.change(lambda tx: histories.remove(tx, session, idle=idle))
 
-    # -- a run, by whoever holds it -----------------------------------------------------------------------------------
+    # -- a run, by the holder of its lease ----------------------------------------------------------------------------
 
     async def enter(self, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Granted:
         text = dump(record)
@@ -221,7 +221,7 @@ class SQLStore:
         fast = self._postgres_fast
         write = postgres_fast.write if fast else run_leases.write
         lost: list[str] = []
-        for news in in_parts(encode_progress(batch)):  # others wait for each, so none is very large
+        for news in in_parts(encode_progress(batch)):  # other writes wait for each part, so none is very large
             lost += await self._db.progress(partial(write, batch=news), autocommit=fast)
         return lost
 
@@ -250,7 +250,7 @@ class SQLStore:
         return await self._db.read(lambda tx: keys.find(tx, agent_id, user_id, key))
 
     async def take_orphans(self, owner: str, seconds: float, limit: int) -> list[Taken]:
-        if not await self._db.read(run_leases.has_orphans):  # as nearly always, and who only reads is in nobody's way
+        if not await self._db.read(run_leases.has_orphans):  # nearly always; a read blocks no other call
             return []
         found = await self._db.change(lambda tx: run_leases.take_orphans(tx, owner, seconds, limit))
         return [each.read() for each in found]
@@ -268,7 +268,7 @@ class SQLStore:
             except LockedError as error:
                 if time.monotonic() > deadline:
                     raise StoreError(str(error)) from None
-            await asyncio.sleep(LOCKED_SECONDS)  # meanwhile other cancels have their turn
+            await asyncio.sleep(LOCKED_SECONDS)  # meanwhile other cancels can use the thread
 
     async def read_events(self, run_id: str, after: int, limit: int) -> list[Event]:
         rows = await self._db.read(lambda tx: queries.list_events(tx, run_id, after, limit))
@@ -310,10 +310,10 @@ class SQLStore:
             return await self._db.sweep(lambda tx: maintenance.count_old(tx, before), writes=False)
         counts = Counter({"sessions": 0, "runs": 0, "events": 0})
         steps = (
-            maintenance.forget_sessions,
-            maintenance.forget_strays,
-            maintenance.forget_events,
-            maintenance.forget_cancels,
+            maintenance.prune_sessions,
+            maintenance.prune_strays,
+            maintenance.prune_events,
+            maintenance.prune_cancels,
         )
         for step in steps:
             while done := await self._db.sweep(partial(step, before=before), writes=True):

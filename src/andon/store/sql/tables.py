@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables. A change of anything here is a new version, and needs one of the `migrations`.
 
-`andon_runs` is small on purpose: it is written whenever a lease is renewed, and SQLite writes a row as a whole. What is
-large is in `andon_records`. A run's `number` is its place in its session's line and in the conversation. A run whose
-session was deleted keeps the session's `id`, which never comes again, so it is part of none. No user is the user ''.
+The rows of `andon_runs` are small on purpose: each renewal of a lease writes one, and SQLite writes whole rows. Large
+values are in `andon_records`. A run's `number` is its place in its session's queue and in the conversation. A run whose
+session was deleted keeps the session's `id`. That id is not used again, so the run is in no session. No user is ''.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ metadata = MetaData()
 
 
 LONGEST = 2_500
-"""The bytes of what an index of Postgres' has in a row, less what it needs itself."""
+"""How many bytes the values in a row of a Postgres index may take."""
 
 
 class Id(TypeDecorator[str]):
-    """A name that someone else has given: any text, also what a database can't keep or Postgres has no place for.
+    """A name from outside: any text, also one that a database can't store, as with a NUL or a lone surrogate.
 
-    Those are written in another way, which no other name is written in.
+    Such a name is stored escaped, in a form that no other name has.
     """
 
     impl = Text
@@ -62,7 +62,7 @@ class Id(TypeDecorator[str]):
 
     @classmethod
     def check(cls, *names: str | None) -> None:
-        """Raise if these, which are found by an index together, are longer than one takes: Postgres' has a limit."""
+        """Raise if these names, which are in one index, are too long together: a Postgres index has a limit."""
         if (size := sum(len(cls.encode(name or "").encode()) for name in names)) > LONGEST:
             what = "the id" if len(names) == 1 else "the ids of agent, user and session together"
             raise ConfigurationError(
@@ -77,7 +77,7 @@ class Id(TypeDecorator[str]):
         return unquote(value[1:], errors="surrogatepass") if value.startswith(cls._ESCAPED) else value
 
 
-_Number = BigInteger().with_variant(Integer, "sqlite")  # only an INTEGER counts up by itself there
+_Number = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only an INTEGER
 
 meta = Table("andon_meta", metadata, Column("version", Integer, nullable=False))
 
@@ -88,7 +88,7 @@ sessions = Table(
     Column("agent_id", Id, nullable=False),
     Column("user_id", Id, nullable=False),
     Column("session_id", Id, nullable=False),
-    Column("begun", Boolean, nullable=False),  # until then it is only the head of a line
+    Column("begun", Boolean, nullable=False),  # until then it only holds the queue of its first run
     Column("created", Double, nullable=False),  # that of the run that made it, if one did
     Column("updated", Double, nullable=False),
     UniqueConstraint("agent_id", "user_id", "session_id", name="andon_sessions_key"),
@@ -103,7 +103,7 @@ states = Table(
     Column("state", Text, nullable=False),
     Column("version", Integer, nullable=False),  # counts its changes
 )
-"""The states of those sessions that have one. They are large: who only touches a session does not write them anew."""
+"""The states of sessions that have one. They may be large: an update of the session does not write them again."""
 
 runs = Table(
     "andon_runs",
@@ -122,7 +122,7 @@ runs = Table(
     Column("cancel", Text),
     Column("continues", Id),
     Column("parent", Id),  # the run whose tool has started it
-    Column("last_seq", Integer, nullable=False),  # of its events, once it has ended; 0 when they are forgotten
+    Column("last_seq", Integer, nullable=False),  # of its events, once it has ended; 0 when they are deleted
     Column("created", Double, nullable=False),  # as its record says: by its process's clock
     Column("ended", Double),
     Index("andon_runs_line", "session", "number"),
@@ -133,9 +133,9 @@ runs = Table(
 
 LIVE = runs.c.ended.is_(None)
 HELD = (RunStatus.pending.value, RunStatus.running.value)
-"""The states of a run that someone holds a lease of."""
+"""The states of a run that has a lease."""
 
-# Not on the leases themselves: those change all the time, and the runs that have one are few.
+# Not on the leases: they change all the time, and few runs have one.
 Index("andon_runs_live", runs.c.number, sqlite_where=LIVE, postgresql_where=LIVE)
 
 records = Table(
@@ -143,7 +143,7 @@ records = Table(
     metadata,
     Column("number", BigInteger, primary_key=True, autoincrement=False),
     Column("record", Text, nullable=False),
-    Column("messages", Text),  # none: it has added nothing yet, or that was taken back
+    Column("messages", Text),  # none: it has added nothing yet, or was rolled back
 )
 
 histories = Table(
@@ -153,14 +153,14 @@ histories = Table(
     Column("version", Integer, nullable=False),  # another one whenever it is replaced
     Column("messages", Text, nullable=False),
 )
-"""What was said in a session before the first of its runs: what somebody has put there."""
+"""The messages of a session before the first of its runs: a caller has put them there."""
 
 events = Table(
     "andon_events",
     metadata,
     Column("number", BigInteger, primary_key=True, autoincrement=False),
     Column("seq", Integer, primary_key=True, autoincrement=False),  # of the last event in it: see `batches`
-    Column("batch", Text, nullable=False),  # in SQLite, such long rows have no place in an index: so it has rowids
+    Column("batch", Text, nullable=False),  # long: so in SQLite the table has rowids
 )
 
 cancels = Table(
@@ -184,7 +184,7 @@ news = Table(
     Column("id", _Number, Identity(), primary_key=True),
     Column("said", Text, nullable=False),
 )
-"""What others are told of, in a file; the last of it. A server tells them itself."""
+"""The last notifications, in a SQLite file. Postgres has NOTIFY."""
 
 keys = Table(
     "andon_keys",
@@ -205,7 +205,7 @@ secrets = Table(
     Column("name", Text, primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""Random text that all processes of a database share, each for the purpose that its name says."""
+"""Random text that all processes of a database share. The name says what it is for."""
 
 blocks = Table(
     "andon_blocks",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that do blocking work for any event loop. What has begun is done to its end, whoever has stopped waiting.
+"""Threads that do blocking work for any event loop. A job that has begun is finished, even if its caller is cancelled.
 
-Nothing here belongs to a loop: runs live on many, and some of those are closed while their runs are being stored. The
+Nothing here belongs to a loop: runs live on many loops, and a loop may be closed while its runs are being stored. The
 threads are daemons, so that a database that doesn't answer can't keep the interpreter from exiting.
 """
 
@@ -22,7 +22,7 @@ from andon.errors import StoreError, describe
 T = TypeVar("T")
 Answer = Callable[[T], None]
 Work = Callable[[Answer[T]], None]
-"""Answers as soon as it can; for what it does after that, nobody waits."""
+"""Calls the answer as soon as it can. The caller does not wait for what it does after that."""
 Job = tuple["Future[Any]", Work[Any]]
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class JobQueue:
 
     def __init__(self) -> None:
         self._tickets: SimpleQueue[bool] = SimpleQueue()
-        """One for each job: whoever has got one finds a job."""
+        """One for each job: a thread that got a ticket finds a job."""
         self._jobs: list[SimpleQueue[Job]] = [SimpleQueue() for _ in range(PRIORITIES)]
 
     def put(self, job: Job, priority: int) -> None:
@@ -44,7 +44,7 @@ class JobQueue:
         self._tickets.put(True)
 
     def end(self) -> None:
-        """One who waits is to go, once all that was put before is taken."""
+        """End one thread, once all jobs that were put before are taken."""
         self._tickets.put(False)
 
     def get(self) -> Job | None:
@@ -60,12 +60,12 @@ class JobQueue:
 
 
 class Pace:
-    """How long a job takes, of late."""
+    """How long the last jobs took."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.moved = time.monotonic()
-        """When a job was begun or done the last time, or began to wait where none did."""
+        """When a job last began, ended, or was queued in an empty queue."""
 
     def begin(self) -> float:
         self.moved = time.monotonic()
@@ -91,20 +91,20 @@ class ThreadPool:
 
     @property
     def lag(self) -> float:
-        """How many seconds a job that comes now would wait: by how many wait, and how long the last ones took; or, if
-        that is more, for how long nothing has moved.
+        """How many seconds a new job would wait, by the number of waiting jobs and by how long the last ones took. If
+        no job has begun or ended for longer than that, it is that time.
         """
         waiting = len(self._jobs)
         return max(waiting * self._pace.seconds / self._size, time.monotonic() - self._pace.moved) if waiting else 0.0
 
     async def run(self, work: Work[T], priority: int = PRIORITIES - 1) -> T:
-        """Have it done. A cancel takes it back if it has not begun, and else only stops the waiting."""
+        """Have it done. A cancel withdraws it if it has not begun, and else only ends the waiting."""
         job = self.submit(work, priority)
         loop = asyncio.get_running_loop()
         done = loop.create_future()
 
         def wake(_: Future[T]) -> None:
-            with contextlib.suppress(RuntimeError):  # that loop was closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # that loop was closed: its tasks are gone
                 loop.call_soon_threadsafe(_resolve, done)
 
         job.add_done_callback(wake)
@@ -126,13 +126,13 @@ class ThreadPool:
                 )
                 self._threads.append(thread)
                 thread.start()
-            if not len(self._jobs):  # nobody has waited so far
+            if not len(self._jobs):  # no job was waiting
                 self._pace.begin()
             self._jobs.put((job, work), priority)
         return job
 
     def close(self, *, wait: bool = True) -> None:
-        """End the threads once what was asked for is done."""
+        """End the threads once all queued jobs are done."""
         with self._lock:
             self._closed = True
             threads, self._threads = self._threads, []
@@ -150,13 +150,13 @@ def _serve(jobs: JobQueue, idle: threading.Semaphore, pace: Pace) -> None:
             began = pace.begin()
             try:
                 work(job.set_result)
-            except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            except BaseException as error:  # noqa: BLE001 - handed to the caller
                 if job.done():
                     log.debug("what came after the answer failed: %s", describe(error))
                 else:
                     job.set_exception(error)
             pace.end(began)
-        del entry, job, work  # an idle thread holds on to nothing
+        del entry, job, work  # an idle thread keeps no references
         idle.release()
 
 

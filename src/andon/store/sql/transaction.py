@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One open transaction, as those who work in it see it: what they do, and what others are told of it."""
+"""One open transaction: executes statements, commits, and notifies listeners of what has changed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class TxMode(NamedTuple):
     """What kind of transaction it is."""
 
     writes: bool
-    """Whether it is one transaction, which changes something."""
+    """Whether it is one transaction that changes something."""
     early: bool
-    """Whether others may see it before it is on the disk."""
+    """Whether others may see its changes before they are on the disk."""
 
 
 AUTOCOMMIT = TxMode(writes=False, early=False)
@@ -44,47 +44,47 @@ class Tx:
         self._connection, self.postgres = connection, postgres
         self._unsent: list[tuple[Executable, Values]] = []
         self.early = how.early
-        """See `How`. Who has changed nothing after all may say so."""
+        """See `TxMode`. Work that has changed nothing may set it to False."""
         self._said: list[str] = []
         self.ended: str | None = None
-        """The run that has ended, on a server: who is next in its line is found, and told, after the commit."""
+        """With Postgres: the run that has ended. After the commit, the next run in its queue is found and notified."""
         self.began = time.monotonic()
-        """When it was begun, and not when it was asked for: a lease counts from then on."""
+        """When it began, not when it was queued: a lease counts from then on."""
         self.now, self.wall = clocks.now(postgres), clocks.wall(postgres)
-        """The clocks that leases go by, and ages."""
+        """The clocks for leases and for ages."""
 
     @property
     def _driver(self) -> Any:
         return self._connection.connection.driver_connection
 
     def execute(self, statement: Executable, values: Values = None, **options: Any) -> CursorResult[Any]:
-        """Do this, and wait for the answer."""
+        """Execute this, and wait for the answer."""
         self._send()
         return cast("CursorResult[Any]", self._connection.execute(statement, values, **options))
 
     def read_value(self, statement: str) -> Any:
-        """The one value that this finds. On SQLite it costs a hundredth of what `execute` does."""
+        """The one value that this selects. On SQLite it costs a hundredth of `execute`."""
         if self.postgres:
             return self._connection.exec_driver_sql(statement).scalar()
         return next(self.execute_sqlite(statement), (None,))[0]
 
     def execute_sqlite(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
-        """With SQLite: do this, in the driver's own words."""
+        """With SQLite: execute this with the driver, without SQLAlchemy."""
         self._send()
         if not self._connection.in_transaction():
             self._connection.begin()
         return cast("sqlite3.Cursor", self._driver.execute(statement, values))
 
     def write(self, statement: Executable, values: Values = None) -> None:
-        """Do this before whatever comes next, the commit at the latest. Nobody needs an answer."""
+        """Execute this together with the next statement, or with the commit. There is no answer."""
         self._unsent.append((statement, values))
 
     def notify(self, said: Iterable[str]) -> None:
-        """Have others told of what is changed here (`codec`), once it is committed."""
+        """Notify listeners of these changes (`codec`), once they are committed."""
         self._said += said
 
     def commit(self) -> None:
-        """Send what was not sent yet, and the commit with it."""
+        """Send the statements that were not sent yet, and the commit with them."""
         if not self.postgres and self._said:
             self._keep_news()
         if not (self.postgres and (self._unsent or self.early)):
@@ -93,16 +93,16 @@ class Tx:
             return
         driver = self._driver
         try:
-            with driver.pipeline():  # all in one go; should one of them fail, so does what comes after it
+            with driver.pipeline():  # one round trip; if a statement fails, so do those after it
                 self._send()
                 if self.early:
                     self._commit_early(driver)
                 else:
                     driver.execute("COMMIT")
         except BaseException:
-            self._connection.invalidate()  # nobody knows what state it is in
+            self._connection.invalidate()  # its state is unknown
             raise
-        self._connection.commit()  # SQLAlchemy has to know as well; the driver finds that nothing is left to do
+        self._connection.commit()  # tells SQLAlchemy; for the driver nothing is left to do
 
     def _commit_early(self, driver: Any) -> None:
         driver.execute("SET LOCAL synchronous_commit TO off")
@@ -113,15 +113,16 @@ class Tx:
         driver.execute(_WAIT_FOR_DISK)
 
     def _keep_news(self) -> None:
-        """A file can't tell anybody: who watches it reads there what is new (`notifications.watch_file`)."""
+        """SQLite has no notifications: they are rows, which watchers read (`notifications.watch_file`)."""
         for each in self._said:
             number = self.execute_sqlite(_KEEP_NEWS, (each,)).lastrowid or 0
             if number % NEWS_KEPT == 0:
                 self.execute_sqlite(_FORGET_NEWS, (number - NEWS_KEPT,))
 
     def send_notifications(self) -> None:
-        """Wake who listens, if the commit has not. Of all who notify, one at a time may commit, so nobody does while it
-        waits for the disk; this alone writes nothing there. Should it fail, they look by themselves before long.
+        """Send the notifications that the commit has not sent. On Postgres only one transaction with notifications can
+        commit at a time, so none may wait for the disk meanwhile. This one writes nothing to the disk. If it fails,
+        listeners see the change at their next poll.
         """
         if not self.postgres or not (self._said or self.ended is not None):
             return
@@ -135,10 +136,10 @@ class Tx:
             self._connection.invalidate()
 
     def execute_autocommit(self, statement: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        """On a server: one statement of the driver's, which is a whole transaction. Returns its rows. Should the
-        connection be gone, what is done `at_once` is all done again.
+        """With Postgres: one statement that is a whole transaction, through the driver. Returns its rows. If the
+        connection was lost, the work is done again from its beginning, so its statements must be repeatable.
 
-        No pipeline: there the server would have the statement, and hold its locks, before it has the end of it.
+        Not in a pipeline: there the server would execute the statement, and hold its locks, until the end arrives.
         """
         driver = self._driver
         try:
@@ -149,8 +150,8 @@ class Tx:
             raise broken from error
 
     def execute_pipeline(self, *steps: tuple[str, Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-        """On a server: statements that are sent together, and are one transaction, in which each sees what was there
-        when it began. Returns the rows of the last one.
+        """With Postgres: statements that are sent together as one transaction. Each sees what was committed before it
+        began. Returns the rows of the last one.
         """
         driver = self._driver
         try:
@@ -165,13 +166,13 @@ class Tx:
             raise broken from error
 
     def _broken(self, error: BaseException) -> BaseException:
-        """Nobody knows what state the connection is in. If it is gone, what was done is done again."""
+        """The state of the connection is unknown, so it is closed. If it was lost, the work is done again."""
         gone = self._driver.closed
         self._connection.invalidate()
         return CutOffError() if gone else error
 
     def wait_for_disk(self) -> None:
-        """Until all that was committed so far is there; for whoever has committed early by itself."""
+        """Wait until all commits so far are on the disk; for statements that commit early by themselves."""
         self.execute_autocommit(_WAIT_FOR_DISK)
 
     def _send(self) -> None:
@@ -180,18 +181,18 @@ class Tx:
             self._connection.execute(statement, values)
 
     def insert(self, table: Table) -> Any:
-        """An INSERT that knows ON CONFLICT, which the two databases write alike and SQLAlchemy has twice. It does not
-        ask for new keys.
+        """An INSERT with ON CONFLICT, which is the same SQL on both databases, but two classes in SQLAlchemy. It does
+        not fetch new keys.
         """
         return (postgresql.insert(table) if self.postgres else sqlite.insert(table)).inline()
 
     def limit_lock_wait(self) -> None:
-        """On a server: wait for a lock only for a moment, and raise `LockedError` then."""
+        """With Postgres: wait for a lock only briefly, and then raise `LockedError`."""
         if self.postgres:
             self._connection.exec_driver_sql("SET LOCAL lock_timeout = '200ms'")
 
     def lock_blocks(self, *, exclusive: bool = False) -> None:
-        """Many may pass at once, but nobody while another one shuts it: who comes after sees what that one wrote."""
+        """Order new runs and blocks: a run that enters after a block was stored sees it. New runs share the lock."""
         if self.postgres:
             lock = func.pg_advisory_xact_lock if exclusive else func.pg_advisory_xact_lock_shared
             self.execute(select(lock(schema.LOCK, 2)))
@@ -207,11 +208,11 @@ _KEEP_NEWS, _FORGET_NEWS = "INSERT INTO andon_news (said) VALUES (?)", "DELETE F
 NEWS_KEPT = 1_000
 _NOTIFY = "SELECT pg_notify(%s, %s)"
 _WAIT_FOR_DISK = "SELECT pg_logical_emit_message(true, 'andon', '')"
-"""A commit waits until all that was written before it is on the disk, but only if it has written something itself: this
-is read by nobody, and any role may write it.
+"""A commit waits until all earlier writes are on the disk, but only if it has written something itself. This writes a
+message to the log that no process reads. Any role may do it.
 """
 
 
 def chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """A statement takes only so many values."""
+    """Parts of a size that one statement can take as values."""
     return (items[start : start + CHUNK] for start in range(0, len(items), CHUNK))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the tables are still those that this process has opened: a newer one may have migrated them meanwhile.
+"""Checks that the tables still have the version that this process has opened: a newer process may have migrated them.
 
-What a process of the older version would write then, the new tables may take for something else. So it does nothing
-more. With SQLite each transaction looks, which costs next to nothing; a server is asked every few seconds, by a call
-that asks it something anyway, and again after every error.
+In migrated tables, what an older process writes may mean something else. So the older process stops using them. With
+SQLite each transaction checks the version, which costs almost nothing. With Postgres a call checks it every few
+seconds, and the first call after an error does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOOK = "SELECT version FROM andon_meta"
 
 
 class Version:
-    """The version of one database's tables, as it was found, and as it is."""
+    """The version of one database's tables, as it was found last."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -34,17 +34,17 @@ class Version:
         self._found = VERSION
 
     def check(self, ask: Callable[[str], int | None]) -> None:
-        """Look, if it is time to, and raise if it is another one."""
+        """Read the version, if it is time to, and raise if it has changed."""
         if self._found == VERSION and time.monotonic() >= self._due:
             self.compare(ask(_LOOK))
         self._refuse()
 
     def suspect(self) -> None:
-        """Something went wrong: the next call looks."""
+        """There was an error: the next call reads the version."""
         self._due = -math.inf
 
     def compare(self, found: int | None) -> None:
-        """That is what was found. Raise if it is another one: from then on every call does."""
+        """Note the version that was found. If it has changed, raise, now and in every later call."""
         self._due = time.monotonic() + self._every
         if found != VERSION and self._found == VERSION and found is not None:
             self._found = found
@@ -52,7 +52,7 @@ class Version:
         self._refuse()
 
     def _refuse(self) -> None:
-        # Not a SchemaError, which says that a run was refused: it may have begun, and only can't be ended from here.
+        # Not a SchemaError, which says that a run was refused. This run may have begun, and can't be ended from here.
         if self._found != VERSION:
             raise StoreError(self._words())
 

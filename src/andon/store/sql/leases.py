@@ -90,15 +90,13 @@ def take_turn(tx: Tx, lease: Lease) -> bool:
         raise lease_lost(lease)
     if row.status == RunStatus.running.value:
         return True
-    if tx.execute(_AHEAD, {"of_session": row.session, "place": row.number}).first() is not None:
+    if tx.execute(_AHEAD, {"session": row.session, "place": row.number}).first() is not None:
         return False
     tx.write(sessions.CHANGE, {"which": row.number, "status": RunStatus.running.value})
     return True
 
 
-_AHEAD = select(runs.c.number).where(
-    runs.c.session == bindparam("of_session"), LIVE, runs.c.number < bindparam("place")
-)
+_AHEAD = select(runs.c.number).where(runs.c.session == bindparam("session"), LIVE, runs.c.number < bindparam("place"))
 _AHEAD = _AHEAD.limit(1)
 
 
@@ -217,14 +215,12 @@ def finish(tx: Tx, end: EncodedEnd) -> RunRecord | CancelRequest | None:
     if tx.postgres:
         tx.ended = Id.encode(row.run_id)  # found after the commit: the next run may be entering now
     else:
-        ahead = tx.execute(_NEXT, {"of_session": row.session, "which": row.number}).scalar()
+        ahead = tx.execute(_NEXT, {"session": row.session, "which": row.number}).scalar()
         tx.notify(dump_names(CHANGED, [row.run_id, ahead]))
     return None
 
 
-_NEXT = select(runs.c.run_id).where(
-    runs.c.session == bindparam("of_session"), LIVE, runs.c.number != bindparam("which")
-)
+_NEXT = select(runs.c.run_id).where(runs.c.session == bindparam("session"), LIVE, runs.c.number != bindparam("which"))
 _NEXT = _NEXT.order_by(runs.c.number).limit(1)
 
 

@@ -26,7 +26,6 @@ from andon.models.base import ModelRequest
 from andon.telemetry import content
 from andon.telemetry.spans import CALL, MODEL, RUN, TURN, Facts, OpenSpans, Tracing, never_raises, type_of
 
-_PROVIDERS = {"openai": "openai", "anthropic": "anthropic", "bedrock": "aws.bedrock", "google": "gcp.gen_ai"}
 _BY_THE_END = frozenset({ToolOutcome.cut, ToolOutcome.abandoned, ToolOutcome.not_started})
 """The outcomes of calls that the end of the run stopped."""
 
@@ -346,9 +345,6 @@ def _model_facts(model: object) -> Facts:
 
 
 def _provider_of(model: object) -> str:
-    """The provider's name in the conventions: from the module of the model, or else from its `provider` attribute."""
-    package, _, rest = type(model).__module__.partition(".models.")
-    if package == "andon":
-        return _PROVIDERS.get(rest.partition(".")[0], "andon")
-    said = getattr(model, "provider", None)
-    return said.lower() if isinstance(said, str) else package.partition(".")[0]
+    """The provider's name in the conventions: what the model says, or else the package that the model comes from."""
+    told = getattr(model, "telemetry_name", None) or getattr(model, "provider", None)
+    return told.lower() if isinstance(told, str) else type(model).__module__.partition(".")[0]

@@ -23,7 +23,7 @@ from andon.agent.loop import Loop
 from andon.agent.options import ContinueOptions, RunOptions, check_id, check_limits
 from andon.agent.output import NO_TYPE, OutputFormat, output_format
 from andon.agent.plan import Plan
-from andon.agent.resume import RunContinuer
+from andon.agent.resume import ContinueRequest, RunContinuer
 from andon.agent.retry import Retry
 from andon.agent.sessions import Sessions
 from andon.agent.subagent import AgentTool, check_can_continue, sub_agents
@@ -420,9 +420,8 @@ class Agent(Generic[OutputT]):
             known = ", ".join([*ContinueOptions.__annotations__, "output_type"])
             raise TypeError(f"there is no option {', '.join(sorted(unknown))} to go on with; there are: {known}")
         there = await self._on_runtime_of(run_id)
-        return await there._continuer.resume(
-            run_id, answers or {}, new_run_id, request_key, check, options, output_type
-        )
+        wanted = ContinueRequest(run_id, answers or {}, new_run_id, options, output_type, request_key, check)
+        return await there._continuer.resume(wanted)
 
     async def rollback_run(self, run_id: str) -> None:
         """Put the session back to what it was before that run. The run, with its receipt, stays on record."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from andon.agent.continuation import UNCHANGED, EarlierRun, ResumeOptions, messages_to_continue
 from andon.agent.json_schema import JsonSchema
 from andon.agent.options import ContinueOptions, RunOptions
@@ -41,6 +43,18 @@ class MakeRun(Protocol):
     ) -> Run: ...
 
 
+class ContinueRequest(Struct, frozen=True):
+    """What a caller gives to `agent.resume_run`."""
+
+    run_id: str
+    answers: Mapping[str, Any]
+    new_run_id: str | None
+    options: ContinueOptions
+    output_type: Any
+    request_key: RequestKey | None
+    check: Callable[[], object]
+
+
 class RunContinuer:
     """Goes on with the runs of one agent, on one runtime. It has no state of its own."""
 
@@ -59,45 +73,28 @@ class RunContinuer:
         self._check_setup = check_setup
         """Raises if the agent, or a sub-agent with an open question, is not set up. Called before answers are used."""
 
-    async def resume(
-        self,
-        run_id: str,
-        answers: Mapping[str, Any],
-        new_run_id: str | None,
-        request_key: RequestKey | None,
-        check: Callable[[], object],
-        options: ContinueOptions,
-        output_type: Any,
-    ) -> Run:
+    async def resume(self, wanted: ContinueRequest) -> Run:
         """Go on with the run, and return its handle."""
         try:
-            return await self._resume(run_id, answers, new_run_id, request_key, check, options, output_type)
+            return await self._resume(wanted)
         except NotContinuableError:
+            run_id, new_run_id = wanted.run_id, wanted.new_run_id
             # If the same call was made before, say so: its run already has the new id.
             if new_run_id not in (None, run_id) and await self._is_taken(new_run_id):
                 raise RunIdTakenError(f"run id {new_run_id!r} is taken: run {run_id!r} may go on as that one") from None
             raise
 
-    async def _resume(
-        self,
-        run_id: str,
-        answers: Mapping[str, Any],
-        new_run_id: str | None,
-        request_key: RequestKey | None,
-        check: Callable[[], object],
-        options: ContinueOptions,
-        output_type: Any,
-    ) -> Run:
+    async def _resume(self, wanted: ContinueRequest) -> Run:
+        run_id = wanted.run_id
         if (run := self._own_run(run_id)) is not None:
             if run.is_paused:
-                _check_own_id(run_id, new_run_id)
-                _check_kept(options)
-            replaced = ResumeOptions(options.get("deps", UNCHANGED), output_format(output_type))
+                _check_paused(wanted)
+            replaced = ResumeOptions(wanted.options.get("deps", UNCHANGED), output_format(wanted.output_type))
             await self._runtime.check_blocks(run.session.key)
             await self._check_setup(run_id, run.interrupts)
             if (run := self._own_run(run_id)) is not None:  # another caller may have resumed it meanwhile
-                check()
-                await run.resume(answers, replaced, request_key)
+                wanted.check()
+                await run.resume(wanted.answers, replaced, wanted.request_key)
                 return run
         if self._runtime.keeper is not None:
             from andon.core.shared.claim import given_back
@@ -105,22 +102,12 @@ class RunContinuer:
             await given_back(self._runtime.keeper, run_id, self._runtime.bounds.settle_seconds)
         record = await self._find_record(run_id)
         if record.status is RunStatus.paused and self._runtime.keeper is not None:
-            _check_own_id(run_id, new_run_id)
-            _check_kept(options)
+            _check_paused(wanted)
             await self._runtime.check_blocks(record.session)
-            return await self._restore(record, answers, request_key, check, options, output_type)
-        return await self._continue_ended(record, answers, new_run_id, request_key, check, options, output_type)
+            return await self._restore(record, wanted)
+        return await self._continue_ended(record, wanted)
 
-    async def _continue_ended(
-        self,
-        record: RunRecord,
-        answers: Mapping[str, Any],
-        new_run_id: str | None,
-        request_key: RequestKey | None,
-        check: Callable[[], object],
-        options: ContinueOptions,
-        output_type: Any,
-    ) -> Run:
+    async def _continue_ended(self, record: RunRecord, wanted: ContinueRequest) -> Run:
         """Start a new run that goes on with one that was cancelled, failed or was lost."""
         run_id = record.run_id
         if record.status in (RunStatus.pending, RunStatus.running, RunStatus.cancelling):
@@ -128,9 +115,9 @@ class RunContinuer:
             raise NotContinuableError(f"run {run_id!r} is {record.status.name}: wait for its end{advice}")
         if record.status not in (RunStatus.cancelled, RunStatus.error):
             raise NotContinuableError(f"run {run_id!r} is {record.status.name}: to go on, send another prompt")
-        if answers:
+        if wanted.answers:
             raise AnswersError(f"run {run_id!r} has no open questions: it is {record.status.name}", interrupts=[])
-        if new_run_id == run_id:
+        if wanted.new_run_id == run_id:
             raise RunIdTakenError(f"run {run_id!r} has ended, and goes on as a new run: give that one an id of its own")
         assert self._runtime.store is not None
         left = await self._runtime.store.added(run_id)
@@ -139,27 +126,19 @@ class RunContinuer:
         earlier = EarlierRun(run_id, left, record.cut_calls)
         earlier.remove_from(await self._runtime.store.load(record.session))  # raises here if a new run would fail
         key = record.session
-        check()
-        named: RunOptions = {"session_id": key.session_id, "user_id": key.user_id, "run_id": new_run_id}
-        run = self._make_run(messages_to_continue(left), {**options, **named}, earlier, output_type=output_type)
-        run.request_key = request_key
+        wanted.check()
+        named: RunOptions = {"session_id": key.session_id, "user_id": key.user_id, "run_id": wanted.new_run_id}
+        run = self._make_run(messages_to_continue(left), {**wanted.options, **named}, earlier, None, wanted.output_type)
+        run.request_key = wanted.request_key
         await run.open()
         return run
 
-    async def _restore(
-        self,
-        record: RunRecord,
-        answers: Mapping[str, Any],
-        request_key: RequestKey | None,
-        check: Callable[[], object],
-        given: ContinueOptions,
-        output_type: Any,
-    ) -> Run:
+    async def _restore(self, record: RunRecord, wanted: ContinueRequest) -> Run:
         """Resume a run that was paused in another process, or before this process started."""
         from andon.agent.orphan_end import read_all  # only shared stores need it
         from andon.core.shared.claim import take_paused_for
 
-        check_answers(record.run_id, record.interrupts, record.interrupts, answers)
+        check_answers(record.run_id, record.interrupts, record.interrupts, wanted.answers)
         await self._check_setup(record.run_id, record.interrupts)
         assert self._runtime.keeper is not None
         store, mark = self._runtime.keeper.store, record.bookmark or Bookmark(0)
@@ -186,17 +165,18 @@ class RunContinuer:
             "budget": mark.budget or left,
             "metadata": record.metadata,
         }
-        if "deps" in given:
-            options["deps"] = given["deps"]
+        if "deps" in wanted.options:
+            options["deps"] = wanted.options["deps"]
+        output_type = wanted.output_type
         if output_type is None and mark.output_schema is not None:
             output_type = JsonSchema(mark.output_schema)
         run = self._make_run([], options, restored=(record, base, messages), output_type=output_type)
         run.request_key = record.request_key
-        run.answer(answers)
-        check()
+        run.answer(wanted.answers)
+        wanted.check()
         # Not visible here before it is claimed: another process may be quicker, and then the run goes on there.
         seconds = self._runtime.bounds.settle_seconds
-        held = await take_paused_for(self._runtime.keeper, record.run_id, len(events), seconds, request_key)
+        held = await take_paused_for(self._runtime.keeper, record.run_id, len(events), seconds, wanted.request_key)
         if held is None:
             raise NotContinuableError(quicker)
         run.begin_again(events, record, held)
@@ -232,13 +212,11 @@ class RunContinuer:
         return record
 
 
-def _check_own_id(run_id: str, new_run_id: str | None) -> None:
+def _check_paused(wanted: ContinueRequest) -> None:
+    """Raise if the request has what a paused run can't take: another id, or options that the run has already."""
+    run_id, new_run_id = wanted.run_id, wanted.new_run_id
     if new_run_id not in (None, run_id):
         detail = f"run {run_id!r} is paused, and goes on under its own id, not as {new_run_id!r}"
         raise ConfigurationError(f"{detail}: leave the new id out. Nothing has changed")
-
-
-def _check_kept(options: ContinueOptions) -> None:
-    """Refuse what a paused run has already: to pass over it would hide that it counts for nothing."""
-    if fixed := sorted(options.keys() - {"deps"}):
+    if fixed := sorted(wanted.options.keys() - {"deps"}):
         raise TypeError(f"a paused run keeps its options; {', '.join(fixed)} can't be given")

@@ -18,7 +18,9 @@ from functools import partial
 from typing import Any
 
 from andon import Agent, Run
+from andon.core.run.handle import local_run
 from andon.models.scripted import Burst, Say, ScriptedModel
+from andon.testing import probe
 from bench.report import Figure, Goal, Progress, Row, percentile
 
 LOOPS = 4
@@ -75,7 +77,7 @@ async def written(elsewhere: Loops, readers: int, count: int) -> float:
             await everywhere(elsewhere, readers, lambda: _read(run))
         else:
             await asyncio.gather(*(_read(run) for _ in range(readers)))
-        return len(run.journal.events) / (time.perf_counter() - began)
+        return len(probe(run).events) / (time.perf_counter() - began)
 
 
 async def cancels(elsewhere: Loops, readers: int, pace: float, rounds: int) -> list[float]:
@@ -85,7 +87,7 @@ async def cancels(elsewhere: Loops, readers: int, pace: float, rounds: int) -> l
         agent = Agent("Stopped", ScriptedModel(["First. ", Say(PIECE * 100_000, pace=pace)]))
         async with agent.start("Hello", session_id=str(number)) as run:
             reading = asyncio.create_task(everywhere(elsewhere, readers, partial(_read, run)))
-            while len(run.journal.waiters.wakes) < readers // 2:  # noqa: ASYNC110 - no event tells of it
+            while len(local_run(run).journal.waiters.wakes) < readers // 2:  # noqa: ASYNC110 - no event tells of it
                 await asyncio.sleep(0.001)
             await asyncio.sleep(QUIET_SECONDS)
             began = time.perf_counter()

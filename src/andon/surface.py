@@ -11,7 +11,7 @@ from andon.core.budget import Budget
 from andon.core.events import ContextView, Event, RunEvent, ToolView
 from andon.core.receipt import Deny, Interrupt, Receipt, RunResult, ToolReceipt
 from andon.core.records import RunRecord, SessionKey, SessionRecord
-from andon.core.run.run import Run
+from andon.core.run.handle import Run
 from andon.core.runtime import Runtime
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, StopReason, ToolOutcome
 from andon.core.store import SessionStore, Store

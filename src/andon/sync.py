@@ -16,7 +16,9 @@ from andon.core.events import Event
 from andon.core.journal import Reader
 from andon.core.portal import portal
 from andon.core.receipt import OutputT, RunResult
-from andon.core.run.run import Run
+from andon.core.run.handle import Run, local_run
+from andon.core.run.run import LocalRun
+from andon.core.run.waits import leave, wait_admitted, wait_result_blocking, wait_settled_blocking
 from andon.core.states import CancelCause
 from andon.errors import ConfigurationError, InsideEventLoopError, ReaderBusyError
 
@@ -44,12 +46,13 @@ def check_blocking(instead: str) -> None:
     raise InsideEventLoopError(f"agent.run blocks, and would stop the event loop that is running here; use {instead}")
 
 
-def run_blocking(run: Run[OutputT]) -> RunResult[OutputT]:
+def run_blocking(handle: Run[OutputT]) -> RunResult[OutputT]:
     """Run it to its end."""
+    run = local_run(handle)
 
     def whole() -> RunResult[OutputT]:
         _begin(run)
-        return run.result_blocking()
+        return wait_result_blocking(run)
 
     return _outlast(run, whole)
 
@@ -65,21 +68,21 @@ class BlockingStream:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._reader = Reader(run.journal)
+        self._reader = Reader(local_run(run).journal)
         self._state = "new"
 
     def __iter__(self) -> BlockingStream:
         return self
 
     def __next__(self) -> Event:
-        event = _outlast(self.run, self._advance)
+        event = _outlast(local_run(self.run), self._advance)
         if event is None:
             raise StopIteration
         return event
 
     def _advance(self) -> Event | None:
         reader = self._reader
-        if self._state == "begun" and (event := reader.at_hand()) is not None:
+        if self._state == "begun" and (event := reader.next_at_hand()) is not None:
             return event
         me = object()
         try:
@@ -91,10 +94,10 @@ class BlockingStream:
     def _advance_alone(self) -> Event | None:
         if self._state == "new":
             self._state = "closed"  # unless the run begins
-            _begin(self.run)
+            _begin(local_run(self.run))
             self._state = "begun"
         reader = self._reader
-        event = (reader.at_hand() or reader.wait_blocking()) if self._state == "begun" else None
+        event = (reader.next_at_hand() or reader.wait_blocking()) if self._state == "begun" else None
         if event is None and self._state == "begun":
             self._leave()
             self._state = "closed"
@@ -103,32 +106,33 @@ class BlockingStream:
     def close(self) -> None:
         """Cancel the run, if it has not ended. Returns when the run is settled."""
         if self._state == "begun":
-            _outlast(self.run, self._leave)
+            _outlast(local_run(self.run), self._leave)
         self._state = "closed"
 
     def _leave(self) -> None:
-        self.run.leave()
-        self.run.attend_blocking()
+        leave(local_run(self.run))
+        wait_settled_blocking(local_run(self.run))
 
     def __del__(self) -> None:
         # It only signals the cancel: a finalizer may run in any thread, and must not wait.
         if getattr(self, "_state", "new") == "begun" and not sys.is_finalizing():  # __init__ may have been interrupted
-            self.run.leave()
+            leave(local_run(self.run))
 
 
-def _begin(run: Run) -> None:
+def _begin(run: LocalRun) -> None:
     if isinstance(run.limits.cancel_on, asyncio.Event):
         raise ConfigurationError(
             "cancel_on is an asyncio.Event, which a blocking call can't watch: use threading.Event"
         )
 
     async def begin() -> None:
-        await run.open()
+        run.begin_or_refuse()
+        await wait_admitted(run)
 
     portal.wait(begin)
 
 
-def _outlast(run: Run, wait: Callable[[], T]) -> T:
+def _outlast(run: LocalRun, wait: Callable[[], T]) -> T:
     """Call `wait`, which waits for the run. If it is interrupted, end the run first, and then raise the interrupt."""
     try:
         return wait()
@@ -137,10 +141,10 @@ def _outlast(run: Run, wait: Callable[[], T]) -> T:
     except BaseException as error:
         run.cancel_for(CancelCause.caller)
         if isinstance(error, SystemExit):
-            run.attend_blocking(EXITING_SECONDS)
+            wait_settled_blocking(run, EXITING_SECONDS)
         elif run.has_begun:
-            if not run.attend_blocking(EXITING_SECONDS) and portal.has_turns(BLOCKED_SECONDS):
-                run.attend_blocking(INTERRUPTED_SECONDS)
+            if not wait_settled_blocking(run, EXITING_SECONDS) and portal.has_turns(BLOCKED_SECONDS):
+                wait_settled_blocking(run, INTERRUPTED_SECONDS)
         elif not isinstance(error, Exception):  # an Exception kept the run from starting
-            run.attend_blocking(BEGINNING_SECONDS)
+            wait_settled_blocking(run, BEGINNING_SECONDS)
         raise

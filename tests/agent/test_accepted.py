@@ -12,6 +12,7 @@ import pytest
 from andon import Agent, Budget, CancelCause, Deny, RunResult, RunStatus, ToolContext, tool
 from andon.models.openai import OpenAIChat
 from andon.models.scripted import Call, ScriptedModel
+from andon.testing import probe
 from andon.testing.providers import FakeChat, call, fail, reasoning, silence, stall, text
 from andon.testing.providers import cut as lose
 from tests.support import Flag, forever, play
@@ -141,7 +142,7 @@ async def cut_in_tools_twice(agent: Agent, tools: Tools) -> None:
     again = await agent.resume_run(run.run_id)
     await tools.reached.arrived()
     again.cancel()
-    await again.attend()
+    await probe(again).settled()
     assert again.status is RunStatus.cancelled
 
 

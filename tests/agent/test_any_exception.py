@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator
 from andon import Agent, MemoryStore, Message, RunRecord, RunStatus, Runtime, tool
 from andon.models.base import ModelRequest, Sink
 from andon.models.scripted import Call, ScriptedModel
+from andon.testing import probe
 from tests.support import check_events, play
 
 NOT_EXCEPTIONS = [GeneratorExit, SystemExit, asyncio.CancelledError, BaseException]
@@ -51,11 +52,11 @@ def test_out_of_a_hook_it_is_a_warning(kind: type[BaseException], point: str, sy
         hook = type("Hook", (), {point: bad if sync else async_bad})()
         agent = Agent("A", ScriptedModel(Call("fine"), then="OK."), tools=[fine], hooks=[hook])
         async with agent.start("go") as run:
-            await run.attend()
-            await run.ended()
+            await probe(run).settled()
+            await probe(run).ended()
             assert run.status is RunStatus.completed
-            assert any(point in warning for warning in run.warnings)
-            check_events(run.journal.events)
+            assert any(point in warning for warning in probe(run).warnings)
+            check_events(probe(run).events)
 
     play(main)
 

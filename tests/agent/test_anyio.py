@@ -15,7 +15,7 @@ import anyio.lowlevel
 import pytest
 
 from andon import CancelCause, RunStatus, tool
-from andon.core.run.run import hold_off
+from andon.core.run.waits import hold_off
 from andon.models.scripted import Call
 from tests.support import HANG, Flag, Silence, forever, make, play, record_of
 

@@ -178,7 +178,7 @@ def test_a_loop_that_ends_under_a_tool_is_not_kept() -> None:
             return "never"
 
         run = Agent("Stayer", ScriptedModel(Call("stay")), tools=[stay]).start("Hi")
-        await run.open()
+        await run.begin()
         await asyncio.wait_for(waiting.wait(), HANG)
         assert watch._calls
         return weakref.ref(asyncio.get_running_loop())

@@ -15,6 +15,7 @@ import pytest
 
 from andon import Agent, CancelOutcome, Run, RunEvent, RunStatus, Runtime, ToolContext, tool
 from andon.models.scripted import Call
+from andon.testing import probe
 from andon.testing.validators import validate
 from tests.support import (
     Ended,
@@ -94,13 +95,13 @@ def check_told(agent: Agent, run: Run, call_id: str, outcome: str, reason: str |
     assert truth[outcome] in sent.content
     if reason is not None:
         assert reason not in sent.content  # the prompt is no place for it
-    mine = [event for event in run.journal.events if event.tool is not None and event.tool.call_id == call_id]
+    mine = [event for event in probe(run).events if event.tool is not None and event.tool.call_id == call_id]
     [told] = [event for event in mine if event.event is not RunEvent.tool_call_started]
     assert told.event is RunEvent.tool_call_cancelled
     assert told.tool is not None
     assert (told.tool.outcome, told.tool.result) == (outcome, sent.content)
     assert told.reason == reason
-    check_events(run.journal.events)
+    check_events(probe(run).events)
 
 
 # -- a call that runs -------------------------------------------------------------------------------------------------
@@ -294,7 +295,7 @@ def test_a_call_that_has_finished_is_finished() -> None:
         agent = make([Call("look", id="l"), Call("work", id="w")], tools=bench.tools)
         async with agent.start("go") as run:
             await bench.started.arrived()
-            await until(lambda: any(e.event is RunEvent.tool_call_completed for e in run.journal.events))
+            await until(lambda: any(e.event is RunEvent.tool_call_completed for e in probe(run).events))
             assert run.cancel_tool("l") is CancelOutcome.already_finished
             bench.go.set()
             assert (await run.result()).status is RunStatus.completed
@@ -328,9 +329,9 @@ def test_of_a_run_that_has_ended_all_is_finished(how: str) -> None:
                 await silence.reached.arrived()
                 run.cancel()
             assert (await run.result()).status.name == how
-        before = list(run.journal.events)
+        before = list(probe(run).events)
         assert run.cancel_tool("l") is CancelOutcome.already_finished
-        assert run.journal.events == before
+        assert probe(run).events == before
         assert (await agent.invoke_async("and now?")).status is RunStatus.completed
 
     play(main)
@@ -408,7 +409,7 @@ def test_a_question_withdrawn_while_others_work_pauses_nothing() -> None:
             bench.go.set()
             result = await run.result()
         assert result.status is RunStatus.completed
-        assert RunEvent.run_paused not in [event.event for event in run.journal.events]
+        assert RunEvent.run_paused not in [event.event for event in probe(run).events]
         check_told(agent, run, "p", "cut")
         check_told(agent, run, "d", "not_started")
 
@@ -476,7 +477,7 @@ def test_both_at_once(first: str) -> None:
         agent = make([Call("work", id="w"), Call("look", id="l")], tools=bench.tools)
         async with agent.start("go") as run:
             await bench.started.arrived()
-            await until(lambda: any(e.event is RunEvent.tool_call_completed for e in run.journal.events))
+            await until(lambda: any(e.event is RunEvent.tool_call_completed for e in probe(run).events))
             for what in ("tool", "run") if first == "tool" else ("run", "tool"):
                 assert run.cancel_tool("w") if what == "tool" else run.cancel("enough", "ann")
             result = await run.result()
@@ -600,7 +601,7 @@ def test_against_its_own_end_300_times() -> None:
                 result = await run.result()
                 await asyncio.to_thread(worker.done)
             assert result.status is RunStatus.completed
-            check_events(run.journal.events)
+            check_events(probe(run).events)
             [outcome] = told
             sent = results_of(agent)["b"]
             if outcome is CancelOutcome.requested:

@@ -25,7 +25,7 @@ from andon import (
 from andon.messages import Text
 from andon.models.base import ModelRequest, Sink
 from andon.models.scripted import Call, Fail, ScriptedModel
-from andon.testing import validate
+from andon.testing import probe, validate
 from tests.support import Flag, Silence, asked, check_goes_on, cut, eventually, forever, make, play, read_all, until
 from tests.support.clock import StoppedClock, time_is_up
 
@@ -72,8 +72,8 @@ def test_cancelling_the_parent_cancels_all_below_it_and_the_deepest_ends_first()
         ends: list[str] = []
         async with old.start("go", run_id="r") as run:
             await silence.reached.arrived()
-            (child,) = run.children
-            (grandchild,) = child.children
+            (child,) = probe(run).children
+            (grandchild,) = probe(child).children
             assert (child.parent_run_id, grandchild.parent_run_id) == ("r", child.run_id)
 
             async def note(of: Any) -> None:
@@ -182,7 +182,7 @@ def test_a_softer_mode_lets_children_finish(mode: str) -> None:
             await reached.arrived()
             run.cancel(mode=mode)
             await asyncio.sleep(0)
-            assert [child.status for child in run.children] == [RunStatus.running]
+            assert [child.status for child in probe(run).children] == [RunStatus.running]
             go_on.set()
             result = await run.result()
         assert result.receipt is not None
@@ -330,7 +330,7 @@ def test_two_threads_that_add_the_first_child_at_once() -> None:
     next(stream)
     for silence in silences:
         silence.reached.wait()
-    assert len(stream.run.children) == 2
+    assert len(probe(stream.run).children) == 2
     agent.cancel()
     list(stream)
     eventually(lambda: not any(helper.runtime.runs for helper in helpers))
@@ -350,7 +350,7 @@ def test_two_children_with_the_same_id_on_two_runtimes() -> None:
         async with agent.start("go") as run:
             for silence in silences:
                 await silence.reached.arrived()
-            assert len(run.children) == 2
+            assert len(probe(run).children) == 2
             run.cancel()
         assert not any(helper.runtime.runs for helper in helpers)
 
@@ -421,7 +421,7 @@ def test_a_call_that_ends_alone_takes_the_runs_that_its_thread_waits_for_with_it
                 assert run.cancel_tool("w") is CancelOutcome.requested
             else:
                 await time_is_up(silence.reached)
-            await child.attend()
+            await probe(child).settled()
             assert child.receipt is not None
             assert child.receipt.cause is CancelCause.parent
             assert child.receipt.reason == f"call w of run {run.run_id} was cancelled"
@@ -448,7 +448,7 @@ def test_a_child_that_is_born_after_its_call_was_cut_alone() -> None:
             assert run.cancel_tool("l") is CancelOutcome.requested
             assert (await run.result()).status is RunStatus.completed
             go.set()
-            await run.gone()
+            await probe(run).gone()
         (result,) = results
         assert result.status is RunStatus.cancelled
         assert asked(young) == []
@@ -477,7 +477,7 @@ def test_the_cancel_of_a_child_that_is_shown_is_not_taken_for_the_parents_own() 
         async with parent.start("go") as run:
             await began.arrived()
             child.cancel("too slow")
-            await until(lambda: run.journal.events[-1].event is RunEvent.cancel_requested)
+            await until(lambda: probe(run).events[-1].event is RunEvent.cancel_requested)
             run.cancel("enough")
             go.set()
             asked = [(e.run_id == run.run_id, e.reason) async for e in run if e.event is RunEvent.cancel_requested]

@@ -27,6 +27,7 @@ from andon.errors import AnswersError
 from andon.messages import ToolResult
 from andon.models.scripted import Call, ScriptedModel
 from andon.store.sql import SQLStore
+from andon.testing import probe
 from tests.support import all_with, make, paused, play, results_of
 
 
@@ -208,7 +209,7 @@ def test_a_child_that_was_cancelled_while_it_asked() -> None:
         _, result = await paused(old)
         child = only(young, old)
         assert child.cancel("not needed")
-        await child.attend()
+        await probe(child).settled()
         result = await old.continue_run(result.run_id, all_with(True, result))
         assert result.status is RunStatus.completed
         assert told(old, "c").status == "error"
@@ -227,7 +228,7 @@ def test_a_child_that_asks_ends_with_its_parent() -> None:
         await paused(old)
         child = only(young, old)
         assert old.cancel()
-        await child.attend()
+        await probe(child).settled()
         assert child.status is RunStatus.cancelled
         assert (await old.invoke_async("next")).status is RunStatus.completed
 
@@ -242,7 +243,7 @@ def test_a_child_ends_with_the_call_that_asks_for_it() -> None:
         run, _ = await paused(old)
         child = only(young, old)
         assert run.cancel_tool("c", "never mind") is CancelOutcome.requested
-        await child.attend()
+        await probe(child).settled()
         assert child.receipt is not None
         assert child.receipt.cause is CancelCause.parent
         result = await old.continue_run(run.run_id)
@@ -294,8 +295,8 @@ def test_the_events_of_a_child_that_asks_are_shown_once() -> None:
         child = only(young, old)
         result = await old.continue_run(result.run_id, all_with(True, result))
         assert result.status is RunStatus.completed
-        shown = [event.event for event in run.journal.events if event.run_id == child.run_id]
-        assert shown == [event.event for event in child.journal.events]
+        shown = [event.event for event in probe(run).events if event.run_id == child.run_id]
+        assert shown == [event.event for event in probe(child).events]
         assert shown.count(RunEvent.run_paused) == shown.count(RunEvent.run_continued) == 1
 
     play(main)

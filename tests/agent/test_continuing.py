@@ -23,7 +23,7 @@ from andon.messages import Message, Text
 from andon.models.scripted import Call, Fail
 from andon.store import open_store
 from andon.store.memory import MemoryStore
-from andon.testing import validate
+from andon.testing import probe, validate
 from tests.support import Flag, Silence, asked, cut, forever, make, paused, play, record_of, until
 from tests.support.till import DELETE, Till
 
@@ -267,7 +267,7 @@ def test_a_paused_run_keeps_its_id() -> None:
         answers = {result.interrupts[0].id: True}
         with pytest.raises(ConfigurationError, match="goes on under its own id, not as 'n'"):
             await agent.continue_run(run.run_id, answers, new_run_id="n")
-        assert (run.is_paused, till.did) == (True, [])
+        assert (probe(run).is_paused, till.did) == (True, [])
         done = await agent.continue_run(run.run_id, answers, new_run_id=run.run_id)
         assert (done.run_id, done.status) == (run.run_id, RunStatus.completed)
         with pytest.raises(NotContinuableError):
@@ -436,7 +436,7 @@ def test_a_call_that_waited_for_approval_is_asked_about_again() -> None:
         paused = await agent.invoke_async("go")
         (run,) = agent.runtime.runs
         agent.cancel()
-        await run.attend()
+        await probe(run).settled()
         again = await agent.continue_run(paused.run_id)
         assert again.status is RunStatus.paused
         done = await agent.continue_run(again.run_id, {again.interrupts[0].id: True})

@@ -12,6 +12,7 @@ import pytest
 from andon import Agent, CancelCause, ConfigurationError, Run, RunStatus, Runtime
 from andon.models.base import ModelRequest
 from andon.models.scripted import Call, ScriptedModel, Stall
+from andon.testing import probe
 from tests.support import Flag, forever, play
 
 
@@ -50,7 +51,7 @@ def test_a_tree_deeper_than_the_stack_is_cancelled_and_settled() -> None:
             assert result.receipt.leftovers == []
             assert {each.status for each in runs} == {RunStatus.cancelled}
             assert runtime.live == 0
-            assert max(each.depth for each in runs) == depth
+            assert max(probe(each).depth for each in runs) == depth
 
     play(main)
 
@@ -127,13 +128,13 @@ def test_fifty_levels_are_the_default_and_a_detached_run_begins_a_tree_of_its_ow
         async def detach() -> str:
             run = inner.start("go", detached=True)
             begun.append(run)
-            await run.open()
+            await run.begin()
             return (await run.result()).content
 
         outer = Agent("Outer", ScriptedModel(Call("detach"), then="OK."), tools=[detach], runtime=runtime)
         assert (await outer.invoke_async("go")).status is RunStatus.completed
         assert begun[0].status is RunStatus.completed
-        assert begun[0].depth == 1
+        assert probe(begun[0]).depth == 1
 
     play(main)
 
@@ -240,7 +241,7 @@ def test_a_detached_run_may_queue_behind_the_run_that_starts_it() -> None:
 
         async def later() -> str:
             run = agent.start("after this", on_busy="queue", session_id="s", detached=True)
-            await run.open()
+            await run.begin()
             queued.append(run)
             return "queued"
 

@@ -10,6 +10,7 @@ import pytest
 
 from andon import Agent, Budget, CancelCause, ConfigurationError, RunStatus, StopReason, Usage, tool
 from andon.models.scripted import Call, ScriptedModel, Spend
+from andon.testing import probe
 from tests.support import Silence, play
 from tests.support.clock import StoppedClock, time_is_up
 
@@ -81,7 +82,7 @@ def test_an_agent_s_timeout_holds_for_each_of_its_runs() -> None:
         assert result.receipt is not None
         assert result.receipt.cause is CancelCause.deadline
         async with agent.start("go", timeout=None) as run:
-            assert run.deadline is None
+            assert probe(run).deadline is None
 
     play(main, loop=StoppedClock)
 

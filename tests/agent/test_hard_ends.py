@@ -33,7 +33,7 @@ from andon import (
 from andon.agent.call_record import CallRecord
 from andon.models.base import ModelRequest
 from andon.models.scripted import Call, Fail, ScriptedModel, Stall
-from andon.testing import validate
+from andon.testing import probe, validate
 from tests.support import HANG, eventually, forever, play
 
 
@@ -96,7 +96,7 @@ def test_a_loop_that_is_closed_while_the_store_saves(cancelled: bool) -> None:
     result = agent.run("next")
     assert result.status is RunStatus.completed
     assert run.status is (RunStatus.cancelled if cancelled else RunStatus.completed)
-    kinds = [event.event for event in run.journal.events]
+    kinds = [event.event for event in probe(run).events]
     assert kinds.count(RunEvent.cancel_requested) == cancelled
     assert sum(kind.terminal for kind in kinds) == 1
     assert [message.role for message in result.messages] == ["user", "assistant"] * 2
@@ -154,7 +154,7 @@ def test_nothing_follows_the_terminal_event_of_a_failed_run() -> None:
     events = list(stream)
     model.sinks[0].text("late")
     assert events[-1].event is RunEvent.run_error
-    assert stream.run.journal.events == events
+    assert probe(stream.run).events == events
 
 
 def test_a_tool_of_ones_own_must_return_text() -> None:

@@ -22,6 +22,7 @@ from andon import (
 from andon.errors import AnswersError, NotContinuableError, UnknownRunError
 from andon.messages import ToolCall, ToolResult
 from andon.models.scripted import Call, Item, Spend
+from andon.testing import probe
 from andon.testing.validators import validate
 from tests.support import (
     Flag,
@@ -53,7 +54,7 @@ def test_an_approval_asks_before_the_call_runs() -> None:
         assert result.content == "Well, "
         assert result.usage == Usage(3, 2, None, None)
         assert result.metadata == {"for": "ann"}
-        assert [event.event for event in run.journal.events] == [
+        assert [event.event for event in probe(run).events] == [
             RunEvent.run_started,
             RunEvent.run_content,
             RunEvent.run_paused,
@@ -68,7 +69,7 @@ def test_an_approval_asks_before_the_call_runs() -> None:
         assert final.content == "Well, OK."
         assert final.interrupts == []
         assert results_of(agent)["d"] == ToolResult("d", "delete", "deleted all", "ok")
-        assert [event.event for event in run.journal.events][2:] == [
+        assert [event.event for event in probe(run).events][2:] == [
             RunEvent.run_paused,
             RunEvent.run_continued,
             RunEvent.tool_call_started,
@@ -76,7 +77,7 @@ def test_an_approval_asks_before_the_call_runs() -> None:
             RunEvent.run_content,
             RunEvent.run_completed,
         ]
-        check_events(run.journal.events)
+        check_events(probe(run).events)
         assert (await record_of(agent, run.run_id)).status is RunStatus.completed
         assert validate(agent.messages) == []
 
@@ -101,7 +102,7 @@ def test_a_tool_that_asks_is_entered_again_and_gets_the_answer() -> None:
         assert entered == ["c", "c"]
         assert final.status is RunStatus.completed
         assert results_of(agent)["c"].content == "ordered blue"
-        check_events(run.journal.events)
+        check_events(probe(run).events)
 
     play(main)
 
@@ -129,10 +130,10 @@ def test_a_tool_may_ask_one_question_after_the_other() -> None:
         assert len(ids) == 3
         assert got == [[], ["tea"], ["tea", "here"], ["tea", "here", "now"]]
         assert results_of(agent)["c"].content == "tea here now"
-        kinds = [event.event for event in run.journal.events]
+        kinds = [event.event for event in probe(run).events]
         assert kinds.count(RunEvent.run_paused) == kinds.count(RunEvent.run_continued) == 3
         assert kinds.count(RunEvent.tool_call_completed) == 1
-        check_events(run.journal.events)
+        check_events(probe(run).events)
 
     play(main)
 
@@ -214,7 +215,7 @@ def test_several_at_once_and_the_other_calls_finish_first() -> None:
         told = results_of(agent)
         assert list(told) == ["d", "w", "p", "l"]
         assert [each.content for each in told.values()] == ["deleted all", "worked", "paid 9, p", "seen"]
-        check_events(run.journal.events)
+        check_events(probe(run).events)
 
     play(main)
 
@@ -248,7 +249,7 @@ def test_sequential_tools_pause_at_once_and_later_calls_do_not_start(first: Call
         result = await agent.continue_run(run.run_id, answers=all_with(True, result))
         assert result.status is RunStatus.completed
         assert till.did[3:] == ["more"]
-        check_events(run.journal.events)
+        check_events(probe(run).events)
         assert validate(result.messages) == []
 
     play(main)
@@ -278,10 +279,10 @@ def test_a_refusal_goes_to_the_model_as_an_error_result(refusal: object, call: C
         assert "refused" in sent.content
         if isinstance(refusal, Deny):
             assert refusal.reason in sent.content
-        errors = [event for event in run.journal.events if event.event is RunEvent.tool_call_error]
+        errors = [event for event in probe(run).events if event.event is RunEvent.tool_call_error]
         assert [event.tool.result for event in errors if event.tool is not None] == [sent.content]
         assert told == ["error"]
-        check_events(run.journal.events)
+        check_events(probe(run).events)
         assert validate(final.messages) == []
 
     play(main)
@@ -305,13 +306,13 @@ def test_wrong_answers_list_what_is_open_and_change_nothing(wrong: str) -> None:
             "another's": {one: True, "third": True},
             "call ids": {"d": True, "p": True},
         }
-        before, stored = list(run.journal.events), await record_of(agent, run.run_id)
+        before, stored = list(probe(run).events), await record_of(agent, run.run_id)
         with pytest.raises(AnswersError) as raised:
             await agent.continue_run(run.run_id, answers=given[wrong])
         for word in (one, other, "delete", "pay?", run.run_id):
             assert word in str(raised.value)
         assert raised.value.interrupts == result.interrupts
-        assert run.journal.events == before
+        assert probe(run).events == before
         assert await record_of(agent, run.run_id) == stored
         check_paused(run, await run.result())
         assert till.did == []
@@ -355,7 +356,7 @@ def test_only_a_paused_run_has_questions() -> None:
             await other.continue_run(run.run_id, answers=all_with(True, result))
         assert run.status is RunStatus.paused
         run.cancel()
-        await run.attend()
+        await probe(run).settled()
 
     play(main)
 
@@ -375,7 +376,7 @@ def test_of_two_that_answer_at_once_one_goes_on() -> None:
         assert one.status is RunStatus.completed
         assert isinstance(other, NotContinuableError)
         assert till.did == ["all"]
-        check_events(run.journal.events)
+        check_events(probe(run).events)
 
     play(main)
 
@@ -398,7 +399,7 @@ def test_of_many_threads_that_answer_at_once_one_goes_on() -> None:
             worker.done()
         assert ended == [RunStatus.completed]
         assert till.did == ["all"]
-        check_events(run.journal.events)
+        check_events(probe(run).events)
 
     for _ in range(30):
         race()

@@ -20,6 +20,7 @@ from andon import (
 )
 from andon.errors import AnswersError, SessionPausedError
 from andon.models.scripted import Call
+from andon.testing import probe
 from andon.testing.validators import validate
 from tests.support import (
     Flag,
@@ -63,7 +64,7 @@ def test_it_goes_on_after_the_loop_that_began_it_was_closed(call: Call) -> None:
     final = asyncio.run(agent.continue_run(result.run_id, answers=all_with(True, result)))
     assert final.status is RunStatus.completed
     assert till.did == ["looked", "all" if call is DELETE else True]
-    check_events(run.journal.events)
+    check_events(probe(run).events)
     assert asyncio.run(agent.invoke_async("and now?")).status is RunStatus.completed
 
 
@@ -86,7 +87,7 @@ def test_it_goes_on_in_another_thread_while_the_first_loop_is_busy() -> None:
         assert final[0].status is RunStatus.completed
         assert entered == [threading.current_thread(), worker]
         assert await run.result() == final[0]
-        check_events(run.journal.events)
+        check_events(probe(run).events)
         assert (await agent.invoke_async("and now?")).status is RunStatus.completed
 
     play(main)
@@ -126,8 +127,8 @@ async def _ask(agent: Agent) -> None:
 
 def _look(agent: Agent, sees: str, answering: list[Worker]) -> None:
     for run in agent.runtime.runs:
-        asks = [event for event in run.journal.events if event.event is RunEvent.run_paused]
-        if asks if sees == "event" else run.is_paused:
+        asks = [event for event in probe(run).events if event.event is RunEvent.run_paused]
+        if asks if sees == "event" else probe(run).is_paused:
             answering.append(Worker(lambda: asyncio.run(_go_on(agent, run.run_id, {"p-1": True}))))  # noqa: B023
     for worker in answering:
         worker.join(0.1)  # it may have to wait until the pause is complete; to be refused takes it no time
@@ -152,7 +153,7 @@ def test_a_host_that_cancels_whoever_continues_cancels_the_run() -> None:
         assert final.receipt is not None
         assert final.receipt.cause is CancelCause.caller
         assert validate(final.messages) == []
-        check_events(run.journal.events)
+        check_events(probe(run).events)
 
     play(main)
 
@@ -326,7 +327,7 @@ def test_a_newer_request_supersedes_a_paused_run() -> None:
         assert newer.messages[: len(older.messages)] == older.messages
         assert till.did == ["looked"]
         assert validate(newer.messages) == []
-        check_events(run.journal.events)
+        check_events(probe(run).events)
 
     play(main)
 
@@ -489,7 +490,7 @@ def test_a_sync_tool_asks_from_its_thread() -> None:
         await agent.continue_run(run.run_id, answers={one: "red", other: "blue"})
         assert entered == ["andon-tool-order"] * 4
         assert [each.content for each in results_of(agent).values()] == ["ordered red", "ordered blue"]
-        check_events(run.journal.events)
+        check_events(probe(run).events)
 
     play(main)
 
@@ -567,7 +568,7 @@ def test_a_tool_that_fails_beside_a_question_has_failed() -> None:
         run, result = await paused(agent)
         await agent.continue_run(run.run_id, answers=all_with(True, result))
         assert "no such file" in results_of(agent)["f"].content
-        kinds = [event.event for event in run.journal.events]
+        kinds = [event.event for event in probe(run).events]
         assert kinds.count(RunEvent.tool_call_error) == 1
 
     play(main)
@@ -653,7 +654,7 @@ def test_what_a_tool_wants_to_have_called_is_called_for_the_attempt_that_is_cut(
         run = await agent.resume_run(result.run_id, all_with("yes", result))
         await reached.arrived()
         run.cancel()
-        await run.attend()
+        await probe(run).settled()
         assert (entered, called) == ([0, 1], [1])
 
     play(main)

@@ -16,6 +16,7 @@ import pytest
 import andon
 from andon import AfterTool, BeforeTool, ModelError, Retry, RunResult, RunStatus, ToolContext, tool
 from andon.models.scripted import Call, Fail
+from andon.testing import probe
 from tests.support import Flag, Silence, cut, forever, make, play, until
 
 
@@ -101,7 +102,7 @@ def test_a_model_that_raises_is_logged_once_with_its_traceback(caplog: pytest.Lo
     agent = make([Fail(OopsError("no more"))])
     result = agent.run("go", run_id="r")
     [record] = of_ours(caplog)
-    assert (record.name, record.levelno) == ("andon.core.run.life", logging.ERROR)
+    assert (record.name, record.levelno) == ("andon.core.run.ending", logging.ERROR)
     assert record.getMessage() == "run r failed: OopsError: no more"
     assert record.exc_info
     assert record.exc_info[1] is result.error
@@ -166,7 +167,7 @@ def test_what_a_thread_raises_too_late_is_told_with_its_traceback(caplog: pytest
     async def main() -> None:
         ended = await cut(make(Call("stuck", id="c"), tools=[stuck]), began)
         go.set()
-        await ended.run.gone()
+        await probe(ended.run).gone()
         await until(lambda: bool(of_ours(caplog, logging.INFO)))
 
     play(main)

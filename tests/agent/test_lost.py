@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 
 from andon import Agent, CancelCause, CancelOutcome, Event, Run, RunEvent, RunStatus, ToolContext, tool
+from andon.core.run.handle import local_run
+from andon.core.run.waits import wait_settled
 from andon.errors import SessionBusyError
 from andon.messages import Text
 from andon.models.scripted import Call
+from andon.testing import probe
 from andon.testing.validators import validate
 from tests.support import (
     Flag,
@@ -243,7 +246,7 @@ def test_a_loop_that_stands_still_holds_its_session_until_it_goes_on(cancelled: 
     queued = agent.run("third", on_busy="reject" if cancelled else "queue", stream=True)
     assert next(queued).event is RunEvent.run_started
     agent.cancel_run(run.run_id)
-    loop.run_until_complete(run.attend())
+    loop.run_until_complete(wait_settled(local_run(run)))
     loop.close()
     assert [event.content for event in queued][-1] == "OK."
     assert [message.text for message in agent.messages] == ["go", "Cancelled by user", "third", "OK."]
@@ -366,11 +369,11 @@ def test_a_run_that_is_handed_over_is_written_by_the_portal_alone() -> None:
 
     async def begin() -> None:
         await begin_and_cancel_its_task(run)
-        await until(lambda: run.is_cancelling)  # its task has ended, and the portal was told
+        await until(lambda: probe(run).is_cancelling)  # its task has ended, and the portal was told
         run.cancel("at once", grace=1)  # arrives at the loop where the run lived
         for _ in range(5):
             await asyncio.sleep(0)
-        assert [event.event for event in run.journal.events] == [RunEvent.run_started]
+        assert [event.event for event in probe(run).events] == [RunEvent.run_started]
 
     try:
         asyncio.run(begin())
@@ -410,7 +413,7 @@ def test_the_tools_of_a_run_that_is_handed_over_are_stopped_where_they_live() ->
         assert [task for task in asyncio.all_tasks() if "patient" in task.get_name()]
         await until(lambda: not [task for task in asyncio.all_tasks() if "patient" in task.get_name()])
         assert run.status is RunStatus.cancelling
-        assert RunEvent.cancel_requested not in [event.event for event in run.journal.events]
+        assert RunEvent.cancel_requested not in [event.event for event in probe(run).events]
 
     loop = asyncio.new_event_loop()
     try:

@@ -13,11 +13,13 @@ import pytest
 from andon import Agent, CancelOutcome, Event, RunEvent, RunStatus
 from andon.core.journal import Reader
 from andon.core.portal import portal
+from andon.core.run.handle import local_run
 from andon.core.single_reader import Seat
 from andon.errors import AndonError, ReaderBusyError
 from andon.messages import Text
 from andon.models.scripted import Burst, Pause
 from andon.sync import BlockingStream
+from andon.testing import probe
 from tests.support import HANG, Flag, Hold, Silence, Worker, check_events, eventually, make, play, read_all
 
 KINDS = ["stream", "handle"]
@@ -30,7 +32,7 @@ def begin(agent: Agent, kind: str) -> Any:
         stream = agent.stream_async("go", run_id="r")
         return stream, stream.run
     run = agent.start("go", run_id="r")
-    run.set_out()
+    local_run(run).begin()
     return run.events(), run
 
 
@@ -66,7 +68,7 @@ def test_a_second_task_is_refused_and_the_first_reads_all(kind: str) -> None:
         go_on.set()
         await reader
         check_events(seen)
-        assert seen == run.journal.events
+        assert seen == probe(run).events
         assert run.status is RunStatus.completed
 
     play(main)
@@ -87,7 +89,7 @@ def test_two_slow_tasks_never_lose_an_event(kind: str) -> None:
 
         done = await asyncio.gather(work(), work(), return_exceptions=True)
         assert [type(each) for each in done if each is not None] == [ReaderBusyError]
-        assert seen == run.journal.events
+        assert seen == probe(run).events
 
     play(main)
 
@@ -282,5 +284,5 @@ def test_another_thread_may_close_the_stream() -> None:
     stream.close()
     assert agent.cancel_run("r") is CancelOutcome.already_finished
     reader.done()
-    assert seen == stream.run.journal.events[: len(seen)]
+    assert seen == probe(stream.run).events[: len(seen)]
     assert agent.messages[-1].content == [Text("Half a "), Text("Cancelled by the caller")]

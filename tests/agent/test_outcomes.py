@@ -25,8 +25,10 @@ from andon import (
 from andon.agent.continuation import outcome_of
 from andon.agent.orphan_end import outcomes_in
 from andon.core.events import ToolView
+from andon.core.run.handle import local_run
 from andon.messages import ToolResult
 from andon.models.scripted import Call
+from andon.testing import probe
 from andon.testing.invariants import check_run
 from tests.support import Silence, cut, forever, make, paused, play, results_of
 
@@ -121,7 +123,7 @@ def test_a_call_is_told_as_it_was(call: Call, outcome: str, error: str | None) -
         kind = RunEvent.tool_call_completed if outcome == "completed" else RunEvent.tool_call_error
         assert list(ends(ended.events, "c")) == [(kind, outcome)]
         assert outcomes(ended.result.receipt) == {"c": outcome}
-        assert list(check_run(ended.run)) == []
+        assert list(check_run(local_run(ended.run))) == []
         started = RunEvent.tool_call_started in ended.kinds
         assert started is (outcome != "refused")
         [told] = guard.told
@@ -146,7 +148,7 @@ def test_what_a_person_refuses_is_refused(name: str, answer: Any) -> None:
         again.cancel()
         result = await again.result()
         assert outcomes(result.receipt) == {"b": "failed", "c": "refused"}
-        assert list(check_run(again)) == []
+        assert list(check_run(local_run(again))) == []
         assert [(each.call.id, each.outcome) for each in guard.told] == [("b", "failed"), ("c", "refused")]
         assert "refused" in results_of(agent)["c"].content
 
@@ -171,7 +173,7 @@ def test_a_thread_that_is_out_of_time_and_still_runs_is_abandoned() -> None:
         assert list(ends(ended.events, "c")) == [(RunEvent.tool_call_error, ToolOutcome.abandoned)]
         assert outcomes(ended.result.receipt) == {"c": "abandoned"}
         assert guard.told[0].outcome is ToolOutcome.abandoned
-        await ended.run.gone()
+        await probe(ended.run).gone()
 
     play(main)
 
@@ -182,7 +184,7 @@ def test_a_run_that_completes_has_the_same_words_in_its_events() -> None:
         agent = make(calls, "Done.", tools=TOOLS)
         async with agent.start("go") as run:
             assert (await run.result()).status is RunStatus.completed
-        told = {call_id: dict(ends(run.journal.events, call_id)).popitem()[1] for call_id in "abu"}
+        told = {call_id: dict(ends(probe(run).events, call_id)).popitem()[1] for call_id in "abu"}
         assert told == {"a": "completed", "b": "failed", "u": "refused"}
 
     play(main)

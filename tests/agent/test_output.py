@@ -16,6 +16,7 @@ from andon.messages import Text, assistant, user
 from andon.models.base import OutputSpec
 from andon.models.openai.schema import strict
 from andon.models.scripted import Call, Stall
+from andon.testing import probe
 from andon.testing.providers import call, text
 from andon.testing.validators import validate
 from tests.support import Silence, asked, check_cancelled, check_events, cut, make, play, record_of
@@ -195,7 +196,7 @@ def test_it_is_kept_and_told_as_json() -> None:
         async with agent.start("go", output_type=Secret) as run:
             result = await run.result()
         assert result.output == Secret(word="abc")
-        assert run.journal.events[-1].output == {"word": "***"} == (await record_of(agent, run.run_id)).output
+        assert probe(run).events[-1].output == {"word": "***"} == (await record_of(agent, run.run_id)).output
 
     play(main)
 

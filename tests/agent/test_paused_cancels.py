@@ -17,9 +17,11 @@ import pytest
 
 from andon import Agent, CancelOutcome, Message, Run, RunEvent, RunResult, RunStatus, Runtime, ToolContext, tool
 from andon.core.records import RunRecord
+from andon.core.run.handle import local_run
 from andon.errors import AnswersError, NotContinuableError
 from andon.models.scripted import Call
 from andon.store.memory import MemoryStore
+from andon.testing import probe
 from andon.testing.validators import validate
 from tests.support import (
     HANG,
@@ -71,7 +73,7 @@ BECAME = {"d": "not_started", "p": "cut", "l": "completed", "f": "failed"}
 
 async def end_of(run: Run) -> Ended:
     result = await run.result()
-    await run.attend()
+    await probe(run).settled()
     return Ended(run, await read_all(run), result)
 
 
@@ -131,7 +133,7 @@ def test_a_cancelled_question_can_not_be_answered() -> None:
         run.cancel()
         with pytest.raises((NotContinuableError, AnswersError)):
             await agent.continue_run(run.run_id, answers=all_with(True, result))
-        await run.attend()
+        await probe(run).settled()
         with pytest.raises((NotContinuableError, AnswersError)):
             await agent.continue_run(run.run_id, answers=all_with(True, result))
         assert (await run.result()).status is RunStatus.cancelled
@@ -270,7 +272,7 @@ def test_a_late_cancel_does_not_hit_the_next_prompt() -> None:
         agent = make(DELETE, tools=TOOLS)
         run, _ = await paused(agent)
         assert agent.cancel() is CancelOutcome.requested
-        await run.attend()
+        await probe(run).settled()
         assert agent.cancel() is CancelOutcome.already_finished
         assert (await agent.invoke_async("and now?")).status is RunStatus.completed
 
@@ -284,7 +286,7 @@ def test_a_paused_run_counts_as_in_flight_so_nothing_is_armed() -> None:
         assert agent.runtime.runs == [run]
         assert agent.cancel() is CancelOutcome.requested
         assert (await agent.invoke_async("and now?")).status is RunStatus.completed
-        await run.attend()
+        await probe(run).settled()
         assert agent.runtime.runs == []
 
     play(main)
@@ -295,7 +297,7 @@ def test_a_reader_that_comes_with_the_cancel_sees_the_end() -> None:
         for _ in range(50):
             agent = make(DELETE, tools=TOOLS)
             run, _ = await paused(agent)
-            seen = len(run.journal.events)
+            seen = len(probe(run).events)
             run.cancel()
             events = [event.event async for event in run.events(after=seen)]
             assert events == [RunEvent.cancel_requested, RunEvent.tool_call_cancelled, RunEvent.run_cancelled]
@@ -342,7 +344,7 @@ def test_cancels_from_threads_are_written_down_once() -> None:
             agent = make(DELETE, tools=TOOLS)
             run, _ = await paused(agent)
             worker = Worker(run.cancel)
-            await until(lambda: run.signal.fate is not None)  # noqa: B023
+            await until(lambda: local_run(run).signal.fate is not None)  # noqa: B023
             ended = await end_of(run)
             worker.done()
             check_events(ended.events)
@@ -389,8 +391,8 @@ def test_cancel_against_continue_500_times() -> None:
             outcome = run.cancel()
             final = await run.result()
             answered = await asyncio.to_thread(continuer.told.get, timeout=HANG)
-            await run.attend()
-            events = list(run.journal.events)
+            await probe(run).settled()
+            events = list(probe(run).events)
             check_events(events)
             kinds = [event.event for event in events]
             went_on = RunEvent.run_continued in kinds
@@ -405,8 +407,8 @@ def test_cancel_against_continue_500_times() -> None:
                 assert went_on
             assert answered is None or answered == final
             assert validate(final.messages) == []
-            assert run.runtime.runs == []
-            assert run.session._places == []
+            assert agent.runtime.runs == []
+            assert local_run(run).session.queue == []
             seen[f"{outcome.value}, {'continued' if went_on else 'not continued'}"] += 1
         continuer.close()
         assert seen["requested, not continued"] > 0, seen
@@ -502,5 +504,5 @@ def test_nothing_of_it_is_left_in_threads() -> None:
     assert run is not None
     before = set(threading.enumerate())
     run.cancel()
-    assert run.attend_blocking(HANG)
+    assert probe(run).settled_blocking(HANG)
     eventually(lambda: set(threading.enumerate()) <= before)

@@ -128,7 +128,7 @@ def test_dropping_the_last_reference() -> None:
         stream = agent.stream_async("go", run_id="r")
         await anext(stream)
         await silence.reached.arrived()
-        gone = weakref.ref(agent.runtime.run("r"))
+        gone = weakref.ref(agent.runtime.find("r"))
         del stream  # only a signal: nobody can wait here
         assert agent.cancel_run("r") is CancelOutcome.already_requested
         await until(lambda: agent.cancel_run("r") is CancelOutcome.already_finished)

@@ -13,8 +13,10 @@ import pytest
 
 from andon import Agent, CancelOutcome, Phase, Run, RunStatus
 from andon.core.receipt import CancelRequest
+from andon.core.run.handle import local_run
 from andon.core.signal import CancelSignal
 from andon.models.scripted import Call, ScriptedModel, Stall
+from andon.testing import probe
 from tests.support import Flag, forever, paused, play
 from tests.support.till import DELETE, Till
 
@@ -27,7 +29,7 @@ class Interrupted(BaseException):
 
 async def begin(agent: Agent, **options: Any) -> Run:
     run = agent.start("go", **options)
-    await run.open()
+    await run.begin()
     while run.phase is not Phase.streaming:  # noqa: ASYNC110 - no event tells of it
         await asyncio.sleep(0)
     return run
@@ -54,7 +56,7 @@ async def cancel_the_agent(agent: Agent, run: Run) -> None:
 
 
 async def wait_for_it(agent: Agent, run: Run) -> None:
-    await run.attend()
+    await probe(run).settled()
 
 
 async def ask_for_the_result(agent: Agent, run: Run) -> None:
@@ -67,7 +69,7 @@ async def read_it(agent: Agent, run: Run) -> None:
 
 
 async def wait_until_gone(agent: Agent, run: Run) -> None:
-    await run.gone()
+    await probe(run).gone()
 
 
 async def talk_on(agent: Agent, run: Run) -> None:
@@ -84,13 +86,15 @@ def test_whoever_comes_next_delivers_it(comer: Comer, how: str, monkeypatch: pyt
     async def main() -> None:
         agent = Agent("A", ScriptedModel(["Half ", Stall()], then="OK."))
         run = await begin(agent)
-        waiting = asyncio.create_task(run._waiters.wait(lambda: run.status.final))  # came before, and can't know
+        waiting = asyncio.create_task(
+            local_run(run).steps.waiters.wait(lambda: run.status.final)
+        )  # came before, and can't know
         break_off(monkeypatch, run.cancel if how == "run" else agent.cancel)
-        assert run.is_cancelling
+        assert probe(run).is_cancelling
         await comer(agent, run)
         await waiting
         assert run.status is RunStatus.cancelled
-        assert run.make_result().content == "Half "
+        assert probe(run).result.content == "Half "
 
     play(main)
 
@@ -99,7 +103,7 @@ def test_the_deadline_delivers_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         agent = Agent("A", ScriptedModel(["Half ", Stall()]))
         run = await begin(agent, timeout=0.05)
-        waiting = asyncio.create_task(run._waiters.wait(lambda: run.status.final))
+        waiting = asyncio.create_task(local_run(run).steps.waiters.wait(lambda: run.status.final))
         break_off(monkeypatch, run.cancel)
         await waiting
         assert run.receipt is not None
@@ -118,12 +122,12 @@ def test_a_stronger_cancel_and_a_grace_that_were_not_delivered_are_heeded(monkey
 
         agent = Agent("A", ScriptedModel(Call("slow")), tools=[slow])
         run = agent.start("go")
-        await run.open()
+        await run.begin()
         await started.arrived()
         assert run.cancel(mode="after_turn") is CancelOutcome.requested
         await asyncio.sleep(0)  # which is heard
         break_off(monkeypatch, lambda: run.cancel(mode="after_tools", grace=0.01))
-        await run.attend()
+        await probe(run).settled()
         assert run.status is RunStatus.cancelled
 
     play(main)
@@ -150,7 +154,7 @@ def test_with_few_frames_left_it_raises_or_is_heard() -> None:
             else:
                 heard += 1
             assert outcome
-            await run._waiters.wait(lambda run=run: run.status.final)  # type: ignore[misc]
+            await local_run(run).steps.waiters.wait(lambda run=run: run.status.final)  # type: ignore[misc]
         assert heard
 
     play(main)
@@ -177,11 +181,11 @@ def test_a_paused_run_whose_cancel_was_interrupted_is_ended_by_whoever_comes_nex
             raise Interrupted
 
         with monkeypatch.context() as patch:
-            patch.setattr(Run, "_hand_over_soon", interrupted)
+            patch.setattr("andon.core.run.caretaker.hand_over", interrupted)
             with pytest.raises(Interrupted):
                 run.cancel()
         await comer(agent, run)
-        await run.ended()
+        await probe(run).ended()
         assert run.status is RunStatus.cancelled
         assert till.did == []
 
@@ -196,10 +200,10 @@ def interrupt(*_: object, **__: object) -> None:
     ("where", "stays"),
     [
         ("andon.core.run.pause.Token.take", True),
-        ("andon.core.run.run.Run._go_on", True),
+        ("andon.core.run.pause._go_on", True),
         ("andon.agent.loop.Loop.answer", False),
-        ("andon.core.session.Session.stir", False),
-        ("andon.core.run.run.Run._go", False),
+        ("andon.core.session.Session.run_moved", False),
+        ("andon.core.run.run.LocalRun.go", False),
     ],
 )
 def test_an_answer_that_is_interrupted_leaves_a_run_that_waits_on_or_has_ended(
@@ -216,7 +220,7 @@ def test_an_answer_that_is_interrupted_leaves_a_run_that_waits_on_or_has_ended(
             assert (await agent.continue_run(run.run_id, answers)).status is RunStatus.completed
             assert till.did == ["all"]
         else:
-            await run.ended()
+            await probe(run).ended()
             assert run.status is RunStatus.cancelled
             assert till.did == []
         assert (await agent.invoke_async("Hello?")).status is RunStatus.completed
@@ -238,7 +242,7 @@ def test_answers_that_raise_when_they_are_looked_at_change_nothing() -> None:
             await agent.continue_run(run.run_id, Lazy(answers))
         assert run.status is RunStatus.paused
         assert run.cancel() is CancelOutcome.requested
-        await run.ended()
+        await probe(run).ended()
 
     play(main)
 
@@ -247,10 +251,10 @@ def test_answers_that_raise_when_they_are_looked_at_change_nothing() -> None:
     ("where", "begun"),
     [
         ("andon.core.session.Session.enter", False),
-        ("andon.core.run.run.Run._join_family", False),
+        ("andon.core.run.children.ChildRuns.join", False),
         ("andon.core.cord.Cord.add", True),
         ("andon.agent.loop.Loop.begin", True),
-        ("andon.core.run.run.Run._go", True),
+        ("andon.core.run.run.LocalRun.go", True),
     ],
 )
 def test_a_beginning_that_is_interrupted_leaves_nothing_or_an_ended_run(
@@ -264,7 +268,7 @@ def test_a_beginning_that_is_interrupted_leaves_nothing_or_an_ended_run(
             with pytest.raises(Interrupted):
                 await run.begin()
         if begun:
-            await run.ended()
+            await probe(run).ended()
             assert run.status is RunStatus.cancelled
         assert agent.runtime.live == 0
         assert (await agent.invoke_async("and now?")).status is RunStatus.completed
@@ -322,10 +326,10 @@ def test_a_task_that_was_made_but_is_not_known_does_nothing(monkeypatch: pytest.
             patch.setattr(loop, "create_task", interrupted)
             with pytest.raises(Interrupted):
                 await run.begin()
-        await run.ended()
+        await probe(run).ended()
         await asyncio.wait(made)
         assert run.status is RunStatus.cancelled
-        assert [event.event.terminal for event in run.journal.events].count(True) == 1
+        assert [event.event.terminal for event in probe(run).events].count(True) == 1
         assert (await agent.invoke_async("and now?")).status is RunStatus.completed
 
     play(main)

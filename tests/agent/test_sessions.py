@@ -14,6 +14,7 @@ from andon.errors import SessionBusyError
 from andon.messages import Message, Text, assistant, user
 from andon.models.base import ModelRequest
 from andon.models.scripted import Call, ScriptedModel
+from andon.testing import probe
 from andon.testing.validators import validate
 from tests.support import Flag, Hold, Reach, Silence, Worker, asked, forever, make, play, until
 
@@ -240,7 +241,7 @@ def test_what_was_cancelled_in_the_queue_keeps_its_place() -> None:
             go_on.set()
             await holder.result()
             for run in queued:
-                await run.attend()
+                await probe(run).settled()
         stopped = "Cancelled by user"
         assert texts(agent.messages) == [
             *("p0", "0.", "p1", stopped, "p2", stopped),

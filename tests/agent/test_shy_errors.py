@@ -16,6 +16,7 @@ from andon.errors import AnswersError, ModelError, describe, say, show
 from andon.models.base import ModelRequest, Sink
 from andon.models.scripted import Call, Fail
 from andon.store.memory import MemoryStore
+from andon.testing import probe
 from tests.support import Flag, Silence, cut, forever, make, paused, play, read_all, record_of, results_of
 from tests.support.till import DELETE, Till
 from tests.telemetry.watching import Complaints, Watch
@@ -145,7 +146,7 @@ def test_a_hook_costs_a_warning(kind: type[Exception], is_async: bool) -> None:
         async with agent.start("go") as run:
             result = await run.result()
         assert (result.status, result.content, till.did) == (RunStatus.completed, "Done.", ["looked"])
-        assert set(run.warnings) == {f"hook Hook.{point} failed: {told(kind)}" for point in POINTS}
+        assert set(probe(run).warnings) == {f"hook Hook.{point} failed: {told(kind)}" for point in POINTS}
 
     play(main)
 
@@ -261,7 +262,7 @@ def test_a_store_that_fails(kind: type[Exception]) -> None:
         async with agent.start("go") as run:
             result = await run.result()
         assert (result.status, result.content) == (RunStatus.completed, "Hello.")
-        assert run.warnings == [f"the store failed: {told(kind)}"]
+        assert probe(run).warnings == [f"the store failed: {told(kind)}"]
 
     play(main)
 

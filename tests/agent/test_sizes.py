@@ -11,6 +11,7 @@ import pytest
 from andon import Agent, CancelCause, ConfigurationError, Event, RunEvent, RunStatus, Runtime, ToolContext, tool
 from andon.core.journal import Journal
 from andon.models.scripted import Burst, Call, ScriptedModel, Stall
+from andon.testing import probe
 from tests.support import play
 
 
@@ -108,7 +109,7 @@ def test_a_run_whose_results_are_too_large_together_is_cancelled() -> None:
             assert result.receipt is not None
             assert result.receipt.cause is CancelCause.budget
             assert "events of 100,000 bytes" in str(result.receipt.reason)
-            done = [event for event in run.journal.events if event.event is RunEvent.tool_call_completed]
+            done = [event for event in probe(run).events if event.event is RunEvent.tool_call_completed]
             assert 7 <= len(done) <= 10
 
     play(main)

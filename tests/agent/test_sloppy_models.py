@@ -16,7 +16,6 @@ from andon import (
     CancelOutcome,
     ConfigurationError,
     ModelError,
-    Run,
     RunResult,
     RunStatus,
     ToolContext,
@@ -26,7 +25,7 @@ from andon import (
 from andon.agent.loop import Loop
 from andon.models.base import ModelRequest
 from andon.models.scripted import Call, Item, Say, ScriptedModel, Spend
-from andon.testing import validate
+from andon.testing import probe, validate
 from tests.support import forever
 
 
@@ -106,7 +105,7 @@ def test_a_run_that_can_not_be_settled_ends_and_frees_its_session(
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-@pytest.mark.parametrize("part", ["_make_record", "_make_receipt", "_write", "_pass_on"])
+@pytest.mark.parametrize("part", ["make_record", "make_receipt", "write", "pass_on"])
 def test_nobody_waits_for_ever_for_a_run_that_breaks_again_and_again(
     cancelled: bool, part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,7 +117,8 @@ def test_nobody_waits_for_ever_for_a_run_that_breaks_again_and_again(
         agent.cancel()
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "settle", broken)
-        patch.setattr(Run, part, broken)
+        for module in ("ending", "caretaker"):
+            patch.setattr(f"andon.core.run.{module}.{part}", broken)
         result = agent.run("go", run_id="r")
     assert result.status is (RunStatus.cancelled if cancelled else RunStatus.error)
     assert "could not be ended properly" in caplog.text
@@ -137,7 +137,7 @@ def test_a_run_whose_end_nobody_can_be_told_of_has_ended_all_the_same(
     async def main() -> RunResult:
         async with agent.start("go") as run:
             if paused:
-                await run.attend()
+                await probe(run).settled()
                 run.cancel()
             return await run.result()
 

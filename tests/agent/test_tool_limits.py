@@ -16,7 +16,7 @@ from andon import Agent, CancelCause, RunEvent, RunResult, RunStatus, Runtime, T
 from andon.errors import ToolDefinitionError
 from andon.messages import Text
 from andon.models.scripted import Call, Item, Pause
-from andon.testing import virtual_run
+from andon.testing import probe, virtual_run
 from andon.testing.validators import next_prompt_accepted, validate
 from tests.support import (
     Flag,
@@ -72,10 +72,10 @@ def test_a_tools_timeout_ends_that_call_alone() -> None:
         assert "time was up" in told["a"].content
         assert "unknown" in told["a"].content
         assert (told["b"].content, told["c"].content) == ("waited", "made it")
-        [error] = [event for event in run.journal.events if event.event is RunEvent.tool_call_error]
+        [error] = [event for event in probe(run).events if event.event is RunEvent.tool_call_error]
         assert error.tool is not None
         assert (error.tool.call_id, error.tool.outcome, error.tool.result) == ("a", "failed", told["a"].content)
-        check_events(run.journal.events)
+        check_events(probe(run).events)
         assert validate(result.messages) == []
 
     virtual_run(main())
@@ -134,7 +134,7 @@ def test_a_tool_that_ignores_its_timeout_is_abandoned_and_named() -> None:
             assert (await run.result()).status is RunStatus.completed
             assert now() == 4  # cut after 2 s, again after 1 s more, abandoned after 2
             assert run.leftovers == ["tool stubborn (s)"]
-            [error] = [event for event in run.journal.events if event.event is RunEvent.tool_call_error]
+            [error] = [event for event in probe(run).events if event.event is RunEvent.tool_call_error]
             assert error.tool is not None
             assert error.tool.outcome == "abandoned"
             go.set()
@@ -223,7 +223,7 @@ def test_an_attempt_that_is_out_of_time_after_the_answer_ends_that_call() -> Non
         final = await agent.continue_run(run.run_id, answers=all_with("red", result))
         assert (final.status, final.content) == (RunStatus.completed, "Well.")
         assert "time was up" in results_of(agent)["o"].content
-        check_events(run.journal.events)
+        check_events(probe(run).events)
 
     virtual_run(main())
 
@@ -251,7 +251,7 @@ def test_a_later_receipt_says_what_became_of_the_call() -> None:
             result = await run.result()
         assert result.receipt is not None
         assert [(each.call_id, each.outcome) for each in result.receipt.tools] == [("a", "failed")]
-        kinds = [event.event for event in run.journal.events]
+        kinds = [event.event for event in probe(run).events]
         assert RunEvent.tool_call_cancelled not in kinds  # it had ended before, by its own time
         assert validate(result.messages) == []
 
@@ -382,7 +382,7 @@ def test_cancel_on_that_was_set_in_the_pause_cancels_what_goes_on(make_event: An
         final = await agent.continue_run(run.run_id, answers=all_with(True, result))
         assert final.status is RunStatus.cancelled
         assert did == []
-        check_events(run.journal.events)
+        check_events(probe(run).events)
 
     play(main)
 
@@ -425,7 +425,7 @@ def test_the_last_turn_may_ask_and_its_answer_is_heard() -> None:
         assert told.content == "deleted"
         assert validate(final.messages) == []
         assert next_prompt_accepted(final.messages) == []
-        check_events(run.journal.events)
+        check_events(probe(run).events)
         assert (await agent.invoke_async("and now?")).status is RunStatus.completed
 
     play(main)

@@ -20,7 +20,9 @@ import pytest
 from andon import Agent, CancelCause, tool
 from andon.cli import server_client
 from andon.cli.server_client import ServerSource
+from andon.core.run.handle import local_run
 from andon.models.scripted import Call, Fail, ScriptedModel, Stall
+from andon.testing import probe
 from tests.cli.terminal import Andon
 from tests.server.live import Live, serving
 from tests.support import HANG, Flag, Hold, Worker, eventually
@@ -37,7 +39,7 @@ def start(live: Live, agent: Agent, run_id: str = "r-one", **fields: Any) -> str
     answer = live.post(path, message="Hi", stream=False, background=True, run_id=run_id, **fields)
     assert answer.status_code == 202
     run = live.run_of(agent, run_id)
-    eventually(lambda: len(run.journal.events) > 1)
+    eventually(lambda: len(probe(run).events) > 1)
     return run_id
 
 
@@ -85,7 +87,7 @@ def ending(live: Live, agent: Agent, run_id: str, act: Callable[[], object]) -> 
     run = live.run_of(agent, run_id)
 
     def when_watched() -> None:
-        eventually(lambda: bool(run.journal.waiters.wakes))
+        eventually(lambda: bool(local_run(run).journal.waiters.wakes))
         act()
 
     worker = Worker(when_watched)
@@ -224,7 +226,7 @@ def test_one_run_is_cancelled(andon: Andon) -> None:
         (told,) = json.loads(out)
         assert (code, told["outcome"], told["status"]) == (0, "already_finished", "CANCELLED")
         run = live.run_of(agent, "r-one")
-        receipt = run.make_result().receipt
+        receipt = probe(run).result.receipt
         assert receipt is not None
         assert (receipt.reason, receipt.cause.value) == ("enough", "user")
 
@@ -309,7 +311,7 @@ def test_questions_are_answered_with_options(andon: Andon) -> None:
     with serving(agent) as live:
         url = ("--url", live.url)
         start(live, agent)
-        eventually(lambda: live.run_of(agent, "r-one").is_paused)
+        eventually(lambda: probe(live.run_of(agent, "r-one")).is_paused)
         code, _, err = andon("watch", "r-one", *url)
         assert code == 4
         assert f"andon continue r-one --url {live.url} --answer d-1=true --answer p-1=VALUE" in err
@@ -341,7 +343,7 @@ def test_the_run_that_goes_on_has_the_id_that_was_given(andon: Andon, detach: tu
         how = ("continue", "r-one", "--run-id", "r-two", *detach, "--url", live.url)
         code, out, _ = andon(*how)
         assert (code, out) == (0, "r-two\n" if detach else "two.\n")
-        assert live.run_of(agent, "r-two").attend_blocking(HANG)
+        assert probe(live.run_of(agent, "r-two")).settled_blocking(HANG)
         code, _, err = andon(*how)
         assert code == 1
         assert "it made run 'r-two': watch that one" in err
@@ -369,7 +371,7 @@ def test_whoever_reads_the_output_leaves_while_the_run_is_silent(tmp_path: Path,
                 process.kill()
         if command == "watch":
             assert going is run
-            assert not going.is_cancelling
+            assert not probe(going).is_cancelling
         else:
             eventually(lambda: going.receipt is not None and going.receipt.cause is CancelCause.disconnect)
 
@@ -391,7 +393,7 @@ def test_answered_and_left_alone(andon: Andon) -> None:
     agent = paused(till, DELETE)
     with serving(agent) as live:
         start(live, agent)
-        eventually(lambda: live.run_of(agent, "r-one").is_paused)
+        eventually(lambda: probe(live.run_of(agent, "r-one")).is_paused)
         code, out, _ = andon("continue", "r-one", "--answer", "d-1=true", "--detach", "--url", live.url)
         assert (code, out) == (0, "r-one\n")
         eventually(lambda: live.run_of(agent, "r-one").status.final)

@@ -17,6 +17,7 @@ import pytest
 from andon import CancelCause, RunStatus, ToolContext, tool
 from andon.models.base import ModelRequest, Sink
 from andon.models.scripted import Call, Stall
+from andon.testing import probe
 from tests.support import check_cancelled, cut, make, play, record_of
 from tests.support.loops import make_eager
 from tests.support.till import DELETE, Till
@@ -91,7 +92,7 @@ def test_limits_end_with_a_run_that_never_waited() -> None:
 def test_cancels_and_the_hosts_cancellation() -> None:
     async def main() -> None:
         agent = make(["Once ", Stall()], ["Again ", Stall()])
-        check_cancelled(await cut(agent, lambda run: len(run.journal.events) > 1), phase="streaming")
+        check_cancelled(await cut(agent, lambda run: len(probe(run).events) > 1), phase="streaming")
         host = asyncio.create_task(agent.invoke_async("go", run_id="r"))
         run = agent.runtime.run("r")  # registered already, inside create_task
         assert run is not None

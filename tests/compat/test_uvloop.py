@@ -15,6 +15,7 @@ import uvloop
 from andon import Agent, CancelCause, RunStatus, ToolContext, tool
 from andon.models.openai import OpenAIChat
 from andon.models.scripted import Call, Stall
+from andon.testing import probe
 from andon.testing.providers import FakeChat, silence, text
 from tests.compat.programs import run_program
 from tests.support import HANG, Flag, check_cancelled, cut, make, play
@@ -30,7 +31,7 @@ def test_cancels_and_the_hosts_cancellation() -> None:
     async def main() -> None:
         assert isinstance(asyncio.get_running_loop(), uvloop.Loop)
         agent = make(["Once ", Stall()], ["Again ", Stall()])
-        check_cancelled(await cut(agent, lambda run: len(run.journal.events) > 1), phase="streaming")
+        check_cancelled(await cut(agent, lambda run: len(probe(run).events) > 1), phase="streaming")
         host = asyncio.create_task(agent.invoke_async("go", run_id="r"))
         await asyncio.sleep(0)
         run = agent.runtime.run("r")

@@ -14,6 +14,7 @@ from andon import Agent, MemoryStore, RunStatus, Runtime, tool
 from andon.core.archive import Archive
 from andon.models.scripted import Burst, Call, ScriptedModel
 from andon.store import open_store
+from andon.testing import probe
 from tests.support import play, until
 
 
@@ -45,9 +46,9 @@ def test_a_run_is_found_from_its_beginning_to_after_its_end() -> None:
         agent = make(Runtime(), "Hello!")
         agent.runtime.keep_ended()
         async with agent.start("Hi") as run:
-            assert agent.runtime.recent(run.run_id) is run
+            assert agent.runtime.recent(run.run_id) == run
             await run.result()
-        assert agent.runtime.recent(run.run_id) is run
+        assert agent.runtime.recent(run.run_id) == run
         assert agent.runtime.ended == [run]
         assert [event.seq async for event in run.events(1)] == [2, 3]
         assert agent.runtime.ended_counts == {RunStatus.completed: 1}
@@ -185,7 +186,7 @@ def test_an_agent_moves_with_what_it_will_do() -> None:
 
 
 def held(runtime: Runtime) -> int:
-    return sum(len(message.text) for run in runtime.ended for message in run.make_result().messages)
+    return sum(len(message.text) for run in runtime.ended for message in probe(run).result.messages)
 
 
 def test_what_a_run_has_read_from_a_database_counts(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from andon import (
 )
 from andon.core.portal import Portal, portal
 from andon.models.scripted import Call, ScriptedModel
+from andon.testing import probe
 from tests.support import HANG, Flag, Hold, Reach, Worker, eventually
 
 
@@ -148,7 +149,7 @@ def test_a_run_that_was_being_ended_on_a_loop_that_breaks_is_ended_once(
         del broken
         gc.collect()
         release.set()
-        assert run.attend_blocking(HANG)
+        assert probe(run).settled_blocking(HANG)
     assert run.status is RunStatus.cancelled
     assert saved[1:] == ["Cancelled by user"] * 2
     assert caplog.text == ""

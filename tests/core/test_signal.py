@@ -11,6 +11,7 @@ import pytest
 
 from andon import Agent, Phase, Run, RunEvent, RunStatus
 from andon.core.receipt import CancelRequest
+from andon.core.run.handle import local_run
 from andon.core.signal import AT_ONCE, MANY, wake_all
 from andon.models.scripted import ScriptedModel, Stall
 
@@ -20,7 +21,7 @@ CROWD = MANY + 1
 async def crowd(agent: Agent) -> list[Run]:
     runs = [agent.start("Hello", session_id=f"s{number}") for number in range(CROWD)]
     for run in runs:
-        await run.open()
+        await run.begin()
     while any(run.phase is not Phase.waiting for run in runs):  # noqa: ASYNC110 - no event tells of it
         await asyncio.sleep(0)
     return runs
@@ -52,7 +53,7 @@ def test_a_cancel_counts_from_when_it_was_asked_for_not_from_when_it_arrives() -
         await crowd(stalled)
         quick = Agent("Quick", ScriptedModel("Hello."), runtime=stalled.runtime)
         last = quick.start("Hello")  # of all that are told, and alone it would take fewer turns than they do
-        await last.open()
+        await last.begin()
         outcomes = await stalled.runtime.cancel(all=True)
         assert len(outcomes) == CROWD + 1
         return (await last.result()).status
@@ -91,7 +92,9 @@ def test_the_first_cancel_is_the_one_that_is_told_of_though_a_later_one_arrives_
             run.cancel()
         receipt = (await runs[-1].result()).receipt
         assert receipt is not None
-        said = [event.reason for event in runs[-1].journal.events if event.event is RunEvent.cancel_requested]
+        said = [
+            event.reason for event in local_run(runs[-1]).journal.events if event.event is RunEvent.cancel_requested
+        ]
         assert len(said) == 1
         return said[0], receipt.reason
 

@@ -14,6 +14,7 @@ import pytest
 from andon import Agent, RunStatus
 from andon.core.waiters import Waiters, call_on
 from andon.models.scripted import Say, ScriptedModel
+from andon.testing import probe
 from tests.support import HANG, Worker, eventually, play
 
 LOOPS, READERS = 3, 60
@@ -147,7 +148,7 @@ def test_readers_on_other_loops_read_everything_and_hold_up_nobody() -> None:
             readers = [asyncio.to_thread(asyncio.run, read_all()) for _ in range(LOOPS)]
             seen = await asyncio.wait_for(asyncio.gather(*readers), HANG)
             assert run.status is RunStatus.completed
-            whole = [event.seq for event in run.journal.events]
+            whole = [event.seq for event in probe(run).events]
             assert all(each == whole for group in seen for each in group)
 
     play(main)

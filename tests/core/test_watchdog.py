@@ -10,8 +10,9 @@ import weakref
 import pytest
 
 from andon import RunStatus, tool
+from andon.core.run.handle import local_run
 from andon.core.steps import Step
-from andon.core.watchdog import Alarm
+from andon.core.watchdog import Watchdog
 from andon.models.scripted import Call
 from tests.support import Flag, Silence, eventually, make, play
 
@@ -43,7 +44,7 @@ def test_a_loop_that_was_closed_under_a_cut_run_is_freed_with_it() -> None:
 
     async def main() -> None:
         run = agent.start("go")
-        await run.open()
+        await run.begin()
         await silence.reached.arrived()
         run.cancel()
         await asyncio.sleep(0)  # it is cut, and has not ended
@@ -68,20 +69,21 @@ def test_a_ctrl_c_between_two_cuts_leaves_no_timer_once_all_have_ended(monkeypat
     def interrupt(step: Step[None]) -> None:
         raise KeyboardInterrupt
 
-    def is_idle(alarm: Alarm) -> bool:
-        return not alarm._open and not alarm._queue and alarm._timer is None
+    def is_idle(watchdog: Watchdog) -> bool:
+        return not watchdog._open and not watchdog._queue and watchdog._timer is None
 
     async def main() -> None:
         agent = make([Call("wait", id="a"), Call("wait", id="b")], "Done.", tools=[wait])
         async with agent.start("go") as run:
             await begun.arrived()
-            steps, alarm = [*run._steps], run._steps[0].alarm
+            steps = local_run(run).steps.live
+            watchdog = steps[0].watchdog
             with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
                 patch.setattr(Step, "cut", interrupt)
-                run.cut(steps)
-            assert not is_idle(alarm), "it rings for both"
+                local_run(run).steps.cut(steps)
+            assert not is_idle(watchdog), "it rings for both"
             go_on.set()
             assert (await run.result()).content == "Done."
-            assert is_idle(alarm)
+            assert is_idle(watchdog)
 
     play(main)

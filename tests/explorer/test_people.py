@@ -17,7 +17,7 @@ import pytest
 from andon import Agent, Deny, Run, RunEvent, RunResult, RunStatus, Runtime, Tool, tool
 from andon.errors import AnswersError, NotContinuableError
 from andon.models.scripted import Call, Item, Say, Spend
-from andon.testing import explore, reading
+from andon.testing import explore, probe, reading
 from tests.explorer.parts import (
     MODES,
     NEXT,
@@ -77,7 +77,7 @@ async def question_read() -> None:
     async for _ in events:
         pass
     del events
-    if run.is_paused:
+    if probe(run).is_paused:
         await answer(agent, await run.result(), "yes")
 
 
@@ -210,7 +210,7 @@ async def asked_cancelled_and_gone_on_with() -> None:
     result = await agent.invoke_async("Go")
     agent.cancel_run(result.run_id)
     if (run := agent.runtime.run(result.run_id)) is not None:
-        await run.attend()
+        await probe(run).settled()
     with contextlib.suppress(NotContinuableError):
         await answer(agent, await agent.continue_run(result.run_id))
 
@@ -231,7 +231,7 @@ async def tool_out_of_time() -> None:
 def went_on(runs: Sequence[Run]) -> None:
     """What a person was asked is done no more than once, however the run ended."""
     for run in runs:
-        done = [(event.run_id, event.tool.call_id) for event in run.journal.events
+        done = [(event.run_id, event.tool.call_id) for event in probe(run).events
                 if event.event is RunEvent.tool_call_completed and event.tool is not None]  # fmt: skip
         assert len(done) == len(set(done)), done
 

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from andon import Agent, Event, Run, RunEvent, Runtime, tool
+from andon.core.run.handle import local_run
 from andon.errors import ModelError
 from andon.models.scripted import Burst, Call, Fail, Item, Pause, Say, ScriptedModel, Spend, Stall, Think
-from andon.testing import Cancel, explore, reading
+from andon.testing import Cancel, explore, probe, reading
 from tests.explorer.parts import (
     MODES,
     NEXT,
@@ -200,7 +201,7 @@ async def talk_at_the_end() -> None:
             if event.event.terminal:
                 assert run.status is event.status
                 assert agent.runtime.runs == []
-                assert agent.messages == await agent.runtime.store.load(run.session.key)
+                assert agent.messages == await agent.runtime.store.load(local_run(run).session.key)
                 await agent.invoke_async("second")
 
 
@@ -208,7 +209,7 @@ async def several_readers() -> None:
     agent = Agent("A", script([Say("Once upon a time.", pace=0.1)]))
     async with agent.start("Go") as run, asyncio.TaskGroup() as group:
         readers = [group.create_task(_read(run, after)) for after in (0, 0, 3)]
-    assert [reader.result() for reader in readers] == [run.journal.events, run.journal.events, run.journal.events[3:]]
+    assert [reader.result() for reader in readers] == [probe(run).events, probe(run).events, probe(run).events[3:]]
 
 
 async def _read(run: Run, after: int) -> list[Event]:

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from andon import Agent, Run, RunEvent, RunStatus, tool
 from andon.models.base import Model
 from andon.models.openai import OpenAIChat, OpenAIResponses
+from andon.testing import probe
 from tests.support import Ended, Flag, check_cancelled, cut, forever, play
 
 
@@ -57,7 +58,7 @@ async def goes_on(agent: Agent) -> None:
 
 
 def shown(kind: RunEvent) -> Callable[[Run], bool]:
-    return lambda run: any(event.event is kind for event in run.journal.events)
+    return lambda run: any(event.event is kind for event in probe(run).events)
 
 
 async def stopped(agent: Agent, when: Callable[[Run], bool] | Flag, prompt: str = STORY) -> Ended:

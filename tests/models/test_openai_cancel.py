@@ -18,6 +18,7 @@ import pytest
 
 from andon import Agent, RunEvent, RunStatus, tool
 from andon.messages import Reasoning, Text
+from andon.testing import probe
 from andon.testing.providers import Answer, call, connect_never, fail, pause, reasoning, silence, stall, text, usage
 from tests.support import Ended, Flag, check_cancelled, check_events, cut, forever, play, until
 from tests.support.openai import APIS, Api, Fake, each_api
@@ -62,7 +63,7 @@ def said(ended: Ended, kind: RunEvent = RunEvent.run_content) -> str:
 
 def shown(kind: RunEvent) -> Callable[[Any], bool]:
     """Whether a reader has seen an event of this kind."""
-    return lambda run: any(event.event is kind for event in run.journal.events)
+    return lambda run: any(event.event is kind for event in probe(run).events)
 
 
 def at(fake: Fake, state: str) -> bool:
@@ -164,7 +165,7 @@ def test_stalled_after_some_text(api: Api) -> None:
     async def main() -> None:
         with api.fake([[text("Half an answer "), stall()], [text("Fine.")]]) as fake:
             agent = Agent("Tester", api.model(fake))
-            ended = await cut(agent, lambda run: "answer " in str(run.journal.events))
+            ended = await cut(agent, lambda run: "answer " in str(probe(run).events))
             await left(fake)
             check_cancelled(ended, phase="streaming")
             assert said(ended) == "Half an answer "
@@ -329,7 +330,7 @@ def test_at_random(api: Api, seed: int) -> None:
                         await asyncio.sleep(0)
                     run.cancel()
                     result = await run.result()
-                    check_events(list(run.journal.events))
+                    check_events(list(probe(run).events))
                 assert result.status in (RunStatus.cancelled, RunStatus.completed), result.error
                 for block in result.message.content:
                     assert not isinstance(block, Reasoning) or block.signature is not None or api.name == "chat"

@@ -11,6 +11,7 @@ import pytest
 
 from andon import Agent, Retry, RunStatus
 from andon.models.openai.clients import secrets_of
+from andon.testing import probe
 from andon.testing.providers import fail, raw, text
 from tests.support.openai import Api, each_api
 
@@ -72,7 +73,7 @@ def told(api: Api, answer: Any) -> str:
         model = api.make_model("m", SECRETS[0], fake.base_url, **SENT)
         run = Agent("Tester", model, retry=Retry(attempts=1)).run("go", stream=True)
         events = list(run)
-        result = run.run.make_result()
+        result = probe(run.run).result
     assert result.status is RunStatus.error
     return f"{events} {result.error!r} {result.error} {getattr(result.error, 'code', '')} {result.messages}"
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from andon import Agent, ConfigurationError
+from andon.core.run.handle import local_run
 from andon.models.scripted import ScriptedModel, Stall
 from andon.server import create_app
 from tests.server.live import Live, serving
@@ -30,7 +31,7 @@ def live() -> Iterator[Live]:
         yield live
         (run,) = agent.runtime.runs
         assert run.run_id == "held"
-        assert not run.is_cancelling
+        assert not local_run(run).is_cancelling
         live.client.post(f"{RUNS}/held/cancel?wait=10")
 
 

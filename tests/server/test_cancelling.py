@@ -9,6 +9,7 @@ import pytest
 
 from andon import Agent, ModelError, RunStatus, Runtime, tool
 from andon.models.scripted import Call, Fail, ScriptedModel, Stall
+from andon.testing import probe
 from tests.server.live import Live, serving
 from tests.support import Flag, Hold, Reach, Silence, eventually, forever
 
@@ -33,7 +34,7 @@ def test_a_cancel_says_what_it_did() -> None:
         body = first.json()
         assert (body["run_id"], body["outcome"]) == ("r1", "requested")
         assert body["status"] in ("CANCELLING", "CANCELLED")
-        assert live.run_of(agent, "r1").attend_blocking(60)
+        assert probe(live.run_of(agent, "r1")).settled_blocking(60)
         again = live.client.post(f"{RUNS}/r1/cancel")
         assert again.status_code == 200
         assert again.json() == {"run_id": "r1", "outcome": "already_finished", "status": "CANCELLED"}
@@ -206,7 +207,7 @@ def test_many_are_cancelled_by_what_they_have_in_common(asked: dict[str, Any], h
         assert not any("receipt" in each for each in found.values())
         left = {"r1", "r2", "r3", "r4"} - hit
         eventually(lambda: {run.run_id for agent in agents for run in agent.runtime.runs} == left)
-        receipts = [run.make_result().receipt for agent in agents for run in agent.runtime.ended]
+        receipts = [probe(run).result.receipt for agent in agents for run in agent.runtime.ended]
         assert [each.reason for each in receipts if each] == ["closing time"] * len(hit)
 
 
@@ -262,7 +263,7 @@ def test_many_must_be_named(asked: dict[str, str]) -> None:
         begin(live, "r1")
         assert live.client.post("/runs/cancel", data=asked).status_code == 400
         assert live.client.post("/runs/cancel", data={"agent_id": "nobody"}).status_code == 404
-        assert not live.run_of(agent, "r1").is_cancelling
+        assert not probe(live.run_of(agent, "r1")).is_cancelling
 
 
 def test_superseding_ends_the_older_run_for_its_reader() -> None:

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from andon import Agent, ModelError, RunStatus, Runtime, ToolContext, tool
+from andon.core.run.handle import local_run
+from andon.core.run.waits import wait_settled_blocking
 from andon.models.scripted import Call, Fail, ScriptedModel
 from andon.store.sql import SQLStore
+from andon.testing import probe
 from tests.server.live import Live, frames, serving, serving_on
 from tests.support import Flag, Silence, Worker, eventually, forever
 
@@ -370,8 +373,8 @@ def test_leaving_a_run_that_one_has_continued_cancels_it() -> None:
             assert response.status_code == 200
             silence.reached.wait()
         run = live.run_of(agent, "r")
-        assert run.attend_blocking(60)
-        assert run.make_result().receipt.cause == "disconnect"  # type: ignore[union-attr]
+        assert wait_settled_blocking(local_run(run), 60)
+        assert probe(run).result.receipt.cause == "disconnect"  # type: ignore[union-attr]
 
 
 def test_cancelling_one_call() -> None:
@@ -392,7 +395,7 @@ def test_cancelling_one_call() -> None:
         asked = live.client.post(path, json={"reason": "takes too long"})
         assert (asked.status_code, asked.json()["outcome"]) == (200, "requested")
         run = live.run_of(agent, "r")
-        assert run.attend_blocking(60)
+        assert wait_settled_blocking(local_run(run), 60)
         assert run.status is RunStatus.completed
         assert live.client.post(path).status_code == 409
         assert live.client.get(f"{RUNS}/r").json()["content"] == "Then not."

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from andon import Agent, Run
+from andon.core.run.handle import local_run
 from andon.server.sse import EventResponse
 from bench import http
 from tests.server.live import serving
@@ -50,4 +51,4 @@ def test_nothing_is_left_of_a_crowd(message: str, rounds: int, singly: bool) -> 
 def _left(agent: Agent) -> list[object]:
     gc.collect()
     left = [each for each in gc.get_objects() if isinstance(each, Run | EventResponse)]
-    return [each for each in left if not isinstance(each, Run) or each.runtime is agent.runtime]
+    return [each for each in left if not isinstance(each, Run) or local_run(each).runtime is agent.runtime]

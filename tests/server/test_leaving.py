@@ -16,6 +16,7 @@ import pytest
 from andon import Agent, Run, RunStatus, ToolContext, tool
 from andon.models.scripted import Burst, Call, ScriptedModel, Stall
 from andon.server.agentos_json import EventWriter
+from andon.testing import probe
 from tests.server.live import Live, frames, read_until, reset, serving
 from tests.support import Do, Flag, Hold, Reach, eventually, forever
 
@@ -105,7 +106,7 @@ def arrive(live: Live, state: State, bare: socket.socket, **fields: str) -> Run:
 
 
 def ended(run: Run) -> Run:
-    assert run.attend_blocking(60)
+    assert probe(run).settled_blocking(60)
     return run
 
 
@@ -117,7 +118,7 @@ def test_who_started_a_run_and_leaves_cancels_it(make: Callable[[], State], stre
         bare = live.connect()
         run = arrive(live, state, bare, stream=stream)
         bare.close()
-        result = ended(run).make_result()
+        result = probe(ended(run)).result
         assert result.status is RunStatus.cancelled
         assert result.receipt is not None
         assert result.receipt.cause == "disconnect"
@@ -139,7 +140,7 @@ def test_there_are_several_ways_to_leave(leave: Callable[[socket.socket], None])
     with serving(state.agent) as live, live.connect() as bare:
         run = arrive(live, state, bare)
         leave(bare)
-        receipt = ended(run).make_result().receipt
+        receipt = probe(ended(run)).result.receipt
         assert receipt is not None
         assert receipt.cause == "disconnect"
         eventually(lambda: live.connections == 0)
@@ -165,7 +166,7 @@ def test_a_run_goes_on_without_its_client_where_it_was_told_to(fields: dict[str,
         eventually(lambda: not live.server.server_state.tasks)
         assert run.status is RunStatus.running
         go.set()
-        assert ended(run).make_result().content == "One, two."
+        assert probe(ended(run)).result.content == "One, two."
 
 
 def test_in_the_background_too_a_client_may_tie_the_run_to_itself() -> None:
@@ -211,7 +212,7 @@ def test_one_who_waits_for_a_cancel_may_leave_too() -> None:
         run = live.run_of(agent, "r1")
         with live.connect() as bare:
             live.send(bare, f"{RUNS}/r1/cancel?wait=60")
-            eventually(lambda: run.is_cancelling)
+            eventually(lambda: probe(run).is_cancelling)
         eventually(lambda: not live.server.server_state.tasks)
         go.set()
         assert ended(run).status is RunStatus.cancelled
@@ -237,7 +238,7 @@ def test_one_who_leaves_while_stalled_leaves_nothing() -> None:
     with serving(agent) as live:
         slow = live.connect(receive_buffer=4096)
         live.send(slow, RUNS, message="Hi", run_id="r1")
-        eventually(lambda: (run := agent.runtime.run("r1")) is not None and len(run.journal.events) > 500)
+        eventually(lambda: (run := agent.runtime.run("r1")) is not None and len(probe(run).events) > 500)
         run = live.run_of(agent, "r1")
         reset(slow)
         assert ended(run).status is RunStatus.cancelled

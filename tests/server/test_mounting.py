@@ -12,9 +12,12 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from andon import Agent, RunStatus
+from andon.core.run.handle import local_run
+from andon.core.run.waits import wait_settled_blocking
 from andon.models.scripted import ScriptedModel, Stall
 from andon.server import create_app
 from andon.server.sse import EventResponse
+from andon.testing import probe
 from tests.server.live import NEVER, read_until, serving_app
 from tests.support import Silence, eventually, play
 
@@ -64,8 +67,8 @@ def test_a_leaving_client_is_noticed_through_middleware_of_the_usual_kind(stream
         silence.reached.wait()
         bare.close()
         run = live.run_of(agent, "r1")
-        assert run.attend_blocking(60)
-        receipt = run.make_result().receipt
+        assert wait_settled_blocking(local_run(run), 60)
+        receipt = probe(run).result.receipt
         assert receipt is not None
         assert receipt.cause == "disconnect"
         eventually(lambda: answered != [])
@@ -87,7 +90,7 @@ def test_a_response_begins_even_if_the_client_had_left_before() -> None:
 
         agent = Agent("Helper", ScriptedModel(then=Stall()))
         async with agent.start("Hi") as run:
-            response = EventResponse(run.events(), lambda events: b"", heartbeat=NEVER, leave=run.cancel_for)
+            response = EventResponse(run.events(), lambda events: b"", heartbeat=NEVER, leave=local_run(run).cancel_for)
             await response({"type": "http"}, receive, send)
             assert (await run.result()).status is RunStatus.cancelled
         assert sent[0] == "http.response.start"
@@ -110,7 +113,7 @@ def test_with_its_lifespan_it_ends_in_order() -> None:
         with serving_app(outer) as live:
             assert live.client.get("/inner/ready").status_code == 200
             live.post(RUNS, message="Hi", run_id=run_id, background="true", stream="false")
-        receipt = live.run_of(agent, run_id).make_result().receipt
+        receipt = probe(live.run_of(agent, run_id)).result.receipt
         assert receipt is not None
         assert receipt.cause == "shutdown"
         assert inner.state.andon.draining
@@ -126,7 +129,7 @@ def test_a_server_that_gives_up_on_its_requests_ends_their_runs() -> None:
         live.send(bare, "/agents/helper/runs", message="Hi", run_id="r1")
         read_until(bare, b"RunStarted")
         live.server.down.set()
-        assert live.run_of(agent, "r1").attend_blocking(60)
-        receipt = live.run_of(agent, "r1").make_result().receipt
+        assert probe(live.run_of(agent, "r1")).settled_blocking(60)
+        receipt = probe(live.run_of(agent, "r1")).result.receipt
         assert receipt is not None
         assert receipt.cause == "shutdown"

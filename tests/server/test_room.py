@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from andon import Agent, Run, Runtime, tool
+from andon.core.run.handle import local_run
 from andon.models.scripted import Call, ScriptedModel, Stall
 from andon.store.sql import SQLStore
 from tests.server.live import Live, serving, serving_on
@@ -82,9 +83,9 @@ def test_many_answers_at_once_are_admitted_one_by_one(kind: str, tmp_path: Path)
         assert Counter(codes) == {202: 3, 429: count - 3}
         assert start(live).status_code == 429
         assert start(live, "bob").status_code == 202
-        paused = [run for run in agent.runtime.runs if run.is_paused]
+        paused = [run for run in agent.runtime.runs if local_run(run).is_paused]
         assert len(paused) == count - 3, "who was refused waits as before"
-    if runtime.keeper is not None:
+    if runtime.worker is not None:
         asyncio.run(runtime.close())
 
 
@@ -129,7 +130,7 @@ def test_no_more_runs_can_pause_than_may(kind: str, tmp_path: Path) -> None:
         live.client.post(f"{RUNS}/cut/cancel?wait=30")
         codes = at_once(live, count, lambda client, _: client.post(RUNS, data=START).status_code)
         assert Counter(codes) == {202: 3, 429: count - 3}
-        eventually(lambda: len(agent.runtime.runs) == sum(run.is_paused for run in agent.runtime.runs) == 3)
+        eventually(lambda: len(agent.runtime.runs) == sum(local_run(run).is_paused for run in agent.runtime.runs) == 3)
         refused = live.client.post(f"{RUNS}/cut/continue", json={"stream": False})
         assert refused.status_code == 429, "to go on with a run that was cut makes another one"
         assert "3 runs of this user wait for an answer, or are running and may come to ask" in refused.json()["detail"]
@@ -139,7 +140,7 @@ def test_no_more_runs_can_pause_than_may(kind: str, tmp_path: Path) -> None:
         assert codes.count(202) == 1, "the others find the session busy"
         assert codes.count(202) + codes.count(409) + codes.count(429) == 6
         assert start(live, "bob").status_code == 202
-    if runtime.keeper is not None:
+    if runtime.worker is not None:
         asyncio.run(runtime.close())
 
 
@@ -230,7 +231,7 @@ def test_one_user_cannot_take_the_threads_of_all() -> None:
         runs: list[Run] = []
         for _ in range(8):  # all of them at work before the first one is cancelled: that is more than all may have
             run = agent.start("Go", user_id="mallory", session_id=f"m{len(runs)}")
-            await run.open()
+            await run.begin()
             runs.append(run)
         await until(lambda: len(blocked) == 8)
         for run in runs:

@@ -10,9 +10,11 @@ import pytest
 
 from andon import Agent, Run, SessionStore, tool
 from andon.agent.loop import Loop
+from andon.core.run.handle import local_run
 from andon.errors import ModelError
 from andon.models.scripted import Call, Fail, ScriptedModel, Think
 from andon.server.adk_json import AdkEventWriter, AdkJson, Invocation
+from andon.testing import probe
 from tests.support import Do, play
 
 
@@ -54,9 +56,9 @@ def test_whoever_reads_a_run_reads_the_same(script: Script) -> None:
         agent = Agent("helper", script(lambda: runs[0].cancel()), tools=[look, trip])
         async with agent.start("Go", session_id="s1") as run:
             runs.append(run)
-            along = AdkEventWriter(run, streaming=False)
+            along = AdkEventWriter(local_run(run), streaming=False)
             live = [shape async for event in run for shape in along.write(event)]
-        late, whole = AdkEventWriter(run, streaming=True), []
+        late, whole = AdkEventWriter(local_run(run), streaming=True), []
         pieces: dict[str, list[str]] = {}
         async for event in run.events():
             for shape in late.write(event):
@@ -67,7 +69,7 @@ def test_whoever_reads_a_run_reads_the_same(script: Script) -> None:
         assert whole == live
         store = agent.runtime.store
         assert isinstance(store, SessionStore)
-        ((record, messages),) = await store.history(run.session.key)
+        ((record, messages),) = await store.history(local_run(run).session.key)
         prompt, *kept = Invocation(run.run_id, "helper", {}).whole(messages, record.created_at, record)
         assert prompt["content"] == {"role": "user", "parts": [{"text": "Go"}]}
         assert [_timeless(shape) for shape in kept] == [_timeless(shape) for shape in live]
@@ -88,8 +90,8 @@ def test_a_run_that_could_not_be_settled_is_told_as_an_end(monkeypatch: pytest.M
         agent = Agent("helper", ScriptedModel([Call("look", {"at": "a"})]), tools=[look])
         async with agent.start("Go") as run:
             await run.result()
-        teller = AdkEventWriter(run, streaming=False)
-        (end,) = [shape for event in run.journal.events for shape in teller.write(event)]
+        teller = AdkEventWriter(local_run(run), streaming=False)
+        (end,) = [shape for event in probe(run).events for shape in teller.write(event)]
         assert end["errorCode"] == "INVOCATION_FAILED"
         assert "could not be ended properly" in end["errorMessage"]
 

@@ -11,6 +11,7 @@ from andon import Agent, MemoryStore, RunStatus, Runtime, tool
 from andon.core.records import SessionKey, SessionRecord
 from andon.models.scripted import Call, ScriptedModel, Stall
 from andon.server import adk_routes
+from andon.testing import probe
 from tests.server.by_session import ABORTED, Client, served, texts
 from tests.support import Flag, Silence, Worker, eventually, forever
 
@@ -249,7 +250,7 @@ def test_a_cancel_may_say_why_and_how() -> None:
             assert client.http.post(path, json={"reason": "enough", "by": "ada"}).status_code == 200
             assert [event["errorMessage"] for event in stream] == ["Cancelled by user"]
         (run,) = agent.runtime.ended
-        receipt = run.make_result().receipt
+        receipt = probe(run).result.receipt
         assert receipt is not None
         assert (receipt.reason, receipt.by) == ("enough", "ada")
 

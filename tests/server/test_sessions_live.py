@@ -25,7 +25,7 @@ from andon.errors import AndonError, BlockedError, SchemaError, StateTooLargeErr
 from andon.models.scripted import Call, ScriptedModel
 from andon.server import create_app
 from andon.store.memory import MemoryStore
-from andon.testing import virtual_run
+from andon.testing import probe, virtual_run
 from tests.server.by_session import ABORTED, Client, Shape, served, texts
 from tests.support import HANG, Silence, eventually
 
@@ -87,7 +87,7 @@ def client(silence: Silence) -> Iterator[Client]:
 def cause_of(client: Client) -> CancelCause:
     """Why the only run that has ended was cancelled."""
     (run,) = client.agent.runtime.ended
-    receipt = run.make_result().receipt
+    receipt = probe(run).result.receipt
     assert receipt is not None
     return receipt.cause
 

@@ -13,6 +13,7 @@ from andon.core.states import CancelCause
 from andon.errors import ModelError
 from andon.messages import Usage
 from andon.models.scripted import Call, Fail, Say, ScriptedModel, Spend, Think
+from andon.testing import probe
 from tests.server.by_session import ABORTED, Client, served, texts
 from tests.support import Flag, Hold, Silence, eventually, forever
 
@@ -170,7 +171,7 @@ def test_a_client_that_leaves_cancels_its_run(route: str, silent: bool) -> None:
         *_, end = client.get()["events"]
         assert end["errorMessage"] == "Cancelled: the client left"
         (run,) = agent.runtime.ended
-        receipt = run.make_result().receipt
+        receipt = probe(run).result.receipt
         assert receipt is not None
         assert receipt.cause is CancelCause.disconnect
 

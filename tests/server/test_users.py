@@ -13,6 +13,7 @@ from andon import Agent
 from andon.models.scripted import ScriptedModel, Stall
 from andon.server.adk_json import camel_case
 from andon.server.app import ROUTERS
+from andon.testing import probe
 from tests.server.live import Live
 from tests.server.people import ROUTES, at, bearer, client_of, close_of, guarded, refusal_of
 
@@ -35,7 +36,7 @@ def live() -> Iterator[Live]:
             assert bob.post(f"{RUNS}/cut/cancel?wait=30").status_code == 200
         yield live
         (run,) = agent.runtime.runs
-        assert (run.run_id, run.is_cancelling) == ("held", False)
+        assert (run.run_id, probe(run).is_cancelling) == ("held", False)
         with client_of(live, "bob") as bob:
             assert [each["id"] for each in bob.get("/apps/helper/users/bob/sessions").json()] == ["cut", "held"]
             assert bob.post(f"{RUNS}/held/cancel?wait=30").status_code == 200

@@ -11,10 +11,13 @@ from typing import Any
 from andon import Agent, CancelCause, Event, Run, RunEvent, RunStatus, Runtime
 from andon.core.events import TERMINAL_EVENT
 from andon.core.records import RunRecord
+from andon.core.run.handle import local_run
+from andon.core.shared.leased_run import LeasedRun
 from andon.core.shared.store import SharedStore
 from andon.errors import StoreError
 from andon.models.scripted import ScriptedModel, Turn
 from andon.store.sql import SQLStore
+from andon.testing import probe
 from andon.testing.validators import next_prompt_accepted, validate
 from tests.support import Flag
 from tests.support.checks import TERMINAL
@@ -85,9 +88,9 @@ async def found(runtime: Runtime, run_id: str) -> RunRecord:
 
 async def changed_to(runtime: Runtime, run_id: str, holds: Callable[[RunRecord], bool]) -> RunRecord:
     """Look whenever the store says that something has changed, until this holds."""
-    assert runtime.keeper is not None
-    runtime.keeper.start()
-    with runtime.keeper.news.watch(run_id) as topic:
+    assert runtime.worker is not None
+    runtime.worker.start()
+    with runtime.worker.link.news.watch(run_id) as topic:
         while True:
             seen = topic.count
             record = await store_of(runtime).find(run_id)
@@ -121,6 +124,13 @@ async def check_stored(runtime: Runtime, run_id: str, status: RunStatus, cause: 
 
 def check_same(run: Run, events: list[Event]) -> None:
     """A reader here and one elsewhere have seen the same."""
-    assert [(event.seq, event.event, event.content) for event in run.journal.events] == [
+    assert [(event.seq, event.event, event.content) for event in probe(run).events] == [
         (event.seq, event.event, event.content) for event in events
     ]
+
+
+def leased(run: Run) -> LeasedRun:
+    """The hold that this process has on the run."""
+    storage = local_run(run).storage
+    assert isinstance(storage, LeasedRun)
+    return storage

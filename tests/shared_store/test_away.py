@@ -17,6 +17,7 @@ from andon.core.shared.store import Taken
 from andon.errors import StoreError
 from andon.models.scripted import Call, Pause, Say, Stall
 from andon.store.sql import SQLStore, schema
+from andon.testing import probe
 from tests.shared_store.keeping import (
     LONG,
     Shaky,
@@ -139,7 +140,7 @@ def test_a_loop_that_is_ended_does_not_wait_for_it_either(sqlite_url: str) -> No
 
     async def main() -> None:
         reached = Flag()
-        await on(runtime, ["One", Reach(reached), Stall()]).start("go", run_id="r").open()
+        await on(runtime, ["One", Reach(reached), Stall()]).start("go", run_id="r").begin()
         await reached.arrived()
         store.away = True
 
@@ -207,7 +208,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(sqlite_url: str, turn: str) -
 
             agent = on(here, ["Done.", Do(silence)] if turn == "completes" else Call("ask"), tools=[ask])
             run = agent.start("go", session_id="s")
-            await run.open()
+            await run.begin()
             reader = run.events()
             while (await anext(reader)).event is not RunEvent.store_waiting:
                 pass
@@ -232,7 +233,7 @@ def test_going_on_with_a_paused_run_whose_store_does_not_answer(sqlite_url: str)
             store.away = True
             with pytest.raises(StoreError):
                 await agent.continue_run(run.run_id, answers)
-            assert run.is_paused
+            assert probe(run).is_paused
             store.away, store.mute = False, True
             with pytest.raises(StoreError):
                 await agent.continue_run(run.run_id, answers)
@@ -270,7 +271,7 @@ def test_cancelled_while_the_store_is_asked_to_give_a_paused_run_back(
                 store.delay = 0.0
                 await changed_to(here, run.run_id, lambda record: record.status is RunStatus.paused)
                 assert await here.cancel(run_id=run.run_id)
-                await run.ended()
+                await probe(run).ended()
                 await check_stored(here, run.run_id, RunStatus.cancelled, CancelCause.user)
 
     play(main)
@@ -281,7 +282,7 @@ def test_a_slow_store_never_slows_the_stream(sqlite_url: str) -> None:
         async with shaky(sqlite_url) as (here, store):
             agent = on(here, [*(part for _ in range(50) for part in (Say("word "), Pause(0.001))), Say("end.")])
             run = agent.start("go")
-            await run.open()
+            await run.begin()
             reader = run.events()
             while (await anext(reader)).event is not RunEvent.run_content:
                 pass
@@ -314,8 +315,8 @@ def test_postgres_is_killed_and_comes_back(own_server: Server, tmp_path: Path) -
             one = on(here, ["One, ", Reach(streaming), Hold(go_on), "two."]).start("go", run_id="one")
             two = on(here, Call("slow", id="c"), tools=[slow]).start("go", run_id="two")
             _, result = await paused(on(here, DELETE, tools=Till().tools), run_id="three")
-            await one.open()
-            await two.open()
+            await one.begin()
+            await two.begin()
             await streaming.arrived()
             await tooling.arrived()
             on(there)

@@ -56,8 +56,8 @@ class Looking(SQLStore):
 
 
 def keeper_of(runtime: Runtime) -> Any:
-    assert runtime.keeper is not None
-    return runtime.keeper
+    assert runtime.worker is not None
+    return runtime.worker
 
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
@@ -72,13 +72,13 @@ def test_a_step_of_the_servers_clock_takes_no_run_from_whoever_is_alive(
         async with runtimes(server.url, 1, lease=LONG) as [there]:
             reached, go_on = Flag(), Flag()
             agent, other = on(here, [Reach(reached), Hold(go_on), "Yes."]), on(there)
-            await keeper_of(there).end_orphans()
+            await keeper_of(there).orphans.end_all()
             async with agent.start("go", run_id="r") as run:
                 await reached.arrived()
                 await store.looked.arrived()  # at its start; the next time is long after this test
                 server.step(step)
                 for _ in range(2):  # by that clock its lease is over, and it has not been renewed yet
-                    await keeper_of(there).end_orphans()
+                    await keeper_of(there).orphans.end_all()
                 go_on.set()
                 assert (await run.result()).status is RunStatus.completed
             await check_stored(here, "r", RunStatus.completed)

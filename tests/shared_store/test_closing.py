@@ -19,11 +19,13 @@ import pytest
 
 from andon import CancelCause, RunEvent, RunStatus, Runtime
 from andon.agent.loop import Loop
+from andon.core.run.handle import local_run
 from andon.core.shared import worker as keeper
 from andon.errors import StoreError
 from andon.models.base import ModelRequest
 from andon.models.scripted import Stall
 from andon.store.sql import SQLStore
+from andon.testing import probe
 from tests.shared_store.keeping import LEASE, LONG, Shaky, check_stored, ended, found, on, runtimes
 from tests.support import HANG, Flag, Reach, Worker, eventually, paused, play, until
 from tests.support.till import DELETE, Till
@@ -49,10 +51,10 @@ def test_closing_a_runtime_ends_what_runs_and_keeps_what_waits(url: str) -> None
             agent = on(here, ["One", Reach(one), Stall()], [Reach(two), Stall()])
             going = [agent.start("go", session_id=str(number), run_id=f"r{number}") for number in range(2)]
             for run, reached in zip(going, (one, two), strict=True):
-                await run.open()
+                await run.begin()
                 await reached.arrived()
             queued = agent.start("me too", session_id="0", run_id="r2", on_busy="queue")
-            await queued.open()
+            await queued.begin()
             await paused(on(here, DELETE, tools=Till().tools), run_id="r3")
             await here.close()
             assert {run.status for run in (*going, queued)} == {RunStatus.cancelled}
@@ -74,13 +76,13 @@ def test_closing_does_not_wait_for_a_store_that_is_away(sqlite_url: str) -> None
         store, reached = Shaky(sqlite_url), Flag()
         here = Runtime(store, lease_seconds=LONG, settle_seconds=0.1, child_seconds=0.1)
         run = on(here, [Reach(reached), Stall()]).start("go")
-        await run.open()
+        await run.begin()
         await reached.arrived()
         store.away = True
         await here.close()
-        await run.ended()  # nobody will store its end any more, so it is told
+        await probe(run).ended()  # nobody will store its end any more, so it is told
         assert run.status is RunStatus.cancelled
-        assert "could not take" in run.warnings[0]
+        assert "could not take" in probe(run).warnings[0]
 
     play(main)
 
@@ -89,8 +91,8 @@ def test_a_keeper_that_is_closed_while_it_begins_stays_closed(sqlite_url: str, m
     async def main() -> None:
         async with runtimes(sqlite_url, 1) as (runtime,):
             on(runtime)
-            assert runtime.keeper is not None
-            portal, beginning, gone = runtime.keeper._portal, Flag(), threading.Event()
+            assert runtime.worker is not None
+            portal, beginning, gone = runtime.worker.link._portal, Flag(), threading.Event()
             submit, close = portal.submit, portal.close
 
             def slowly(make: Any) -> Any:
@@ -104,11 +106,11 @@ def test_a_keeper_that_is_closed_while_it_begins_stays_closed(sqlite_url: str, m
 
             monkeypatch.setattr(portal, "submit", slowly)
             monkeypatch.setattr(portal, "close", end)
-            starting = Worker(runtime.keeper.start)
+            starting = Worker(runtime.worker.start)
             beginning.wait()
-            await runtime.keeper.close()
+            await runtime.worker.close()
             starting.done()
-            assert not [each for each in threading.enumerate() if each.name == "andon-keeper"]
+            assert not [each for each in threading.enumerate() if each.name == "andon-worker"]
 
     play(main)
 
@@ -170,7 +172,7 @@ def test_many_threads_begin_at_once_and_one_keeper_serves_them(sqlite_url: str) 
 
     for worker in [Worker(functools.partial(begin, f"s{number}")) for number in range(8)]:
         worker.done()
-    keepers = [thread for thread in set(threading.enumerate()) - threads if thread.name == "andon-keeper"]
+    keepers = [thread for thread in set(threading.enumerate()) - threads if thread.name == "andon-worker"]
     assert len(keepers) == 1
     asyncio.run(runtime.close())
     # (A store that an earlier test has forgotten may be closed by a thread just now.)
@@ -180,19 +182,19 @@ def test_many_threads_begin_at_once_and_one_keeper_serves_them(sqlite_url: str) 
 def test_agents_that_are_made_at_once_have_one_keeper(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     together, made = threading.Barrier(2), []
 
-    class Slow(keeper.Keeper):
+    class Slow(keeper.Worker):
         def __init__(self, *arguments: Any) -> None:
             made.append(self)
             with contextlib.suppress(threading.BrokenBarrierError):
                 together.wait(0.5)
             super().__init__(*arguments)
 
-    monkeypatch.setattr(keeper, "Keeper", Slow)
+    monkeypatch.setattr(keeper, "Worker", Slow)
     runtime = Runtime(SQLStore(sqlite_url))
     for worker in [Worker(lambda: on(runtime)) for _ in range(2)]:
         worker.done()
     asyncio.run(runtime.close())
-    assert made == [runtime.keeper]
+    assert made == [runtime.worker]
 
 
 def test_a_run_that_can_not_be_settled_frees_its_session_at_once(
@@ -218,9 +220,9 @@ def test_nobody_holds_on_to_a_run_that_has_ended(sqlite_url: str) -> None:
     async def main() -> None:
         async with runtimes(sqlite_url, 1) as (here,):
             run = on(here, "Hello.").start("go")
-            await run.open()
-            await run.ended()
-            gone = weakref.ref(run)
+            await run.begin()
+            await probe(run).ended()
+            gone = weakref.ref(local_run(run))
             del run
             await until(lambda: gc.collect() >= 0 and gone() is None)
 
@@ -273,21 +275,22 @@ def test_a_script_that_ends_while_its_blocking_run_waits_in_line(url: str) -> No
         """
         import time
         from andon import Phase
-        from andon.core.shared.worker import Keeper
+        from andon.core.shared.worker import Worker
         events = agent.run("go", run_id="r", stream=True)
         while next(events).content != "One ":
             pass
         keep = [events, agent.run("and then", run_id="r2", stream=True, on_busy="queue")]
         next(keep[1])
-        run, stop = runtime.run("r2"), Keeper.stop
+        run, stop = runtime.run("r2"), Worker.stop
         while run.phase is not Phase.queued:
             time.sleep(0.01)
 
         def stop_and_wait(keeper):
             stop(keeper)
-            run.attend_blocking(5.0)
+            from andon.testing import probe
+            probe(run).settled_blocking(5.0)
 
-        Keeper.stop = stop_and_wait
+        Worker.stop = stop_and_wait
         """,
     )
 

@@ -14,6 +14,7 @@ import pytest
 from andon import Agent, CancelCause, CancelOutcome, Event, RunStatus, Runtime, tool
 from andon.core.receipt import CancelRequest
 from andon.core.records import RunRecord
+from andon.core.run.handle import local_run
 from andon.core.shared.store import Lease
 from andon.messages import Message
 from andon.models.scripted import Call, ScriptedModel
@@ -21,6 +22,7 @@ from andon.server import create_app
 from andon.server.host import Host
 from andon.server.problems import Problem
 from andon.store.sql import SQLStore
+from andon.testing import probe
 from tests.shared_store.keeping import LONG, changed_to, check_stored, found, on, runtimes
 from tests.support import Flag, paused, play, until
 from tests.support.till import DELETE, Till
@@ -125,8 +127,8 @@ def test_a_run_that_pauses_while_the_server_drains(url: str) -> None:
                     await down
                 assert run.status is RunStatus.paused
             assert (await found(runtime, run.run_id)).status is RunStatus.paused
-            assert runtime.keeper is not None
-            assert await runtime.keeper.store.take_orphans("someone", LONG, 10) == [], "nobody holds it, nor loses it"
+            assert runtime.worker is not None
+            assert await runtime.worker.store.take_orphans("someone", LONG, 10) == [], "nobody holds it, nor loses it"
             answers = {each.id: True for each in run.interrupts}
         async with runtimes(url, 1) as (after,):
             result = await on(after, "Good.", tools=[work, *till.tools]).continue_run(run.run_id, answers)
@@ -142,13 +144,13 @@ def test_a_run_that_is_being_stored_as_paused_when_the_time_is_up(url: str, end:
         runtime = Runtime(store, lease_seconds=LONG)
         agent = on(runtime, DELETE, tools=Till().tools)
         run = agent.start("go", session_id="s")
-        await run.open()
+        await run.begin()
         await store.reached.arrived()
         async with served(agent) as host:
             down = asyncio.create_task(host.shut_down() if end == "the server" else runtime.close())
             await asyncio.sleep(0)  # it has looked at the run by now, and waits for it
             await asyncio.sleep(0)
-            assert run.signal.request is None
+            assert local_run(run).signal.request is None
             store.go.set()
             await down
         assert run.status is RunStatus.paused
@@ -166,7 +168,7 @@ def test_a_cancel_ends_a_paused_run_also_after_the_server(url: str) -> None:
             async with served(agent):
                 run, _ = await paused(agent, session_id="s")
             assert agent.cancel() is CancelOutcome.requested
-            await run.ended()
+            await probe(run).ended()
             await check_stored(runtime, run.run_id, RunStatus.cancelled, CancelCause.user)
 
     play(main)
@@ -257,7 +259,7 @@ def test_an_answer_that_comes_with_the_shutdown_is_not_used_up(url: str, gated: 
             async with served(agent) as host:
                 store.closed = True
                 answering = asyncio.create_task(
-                    host.resume_run(agent, run.run_id, answers, run.session.key, None, anew=False)
+                    host.resume_run(agent, run.run_id, answers, local_run(run).session.key, None, anew=False)
                 )
                 await store.reached.arrived()
                 down = asyncio.create_task(host.shut_down())
@@ -287,14 +289,14 @@ def test_an_answer_that_the_store_takes_during_the_drain_has_the_rest_of_it(url:
             store.closed = True
             answers = {each.id: True for each in result.interrupts}
             answering = asyncio.create_task(
-                host.resume_run(agent, run.run_id, answers, run.session.key, None, anew=False)
+                host.resume_run(agent, run.run_id, answers, local_run(run).session.key, None, anew=False)
             )
             await store.reached.arrived()
             down = asyncio.create_task(host.shut_down())
             await asyncio.sleep(0)
             store.go.set()
             await down
-            assert await answering is run
+            assert await answering is local_run(run)
             assert (run.status, till.did) == (RunStatus.completed, ["all"])
         await runtime.close()
 

@@ -12,6 +12,8 @@ import pytest
 
 from andon import CancelCause, CancelOutcome, Run, RunEvent, RunStatus, Runtime, ToolContext, tool
 from andon.agent.retry import Retry
+from andon.core.run.handle import local_run
+from andon.core.run.waits import only_wait_settled
 from andon.core.selection import Selection
 from andon.core.shared import leased_run as tenure
 from andon.core.shared.remote import StoredReader
@@ -28,6 +30,7 @@ from andon.errors import (
 from andon.messages import Text, assistant, user
 from andon.models.scripted import Call, Fail, Item, Stall
 from andon.store.sql import SQLStore
+from andon.testing import probe
 from tests.shared_store.keeping import (
     LONG,
     Shaky,
@@ -36,6 +39,7 @@ from tests.shared_store.keeping import (
     check_stored,
     ended,
     found,
+    leased,
     on,
     runtimes,
     store_of,
@@ -49,7 +53,7 @@ Here = Callable[[Runtime, Flag], Coroutine[Any, Any, Run]]
 
 async def begun(agent: Any, reached: Flag, **options: Any) -> Run:
     run: Run = agent.start("go", **{"session_id": "s"} | options)
-    await run.open()
+    await run.begin()
     await reached.arrived()
     return run
 
@@ -111,9 +115,9 @@ async def _queued(here: Runtime, reached: Flag) -> Run:
     agent = on(here, [Reach(reached), Stall()])
     first = await begun(agent, reached)
     second = agent.start("me too", session_id="s", on_busy="queue")
-    await second.open()
+    await second.begin()
     # What it leaves is part of the conversation when the first one has ended: so that one goes too.
-    second_ended = asyncio.create_task(second.ended())
+    second_ended = asyncio.create_task(only_wait_settled(local_run(second)))
     second_ended.add_done_callback(lambda _: first.cancel())
     return second
 
@@ -140,14 +144,14 @@ def test_a_cancel_from_elsewhere_finds_the_run_wherever_it_is(url: str, place: H
             assert await there.cancel(run_id=run.run_id, reason="enough", by="ann") == {
                 run.run_id: CancelOutcome.requested
             }
-            await run.ended()
+            await probe(run).ended()
             result = await run.result()
             assert result.status is RunStatus.cancelled
             assert result.receipt is not None
             assert (result.receipt.by, result.receipt.reason) == ("ann", "enough")
             assert await there.cancel(run_id=run.run_id) == {run.run_id: CancelOutcome.already_finished}
             while here.runs:
-                await here.runs[0].ended()
+                await only_wait_settled(local_run(here.runs[0]))
             await check_stored(there, run.run_id, RunStatus.cancelled, CancelCause.user)
             if place is not _paused:  # which anybody may end who hears of it
                 check_same(run, await stored_events(there, run.run_id))
@@ -164,10 +168,10 @@ def test_a_run_is_watched_from_elsewhere_as_it_goes(url: str) -> None:
             reached, go_on = Flag(), Flag()
             agent = on(here, ["One, ", Reach(reached), Hold(go_on), "two."])
             on(there)
-            assert there.keeper is not None
+            assert there.worker is not None
             async with agent.start("count") as run:
                 await reached.arrived()
-                reader = StoredReader(there.keeper, run.run_id)
+                reader = StoredReader(there.worker.link, run.run_id)
                 events = await reader.batch(100)
                 while not any(event.content == "One, " for event in events):
                     events += await reader.batch(100)
@@ -284,7 +288,7 @@ def test_a_session_whose_run_is_being_cancelled_is_not_busy(url: str) -> None:
 
 async def take_rounds(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[None]]:
     """Nothing is written of runs that go on, and nobody told of cancels, but by what is returned, once each time."""
-    keeper = runtime.keeper
+    keeper = runtime.worker
     assert keeper is not None
     write, idle = keeper.writer._write_news, Flag()
 
@@ -298,10 +302,9 @@ async def take_rounds(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Call
     monkeypatch.setattr(tenure, "TEXT_SECONDS", 0.0)
     monkeypatch.setattr(keeper.writer, "_write_news", rest)
     for run in runtime.runs:
-        assert run.tenure is not None
-        run.tenure.stir()
+        local_run(run).storage.changed()
     await idle.arrived()
-    return lambda: asyncio.wrap_future(keeper.submit(take_round))
+    return lambda: asyncio.wrap_future(keeper.link.submit(take_round))
 
 
 def test_a_run_that_was_asked_to_stop_is_given_the_time_to_end_before_others_are_told(
@@ -316,7 +319,7 @@ def test_a_run_that_was_asked_to_stop_is_given_the_time_to_end_before_others_are
             async def write_and_cancel(batch: Sequence[Progress]) -> list[str]:
                 refused = await SQLStore.write(cast("SQLStore", store), batch)
                 run.cancel(mode="after_turn")
-                await until(lambda: run.journal.events[-1].event is RunEvent.cancel_requested)
+                await until(lambda: probe(run).events[-1].event is RunEvent.cancel_requested)
                 return refused
 
             async def stored() -> tuple[RunStatus, int]:
@@ -331,12 +334,12 @@ def test_a_run_that_was_asked_to_stop_is_given_the_time_to_end_before_others_are
                 with monkeypatch.context() as patch:
                     patch.setattr(store, "write", write_and_cancel)
                     await next_round()
-                count = len(run.journal.events)
+                count = len(probe(run).events)
                 assert await stored() == (RunStatus.running, count - 1)
                 await next_round()  # it takes its time
                 assert await stored() == (RunStatus.cancelling, count)
                 last.set()
-                await run.ended()
+                await probe(run).ended()
             await check_stored(runtime, "r1", RunStatus.cancelled, CancelCause.user)
 
     play(main)
@@ -360,7 +363,7 @@ def test_a_paused_run_is_answered_elsewhere_and_its_handle_goes_along(url: str) 
                 await on(here).continue_run(run.run_id, {result.interrupts[0].id: True})
             go_on.set()
             assert (await again.result()).content == (await run.result()).content == "Done."
-            await run.ended()
+            await probe(run).ended()
             assert (first.did, second.did) == ([], ["all"])
             check_same(run, await stored_events(there, run.run_id))
             assert run.status is RunStatus.completed
@@ -382,7 +385,7 @@ def test_a_cancel_by_the_old_handle_reaches_whoever_went_on(url: str) -> None:
             assert run.cancel("enough", "ann") is CancelOutcome.requested  # whether or not it has heard
             done = await again.result()
             assert (done.status, done.receipt and done.receipt.by) == (RunStatus.cancelled, "ann")
-            await run.ended()
+            await probe(run).ended()
             assert run.status is RunStatus.cancelled
             await check_stored(here, run.run_id, RunStatus.cancelled, CancelCause.user)
 
@@ -394,8 +397,7 @@ def test_a_cancel_by_the_old_handle_is_passed_on_at_once(url: str, monkeypatch: 
         async with runtimes(url) as (here, there):
             reached = Flag()
             run, result = await paused(on(here, DELETE, tools=Till().tools), session_id="s")
-            tenure = run.tenure
-            assert tenure is not None
+            tenure = leased(run)
             other = on(there, [Reach(reached), Stall()], tools=Till().tools)
             again = await other.resume_run(run.run_id, {result.interrupts[0].id: True})
             await reached.arrived()
@@ -405,7 +407,7 @@ def test_a_cancel_by_the_old_handle_is_passed_on_at_once(url: str, monkeypatch: 
             await next_round()
             assert (await found(here, run.run_id)).status in (RunStatus.cancelling, RunStatus.cancelled)
             assert (await again.result()).status is RunStatus.cancelled
-            await run.ended()
+            await probe(run).ended()
 
     play(main)
 
@@ -439,7 +441,7 @@ def test_a_cut_run_goes_on_elsewhere(url: str) -> None:
             reached = Flag()
             run = await begun(on(here, ["Once upon", Reach(reached), Stall()]), reached)
             run.cancel()
-            await run.ended()
+            await probe(run).ended()
             result = await on(there, " a time.").continue_run(run.run_id)
             assert result.status is RunStatus.completed
             assert [message.role for message in result.messages] == ["user", "assistant", "user", "assistant"]
@@ -460,7 +462,7 @@ def test_of_many_that_go_on_in_several_places_with_one_new_id_one_makes_a_run(ur
                 agent = on(places[0], ["Once upon", Reach(reached), Stall()])
                 run = await begun(agent, reached, session_id=f"s{number}", run_id=old)
                 run.cancel()
-                await run.ended()
+                await probe(run).ended()
                 agents = [on(place, " a time.", " a time.") for place in places]
 
                 async def go_on(agent: Any, old: str = old, new: str = new) -> Any:
@@ -512,7 +514,7 @@ def test_pay_twice_is_asked_twice_wherever_it_goes_on(url: str) -> None:
             )
             assert (last.status, last.content) == (RunStatus.completed, "Paid.")
             assert till.did == ["all", True, "by card"]
-            await run.ended()
+            await probe(run).ended()
             check_same(run, await stored_events(two, run.run_id))
             await check_stored(one, run.run_id, RunStatus.completed)
 
@@ -525,17 +527,17 @@ def test_a_run_that_goes_on_with_another_one_is_written_though_its_model_says_no
     async def main() -> None:
         async with shaky_runtime(url) as (runtime, store):
             first = on(runtime, [Stall()]).start("one", session_id="s")
-            await first.open()
+            await first.begin()
             first.cancel()
-            await first.ended()
+            await probe(first).ended()
             store.delay = 0.1  # a round of writing comes before the conversation is loaded
             run = await on(runtime, [Stall()]).resume_run(first.run_id)
             store.delay = 0.0
-            with runtime.keeper.news.watch(run.run_id) as topic:  # type: ignore[union-attr]
+            with runtime.worker.link.news.watch(run.run_id) as topic:  # type: ignore[union-attr]
                 while not await store.added(run.run_id):
                     await topic.changed(topic.count)
             run.cancel()
-            await run.ended()
+            await probe(run).ended()
 
     play(main)
 
@@ -556,11 +558,10 @@ def test_a_run_that_has_ended_is_not_listened_to(sqlite_url: str) -> None:
     async def main() -> None:
         async with runtimes(sqlite_url, 1) as (runtime,):
             run = on(runtime, "Done.").start("go")
-            await run.open()
-            held = run.tenure
-            assert held is not None
-            await run.ended()
+            await run.begin()
+            held = leased(run)
+            await probe(run).ended()
             held.listen()
-            assert not run.journal.waiters.wakes
+            assert not local_run(run).journal.waiters.wakes
 
     play(main)

@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from andon import Agent, Event, RunEvent, RunRecord, RunStatus, Runtime
-from andon.core.shared.remote import StoredReader
+from andon.core.shared.remote import RemoteRun, StoredReader
 from andon.core.shared.store import Granted, Lease, Progress
-from andon.core.shared.worker import Keeper
+from andon.core.shared.worker import Worker
 from andon.errors import ReaderBusyError
 from andon.models.scripted import ScriptedModel
-from andon.server.distant import Distant
 from andon.store.sql import SQLStore
+from andon.testing import probe
 from tests.store.making import LONG, events, opened, record, said
 from tests.support import Flag, play, until
 
@@ -43,11 +43,11 @@ class Looked(SQLStore):
 
 
 @contextlib.asynccontextmanager
-async def watching(folder: Path) -> AsyncIterator[tuple[Keeper, SQLStore, Lease]]:
+async def watching(folder: Path) -> AsyncIterator[tuple[Worker, SQLStore, Lease]]:
     """A keeper, and a run of another process of which three events are written."""
     url = f"sqlite:///{folder}/andon.db"
     runtime = Runtime(Looked(url, 2))
-    keeper = Agent("Watcher", ScriptedModel.story(), runtime=runtime).runtime.keeper
+    keeper = Agent("Watcher", ScriptedModel.story(), runtime=runtime).runtime.worker
     assert keeper is not None
     async with opened(url) as store:
         lease = await store.enter(record("r1"), "another", LONG, "queue")
@@ -74,7 +74,7 @@ def test_who_follows_a_run_beyond_what_is_written_is_told_its_end(tmp_path: Path
     async def main() -> None:
         async with watching(tmp_path) as (keeper, store, lease):
             # One knows more events than there will be; one just as many, the last of them another one.
-            readers = [asyncio.create_task(read(StoredReader(keeper, "r1", after))) for after in (9, 4)]
+            readers = [asyncio.create_task(read(StoredReader(keeper.link, "r1", after))) for after in (9, 4)]
             assert isinstance(keeper.store, Looked)
             await keeper.store.all.arrived()
             await end(store, lease)
@@ -90,7 +90,7 @@ def test_who_comes_back_after_the_end_is_told_it_unless_it_was_read(tmp_path: Pa
             await end(store, lease)
             found = await store.find("r1")
             assert found is not None
-            distant = Distant(keeper, found)
+            distant = RemoteRun(keeper.link, found)
             for after in (3, 9):
                 reader = await distant.reader(after)
                 assert reader is not None
@@ -103,7 +103,7 @@ def test_who_comes_back_after_the_end_is_told_it_unless_it_was_read(tmp_path: Pa
 def test_one_reader_is_read_by_one_task_at_a_time(tmp_path: Path) -> None:
     async def main() -> None:
         async with watching(tmp_path) as (keeper, store, lease):
-            reader = StoredReader(keeper, "r1", 3)
+            reader = StoredReader(keeper.link, "r1", 3)
             first = asyncio.create_task(reader.batch(100))
             looked = keeper.store
             assert isinstance(looked, Looked)
@@ -144,7 +144,7 @@ def test_one_stream_is_read_by_one_task_while_its_run_is_taken_in(tmp_path: Path
             await anext(stream)
         store.goes_on.set()
         seen = [await reader, *[event async for event in stream]]
-        assert seen == stream.run.journal.events
+        assert seen == probe(stream.run).events
         await runtime.close()
 
     play(main)
@@ -157,8 +157,8 @@ def test_of_a_paused_run_there_is_nothing_to_read_beyond_its_pause(tmp_path: Pat
             assert await store.finish(lease, record("r1", RunStatus.paused), said("x"), [last]) is None
             found = await store.find("r1")
             assert found is not None
-            assert await Distant(keeper, found).reader(4) is None
-            reader = await Distant(keeper, found).reader(3)
+            assert await RemoteRun(keeper.link, found).reader(4) is None
+            reader = await RemoteRun(keeper.link, found).reader(3)
             assert reader is not None
             assert [event.seq for event in await read(reader)] == [4]
 

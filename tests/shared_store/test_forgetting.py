@@ -36,8 +36,8 @@ async def pruned(store: Watched, keep_days: float) -> Any:
     """What is left of run `r` once a runtime has looked."""
     runtime = Runtime(store, keep_days=keep_days)
     on(runtime)
-    assert runtime.keeper is not None
-    runtime.keeper.start()
+    assert runtime.worker is not None
+    runtime.worker.start()
     await store.pruned.arrived()
     record = await store.find("r")
     await runtime.close()
@@ -56,7 +56,7 @@ def test_what_nobody_has_touched_for_so_long_is_forgotten(
         assert await pruned(store, 2) is not None
         assert store.older_than == 2 * keeper.DAY
         assert await pruned(Watched(sqlite_url, failures=2), 0) is None
-        assert "what is old can't be forgotten: it is away" in caplog.text
+        assert "old rows can't be pruned: it is away" in caplog.text
 
     play(main)
 

@@ -14,6 +14,8 @@ import pytest
 
 from andon import Agent, CancelCause, CancelOutcome, RunStatus, Runtime, SessionKey, ToolOutcome
 from andon.core.records import RunRecord
+from andon.core.run.ending import make_record
+from andon.core.run.handle import local_run
 from andon.errors import LeaseLostError
 from andon.messages import Message
 from andon.models.scripted import ScriptedModel
@@ -29,8 +31,8 @@ PAUSED = ("paused", "asking-family")
 
 async def saved(runtime: Runtime, run_id: str, holds: Callable[[list[Message]], bool]) -> None:
     """Wait until so much of a run is stored."""
-    assert runtime.keeper is not None
-    with runtime.keeper.news.watch(run_id) as topic:
+    assert runtime.worker is not None
+    with runtime.worker.link.news.watch(run_id) as topic:
         while True:
             seen = topic.count
             if holds(await store_of(runtime).added(run_id) or []):
@@ -57,8 +59,8 @@ def test_a_kill_loses_the_turn_in_flight_and_nothing_else(url: str) -> None:
             await asyncio.to_thread(worker.reached, *SCENES, *PAUSED)
             async with runtimes(url, 1, LEASE) as (there,):
                 on(there)
-                assert there.keeper is not None
-                there.keeper.start()
+                assert there.worker is not None
+                there.worker.start()
                 await saved(there, "tools", lambda messages: len(messages) == 3)
                 await saved(there, "second-turn", lambda messages: len(messages) == 3)
                 asked = await there.cancel(run_id="cancelling", by="ann")
@@ -176,7 +178,7 @@ def test_at_the_next_start_what_was_left_is_ended(sqlite_url: str) -> None:
     async def main() -> None:
         async with runtimes(sqlite_url, 1, LEASE) as (first,):
             left = on(first, "Never.").start("go", session_id="s", run_id="r")
-            record = left._make_record(RunStatus.pending, _nothing())
+            record = make_record(local_run(left), RunStatus.pending, _nothing())
             await store_of(first).enter(record, "a worker that is gone", -1.0, "reject")
         async with runtimes(sqlite_url, 1, LEASE) as (second,):
             # Not busy: nobody holds it. The next prompt waits until the old run is ended.

@@ -8,11 +8,12 @@ import msgspec
 from andon import CancelCause, Receipt, RunStatus, tool
 from andon.agent.orphan_end import end_orphan
 from andon.core.receipt import CancelRequest
+from andon.core.run.handle import local_run
 from andon.models.scripted import Call
 from andon.store.sql import SQLStore
 from andon.store.sql.codec import dump, read_record
 from andon.testing.invariants import check_run
-from tests.shared_store.keeping import check_stored, found, on, runtimes, store_of
+from tests.shared_store.keeping import check_stored, found, leased, on, runtimes, store_of
 from tests.support import Silence, paused, play
 
 
@@ -54,7 +55,7 @@ def test_the_outcomes_outlive_a_pause_and_its_process(url: str) -> None:
             again.cancel()
             result = await again.result()
             assert outcomes(result.receipt) == {**BEFORE, "f": "refused"}
-            assert list(check_run(again)) == []
+            assert list(check_run(local_run(again))) == []
             record = await check_stored(after, run_id, RunStatus.cancelled, CancelCause.user)
             assert outcomes(record.receipt) == {**BEFORE, "f": "refused"}
 
@@ -100,9 +101,9 @@ def test_whoever_ends_a_lost_run_says_what_became_of_its_calls(url: str) -> None
             agent = on(worker, FIRST, [*SECOND[:2]], [silence], tools=TOOLS)
             async with agent.start("go", session_id="s") as run:
                 await silence.reached.arrived()
-                await run.saved()
+                await local_run(run).storage.checkpoint()
                 store = store_of(worker)
-                await store.renew([run.tenure.lease], 0.0)  # type: ignore[list-item, union-attr]
+                await store.renew([leased(run).lease], 0.0)  # type: ignore[list-item]
                 other = SQLStore(url)
                 try:
                     [taken] = await other.take_orphans("another", 30.0, 10)

@@ -26,6 +26,8 @@ from andon import (
 from andon.agent.orphan_end import settle_orphan
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest, Interrupt
+from andon.core.run.handle import local_run
+from andon.core.run.waits import wait_admitted
 from andon.core.selection import Outcomes, Selection
 from andon.core.session import OnBusy
 from andon.core.shared.store import Granted, Lease, Renewal, Taken
@@ -35,7 +37,19 @@ from andon.models.scripted import Call, Stall
 from andon.server import create_app
 from andon.store.sql import SQLStore, notifications
 from andon.store.sql.codec import dump_notice
-from tests.shared_store.keeping import LEASE, Shaky, changed_to, check_stored, ended, found, on, runtimes, store_of
+from andon.testing import probe
+from tests.shared_store.keeping import (
+    LEASE,
+    Shaky,
+    changed_to,
+    check_stored,
+    ended,
+    found,
+    leased,
+    on,
+    runtimes,
+    store_of,
+)
 from tests.store.making import record
 from tests.support import Flag, Reach, paused, play, until
 from tests.support.till import DELETE, PAY, Till
@@ -60,7 +74,7 @@ class Slow(SQLStore):
 
     async def request_cancel(self, which: Selection, request: CancelRequest) -> Outcomes:
         outcomes = await super().request_cancel(which, request)
-        await until(lambda: self.run.signal.request is not None)
+        await until(lambda: local_run(self.run).signal.request is not None)
         return outcomes
 
 
@@ -110,11 +124,11 @@ def test_a_cancel_is_heard_though_nobody_could_look_for_it_when_it_came(
     async def main() -> None:
         runtime = Runtime(Asked(url, while_pausing), lease_seconds=1000)
         agent = on(runtime, DELETE if while_pausing else [Stall()], tools=Till().tools)
-        assert runtime.keeper is not None
+        assert runtime.worker is not None
         await listening(runtime)
         run = agent.start("go", run_id="r1")
-        await run.open()
-        await run.ended()
+        await run.begin()
+        await probe(run).ended()
         await check_stored(runtime, "r1", RunStatus.cancelled, CancelCause.user)
         await runtime.close()
 
@@ -126,9 +140,9 @@ async def listening(runtime: Runtime) -> None:
     connected = Flag()
     store_of(runtime).listen(lambda *_: connected.set())
     await connected.arrived()
-    assert runtime.keeper is not None
-    runtime.keeper.start()
-    await until(lambda: runtime.keeper is not None and runtime.keeper.leases.missed > 0)  # it listens as well
+    assert runtime.worker is not None
+    runtime.worker.start()
+    await until(lambda: runtime.worker is not None and runtime.worker.leases.missed > 0)  # it listens as well
 
 
 def test_a_cancel_that_a_server_has_told_of_is_not_looked_for(postgres_url: str) -> None:
@@ -137,10 +151,10 @@ def test_a_cancel_that_a_server_has_told_of_is_not_looked_for(postgres_url: str)
         agent, _ = on(here, [Stall()]), on(there, "OK.")
         await listening(here)
         run = agent.start("go", run_id="r1")
-        await run.open()
-        await run.admitted()
+        await run.begin()
+        await wait_admitted(local_run(run))
         assert await there.cancel(run_id="r1", by="ada") == {"r1": CancelOutcome.requested}
-        await run.ended()
+        await probe(run).ended()
         stored = await check_stored(here, "r1", RunStatus.cancelled, CancelCause.user)
         assert stored.receipt is not None
         assert stored.receipt.by == "ada"
@@ -160,18 +174,17 @@ def test_a_notification_that_the_runs_row_does_not_know_stops_nothing(postgres_u
             agent, _ = on(here, [Reach(going), Stall()]), on(there)
             await listening(here)
             run = agent.start("go", run_id="r1")
-            await run.open()
+            await run.begin()
             await going.arrived()
-            assert run.tenure is not None
             store_of(here).listen(lambda names: told.set() if names == ["r1"] else None)
-            forged = dump_notice("r1", run.tenure.owner, CancelRequest.make(by="mallory", reason="because I can"))
+            forged = dump_notice("r1", leased(run).owner, CancelRequest.make(by="mallory", reason="because I can"))
             with psycopg.connect(postgres_url, autocommit=True) as admin:
                 admin.execute("SELECT pg_notify(%s, %s)", (notifications.CHANNEL, forged))
                 await told.arrived()  # that somebody should look is all that was passed on
-                assert not run.is_cancelling
+                assert not probe(run).is_cancelling
                 assert await there.cancel(run_id="r1", by=by) == {"r1": CancelOutcome.requested}
                 admin.execute("SELECT pg_notify(%s, %s)", (notifications.CHANNEL, forged))
-            await run.ended()
+            await probe(run).ended()
             stored = await check_stored(there, "r1", RunStatus.cancelled, CancelCause.user)
             assert stored.receipt is not None
             assert (stored.receipt.by, stored.receipt.reason) == (by, None)
@@ -191,18 +204,18 @@ def test_a_cancel_that_was_heard_of_and_then_lost_with_the_server_is_told_to_it_
             agent, _ = on(here, [Reach(going), Stall()]), on(there)
             await listening(here)
             run = agent.start("go", run_id="r1")
-            await run.open()
+            await run.begin()
             await going.arrived()
-            assert run.tenure is not None
             request = CancelRequest.make(by="ada", mode="after_turn")
             with psycopg.connect(postgres_url, autocommit=True) as admin:
                 admin.execute(
-                    "SELECT pg_notify(%s, %s)", (notifications.CHANNEL, dump_notice("r1", run.tenure.owner, request))
+                    "SELECT pg_notify(%s, %s)",
+                    (notifications.CHANNEL, dump_notice("r1", leased(run).owner, request)),
                 )
             await changed_to(there, "r1", lambda record: record.status is RunStatus.cancelling)
             assert [entry.request for entry in await store_of(there).cancel_log(Selection("r1"), 9)] == [request]
             run.cancel()
-            await run.ended()
+            await probe(run).ended()
 
     play(main)
 
@@ -219,7 +232,7 @@ def test_a_cancel_of_a_run_that_was_taken_up_is_heard_at_once(url: str) -> None:
         again = await agent.resume_run(run.run_id, {result.interrupts[0].id: True})
         await going.arrived()
         assert await there.cancel(run_id=run.run_id) == {run.run_id: CancelOutcome.requested}
-        await again.ended()
+        await probe(again).ended()
         await check_stored(here, run.run_id, RunStatus.cancelled, CancelCause.user)
         for runtime in (here, there):
             await runtime.close()
@@ -241,8 +254,8 @@ def test_a_cancel_is_not_heard_by_a_run_of_that_id_in_another_schema_of_the_same
             store_of(there).listen(lambda names: told.set() if names == ["r1"] else None)  # told after the keeper
             runs = [agent.start("go", run_id="r1") for agent in agents]
             for run in runs:
-                await run.open()
-                await run.admitted()
+                await run.begin()
+                await wait_admitted(local_run(run))
             assert await other.cancel(run_id="r1") == {"r1": CancelOutcome.requested}
             assert (await runs[0].result()).status is RunStatus.cancelled
             await told.arrived()
@@ -253,8 +266,8 @@ def test_a_cancel_is_not_heard_by_a_run_of_that_id_in_another_schema_of_the_same
 
 async def deaf(runtime: Runtime) -> None:
     """From here on it hears of nothing."""
-    assert runtime.keeper is not None
-    await runtime.keeper.close()
+    assert runtime.worker is not None
+    await runtime.worker.close()
 
 
 def test_a_run_that_was_answered_and_has_ended_elsewhere_is_not_cancelled_here(url: str) -> None:
@@ -293,7 +306,7 @@ def test_a_cancel_of_a_paused_run_is_not_acknowledged_while_the_store_is_away(ur
             assert answered.status is RunStatus.completed
             assert till.did == ["all"]
             store.away = False
-            await run.ended()
+            await probe(run).ended()
             assert (await run.result()).status is RunStatus.completed
             await check_stored(there, run.run_id, RunStatus.completed)
         finally:
@@ -329,7 +342,7 @@ def test_a_cancel_of_a_run_that_is_about_to_be_paused_is_not_acknowledged_alone(
         here, there = Runtime(store), Runtime(SQLStore(url))
         try:
             run = on(here, DELETE, tools=till.tools).start("go", run_id="r1")
-            await run.open()
+            await run.begin()
             await store.stored.arrived()
             interrupts = (await found(there, "r1")).interrupts
             if away:
@@ -341,7 +354,7 @@ def test_a_cancel_of_a_run_that_is_about_to_be_paused_is_not_acknowledged_alone(
             await on(there, "Done.", tools=till.tools).continue_run("r1", {interrupts[0].id: True})
             assert await here.cancel(run_id="r1") == {"r1": CancelOutcome.already_finished}
             store.arrives.set()
-            await run.ended()
+            await probe(run).ended()
             assert (await run.result()).status is RunStatus.completed
             await check_stored(there, "r1", RunStatus.completed)
         finally:
@@ -365,7 +378,7 @@ def test_a_paused_run_that_was_asked_here_alone_is_not_acknowledged_as_asked(url
                 await here.cancel(run_id=run.run_id)
             await on(there, "Done.", tools=till.tools).continue_run(run.run_id, {result.interrupts[0].id: True})
             store.away = False
-            await run.ended()
+            await probe(run).ended()
             assert (await run.result()).status is RunStatus.completed
         finally:
             await here.close()
@@ -392,7 +405,7 @@ def test_a_run_that_is_held_here_is_stopped_at_once_though_the_store_is_away(url
         here, there = Runtime(store, settle_seconds=0.2), Runtime(SQLStore(url))
         try:
             run = on(here, Call("work"), tools=[work]).start("go", run_id="r1")
-            await run.open()
+            await run.begin()
             await entered.arrived()
             store.away = True
             outcomes = await here.cancel(run_id="r1", by="ada")
@@ -404,7 +417,7 @@ def test_a_run_that_is_held_here_is_stopped_at_once_though_the_store_is_away(url
                 await here.cancel(all=True)
             assert (await found(there, "r1")).status is RunStatus.running
             store.away = False
-            await run.ended()
+            await probe(run).ended()
             stored = await check_stored(there, "r1", RunStatus.cancelled, CancelCause.user)
             assert stored.receipt is not None
             assert stored.receipt.by == "ada"
@@ -421,12 +434,12 @@ def test_a_store_that_takes_long_does_not_keep_the_answer(url: str) -> None:
         here = Runtime(store, settle_seconds=0.05)
         try:
             run = on(here, [Stall()]).start("go", run_id="r1")
-            await run.open()
+            await run.begin()
             store.delay = 1.0
             outcomes = await here.cancel(run_id="r1")
             assert (outcomes, outcomes.stored) == ({"r1": CancelOutcome.requested}, False)
             store.delay = 0.0
-            await run.ended()
+            await probe(run).ended()
         finally:
             await here.close()
 
@@ -445,7 +458,7 @@ def test_whoever_is_slower_to_answer_shows_nothing_of_the_run(url: str) -> None:
             third = Runtime(Overtaken(url, before))
             run, result = await paused(on(here, DELETE, tools=till.tools), session_id="s")
             answers = {result.interrupts[0].id: True}
-            with pytest.raises(NotContinuableError, match="quicker"):
+            with pytest.raises(NotContinuableError, match="just now|quicker"):
                 await on(third, "Done.", tools=till.tools).continue_run(run.run_id, answers)
             assert seen == [[]]
             assert not third.runs
@@ -463,7 +476,7 @@ def test_a_cancel_that_the_keeper_was_quicker_to_bring_is_the_first_all_the_same
         reached = Flag()
         agent = on(here, [Reach(reached), Stall()])
         store.run = agent.start("go", run_id="r")
-        await store.run.open()
+        await store.run.begin()
         await reached.arrived()
         assert await here.cancel(run_id="r", by="ann") == {"r": CancelOutcome.requested}
         assert await here.cancel(run_id="r") != {"r": CancelOutcome.requested}
@@ -486,7 +499,7 @@ def test_an_answer_is_not_given_to_a_later_question(url: str, local: bool) -> No
             mine = on(here, DELETE, tools=till.tools)
             run, result = await paused(mine if local else on(other, DELETE, tools=till.tools), session_id="s")
             answers = {result.interrupts[0].id: True}
-            with pytest.raises(NotContinuableError, match="quicker"):
+            with pytest.raises(NotContinuableError, match="just now|quicker"):
                 await mine.continue_run(run.run_id, answers)
             record = await found(there, run.run_id)
             assert record.status is RunStatus.paused
@@ -533,8 +546,8 @@ def test_a_paused_run_that_is_cancelled_here_and_ended_by_the_store_has_one_end(
             await asyncio.wrap_future(portal.submit(nothing))  # it has begun
             store.says.set()
             assert (await run.result()).status is RunStatus.cancelled
-            await run.ended()
-            assert [event.event for event in run.journal.events][-1:] == [RunEvent.run_cancelled]
+            await probe(run).ended()
+            assert [event.event for event in probe(run).events][-1:] == [RunEvent.run_cancelled]
             await check_stored(here, "r1", RunStatus.cancelled, CancelCause.user)
         finally:
             await here.close()
@@ -573,12 +586,12 @@ def test_a_run_that_was_lost_before_its_prompt_was_written_has_a_result(url: str
         async with runtimes(url, 1, LEASE) as (there,):
             on(there)
             run = on(here, [Stall()]).start("go", session_id="s")
-            await run.open()
+            await run.begin()
             await ended(there, run.run_id)
             store.away = False
             result = await run.result()
             assert (result.status, result.messages, result.message.content) == (RunStatus.cancelled, [], [])
-            assert await store_of(there).load(run.session.key) == []
+            assert await store_of(there).load(local_run(run).session.key) == []
         await here.close()
 
     play(main)

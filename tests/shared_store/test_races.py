@@ -9,6 +9,7 @@ import random
 from andon import CancelCause, CancelOutcome, RunResult, RunStatus, Runtime
 from andon.errors import AnswersError, NotContinuableError
 from andon.models.scripted import Pause, Say
+from andon.testing import probe
 from tests.shared_store.keeping import check_stored, ended, on, runtimes, store_of, stored_events
 from tests.support import Flag, paused, play
 from tests.support.till import DELETE, Till
@@ -28,9 +29,9 @@ async def _race(here: Runtime, there: Runtime, number: int, dice: random.Random)
 
     async def invoke() -> RunResult:
         run = agent.start("go", run_id=run_id, session_id=f"s{number % 17}", on_busy="queue")
-        await run.open()
+        await run.begin()
         known.set()
-        await run.attend()
+        await probe(run).settled()
         return await run.result()
 
     known = Flag()
@@ -66,13 +67,13 @@ def test_a_cancel_here_and_one_elsewhere(url: str) -> None:
             on(there)
             for number in range(10):
                 run = on(here, [Say("One "), Pause(60)]).start("go", run_id=f"r{number}")
-                await run.open()
+                await run.begin()
                 told = await asyncio.gather(
                     there.cancel(run_id=run.run_id, by="there"), here.cancel(run_id=run.run_id, by="here")
                 )
                 assert any(answer[run.run_id] for answer in told), told
                 result = await run.result()
-                await run.ended()
+                await probe(run).ended()
                 assert result.receipt is not None
                 record = await check_stored(there, run.run_id, RunStatus.cancelled, CancelCause.user)
                 assert record.receipt == result.receipt
@@ -105,7 +106,7 @@ def test_an_answer_against_a_cancel_from_elsewhere(url: str) -> None:
                     assert isinstance(going_on, NotContinuableError | AnswersError), going_on
                 else:
                     assert going_on.status is record.status
-                await run.ended()
+                await probe(run).ended()
                 assert run.status is record.status
                 cause = CancelCause.user if record.status is RunStatus.cancelled else None
                 await check_stored(there, run.run_id, record.status, cause)

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from andon import Agent, Budget, CancelCause, CancelOutcome, Deny, RunStatus, Runtime, ToolContext, tool
+from andon.core.run.handle import local_run
 from andon.errors import AnswersError
 from andon.messages import Usage
 from andon.models.scripted import Call, ScriptedModel, Spend, Turn
+from andon.testing import probe
 from tests.shared_store.keeping import check_stored, ended, on, runtimes
 from tests.support import paused, play
 from tests.support.till import DELETE, LOOK, PAY, Till
@@ -27,14 +29,16 @@ def test_what_a_run_had_left_is_what_it_has_left(url: str) -> None:
         async with runtimes(url, 1) as (after,):
             agent = on(after, LOOK, LOOK, tools=till.tools)
             again = await agent.resume_run(run.run_id, {result.interrupts[0].id: True})
-            assert again.limits.timeout is not None
-            assert 0 < again.limits.timeout < 100
-            assert again.budget_left() is not None
+            assert local_run(again).limits.timeout is not None
+            timeout = local_run(again).limits.timeout
+            assert timeout is not None
+            assert 0 < timeout < 100
+            assert probe(again).budget_left is not None
             done = await again.result()
             assert till.did == ["looked", "all", "looked"]
             assert (done.stop_reason, done.metadata) == ("max_turns", {"why": "a test"})
-            assert (again.budget_left() or Budget()).tool_calls == 0
-            assert ((again.budget_left() or Budget()).tokens or 0) <= 35
+            assert (probe(again).budget_left or Budget()).tool_calls == 0
+            assert ((probe(again).budget_left or Budget()).tokens or 0) <= 35
             assert done.usage.input_tokens is None or done.usage.input_tokens >= 10
             await check_stored(after, run.run_id, RunStatus.completed)
 
@@ -108,8 +112,8 @@ def test_the_cancel_of_a_run_reaches_the_sub_agent_that_asked(url: str, taken_up
                 again = await agent.resume_run(run.run_id, {result.interrupts[0].id: True})
                 assert again.cancel() is CancelOutcome.requested
                 assert (await again.result()).status is RunStatus.cancelled
-                await again.ended()
-            assert after.keeper is not None
+                await probe(again).ended()
+            assert after.worker is not None
             await after.cancel(run_id=run.run_id)
             await check_stored(after, run.run_id, RunStatus.cancelled, CancelCause.user)
             await ended(after, f"{run.run_id}.c")  # by whoever looks for what nobody ends, and that may be the keeper

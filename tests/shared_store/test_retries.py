@@ -62,7 +62,7 @@ def test_of_two_processes_that_go_on_with_one_new_id_one_makes_the_run(url: str)
             for old in OLD:
                 reached = Flag()
                 run = on(here, ["Once upon", Reach(reached), Stall()]).start("go", session_id=old, run_id=old)
-                await run.open()
+                await run.begin()
                 await reached.arrived()
                 await run.cancel_and_wait()
             one, other = await asyncio.to_thread(_race, url)

@@ -12,9 +12,11 @@ import httpx
 import pytest
 
 from andon import Agent, Run, RunStatus, Runtime
+from andon.core.run.handle import local_run
 from andon.errors import StoreError
 from andon.models.scripted import Call, ScriptedModel, Stall
 from andon.server import create_app
+from andon.testing import probe
 from tests.shared_store.keeping import LONG, Shaky
 from tests.support import Flag, play, until
 from tests.support.till import Till
@@ -56,7 +58,7 @@ def test_the_holder_answers_202_until_the_store_knows(url: str) -> None:
                 told = {"run_id": "r1", "outcome": outcome, "status": "CANCELLING", "stored": False}
                 assert answer.json() == told
             store.away = False
-            await run.ended()
+            await probe(run).ended()
             answer = await client.post("/agents/works/runs/r1/cancel")
             assert (answer.status_code, "stored" in answer.json()) == (200, False)
 
@@ -67,7 +69,7 @@ def test_a_run_that_waits_for_a_person_is_a_503_however_often_one_asks(url: str)
     async def main() -> None:
         async with served(url, "asks") as (client, store, runtime):
             run = await begun(client, runtime, "asks", run_id="r1")
-            await until(lambda: run.is_paused)
+            await until(lambda: probe(run).is_paused)
             store.away = True
             for _ in range(3):
                 assert (await client.post("/agents/asks/runs/r1/cancel")).status_code == 503
@@ -110,14 +112,16 @@ def test_the_kill_switch_asks_all_runs_here_before_it_asks_a_store(url: str, blo
             silence = Silence(store)
             cancelling = asyncio.create_task(client.post("/runs/cancel", json={"user_id": "ada", "block": block}))
             await silence.reached.arrived()
-            assert [run.signal.request is not None for run in runs] == [True, True]
+            assert [local_run(run).signal.request is not None for run in runs] == [True, True]
             if block:  # it is not blocked yet
                 runs.append(await begun(client, runtime, "idle"))
             silence.over.set()
             answer = await cancelling
             assert answer.status_code == 503
             assert f"runs of this process were asked to stop: {len(runs)};" in answer.json()["detail"]
-            assert all(run.signal.request is not None for run in runs), "also the one that was quicker than the block"
+            assert all(local_run(run).signal.request is not None for run in runs), (
+                "also the one that was quicker than the block"
+            )
 
     play(main)
 

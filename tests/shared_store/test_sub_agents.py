@@ -19,7 +19,8 @@ from andon.errors import SetupError, StoreError, SubAgentLostError
 from andon.messages import Message, ToolResult
 from andon.models.scripted import Call, ScriptedModel, Turn
 from andon.store.sql import SQLStore
-from tests.shared_store.keeping import LONG, check_stored, ended, found, on, runtimes, store_of, stored_events
+from andon.testing import probe
+from tests.shared_store.keeping import LONG, check_stored, ended, found, leased, on, runtimes, store_of, stored_events
 from tests.support import Flag, paused, play, until
 from tests.support.till import DELETE, PAY, Till
 
@@ -129,7 +130,7 @@ def test_a_child_can_be_cancelled_by_its_own_agent(url: str) -> None:
             assert child is not None
             assert young.cancel_run("r") is CancelOutcome.unknown, "which is not its own"
             assert young.cancel_run("r.c", "not needed") is CancelOutcome.requested
-            await child.ended()
+            await probe(child).ended()
             await check_stored(runtime, "r.c", RunStatus.cancelled, CancelCause.user)
             again = await young.continue_run("r.c")
             assert again.status is RunStatus.paused, "it goes on where it was cut, and asks once more"
@@ -272,11 +273,11 @@ def test_a_child_that_is_at_work_elsewhere_is_waited_for(url: str) -> None:
             await working.arrived()
             old, _ = family(third, [pack], "Never said.", "So.")
             parent = await old.resume_run("r", yes(result.interrupts))
-            keeper = third.keeper
+            keeper = third.worker
             assert keeper is not None
-            await until(lambda: "r.c" in keeper.news.run_ids)  # it waits for the child
+            await until(lambda: "r.c" in keeper.link.news.run_ids)  # it waits for the child
             go.set()
-            await child.ended()
+            await probe(child).ended()
             result = await parent.result()
             assert (result.status, result.content, did) == (RunStatus.completed, "So.", ["packed"])
             assert result.messages[2].tool_results[0].content == "I have packed."
@@ -458,12 +459,11 @@ def test_what_waits_below_a_run_that_another_worker_has_is_left_to_that_one(url:
             old = on(after, "So.", name="Old", tools=[young.as_tool()], hooks=[door])
             run = await old.resume_run("r", yes(result.interrupts))
             await door.reached.arrived()
-            assert run.tenure is not None
-            lease = run.tenure.lease
+            lease = leased(run).lease
             assert lease is not None
-            assert run.tenure.waiting == ["r.c"]
+            assert leased(run)._waiting_children == ["r.c"]
             earlier = Lease("r", lease.epoch - 1)  # what a worker has from which the run was taken
-            assert not await run.tenure._cancel_children(earlier)
+            assert not await leased(run)._cancel_children(earlier)
             assert (await found(after, "r.c")).status is RunStatus.paused
             door.go.set()
             assert (await run.result()).status is RunStatus.completed

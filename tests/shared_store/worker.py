@@ -18,6 +18,7 @@ import msgspec
 from andon import Agent, Run, Runtime, ToolContext, tool
 from andon.models.scripted import Call, ScriptedModel, Stall, Turn
 from andon.store.sql import SQLStore
+from andon.testing import probe
 from tests.support import Do, Piece, forever
 from tests.support.till import DELETE, PAY, Till
 
@@ -88,13 +89,13 @@ def _print(*what: Any) -> None:
 
 async def _play(name: str, runtime: Runtime) -> None:
     run: Run = scene(name, runtime, lambda: _print("reached", name)).start("go", session_id=name, run_id=name)
-    await run.open()
-    await run.attend()
+    await run.begin()
+    await probe(run).settled()
     result = await run.result()
     if result.interrupts:
         _print("reached", name)
         return
-    _print("ended", name, result.status, result.receipt and result.receipt.cause, run.journal.events[-1].event)
+    _print("ended", name, result.status, result.receipt and result.receipt.cause, probe(run).events[-1].event)
 
 
 async def _main(url: str, lease: str, *names: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from andon import Agent, RunStatus, Runtime, SessionKey
 from andon.messages import user
 from andon.models.scripted import ScriptedModel
+from andon.testing import probe
 from tests.store.making import KEY, opened_any
 from tests.support import Silence, play
 
@@ -70,7 +71,7 @@ def test_a_history_has_the_records_and_the_messages_of_each_run(any_url: str) ->
             agent = Agent("Helper", ScriptedModel(silence, "Yes."), runtime=runtime)
             async with agent.start("First", session_id="s1", user_id="ada", run_id="r1") as run:
                 await silence.reached.arrived()
-                assert run.own_messages == [user("First")]
+                assert probe(run).own_messages == [user("First")]
                 await run.cancel_and_wait()
             await agent.invoke_async("Second", session_id="s1", user_id="ada", run_id="r2")
             history = await store.history(KEY)
@@ -79,7 +80,7 @@ def test_a_history_has_the_records_and_the_messages_of_each_run(any_url: str) ->
                 ("r2", RunStatus.completed),
             ]
             assert [message for _, messages in history for message in messages] == await store.load(KEY)
-            assert run.own_messages == history[0][1]
+            assert probe(run).own_messages == history[0][1]
             session = await store.find_session(KEY)
             assert session is not None
             assert session.created_at == history[0][0].created_at < session.updated_at
@@ -99,10 +100,10 @@ def test_a_run_that_waits_for_its_turn_has_added_nothing() -> None:
         async with agent.start("First") as first:
             await silence.reached.arrived()
             async with agent.start("Second", on_busy="queue") as second:
-                assert second.own_messages == []
-                assert first.own_messages == [user("First")]
+                assert probe(second).own_messages == []
+                assert probe(first).own_messages == [user("First")]
                 second.cancel()
                 await second.result()
-                assert [message.text for message in second.own_messages] == ["Second", "Cancelled by user"]
+                assert [message.text for message in probe(second).own_messages] == ["Second", "Cancelled by user"]
 
     play(main)

@@ -14,6 +14,7 @@ from andon.core.records import RunRecord
 from andon.messages import Text, ToolResult, user
 from andon.models.base import ModelRequest
 from andon.models.scripted import ScriptedModel, Turn
+from andon.testing import probe
 from andon.testing.validators import next_prompt_accepted, validate
 from tests.support.flags import Flag, until
 
@@ -105,7 +106,7 @@ def check_paused(run: Run, result: RunResult) -> None:
     assert result.stop_reason == "interrupt"
     assert result.run_id == run.run_id
     assert (result.receipt, result.error) == (None, None)
-    events = list(run.journal.events)
+    events = list(probe(run).events)
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert not [event for event in events if event.event in TERMINAL]
     assert events[-1].event is RunEvent.run_paused

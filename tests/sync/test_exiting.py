@@ -163,13 +163,13 @@ def test_sys_exit_in_a_signal_handler_is_not_held_up(tmp_path: Path, tool: str) 
     """As a SIGTERM handler does it, while the main thread waits in `agent.run`."""
     code = f"""
         import os, signal
-        from andon.core.run.run import Run
+        from andon import sync
         waited = []
-        attend = Run.attend_blocking
-        def noted(self, timeout=None):
+        wait = sync.wait_settled_blocking
+        def noted(run, timeout=None):
             waited.append(timeout)
-            return attend(self, timeout)
-        Run.attend_blocking = noted
+            return wait(run, timeout)
+        sync.wait_settled_blocking = noted
         agent = Agent("A", ScriptedModel(Call({tool!r})), tools=[swallows, blocks_the_loop],
                       runtime=Runtime(open_store(sys.argv[1])))
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

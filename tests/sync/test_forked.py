@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from andon import Agent, CancelOutcome, Run, RunStatus, Runtime
+from andon.core.run.handle import local_run
+from andon.core.run.waits import wait_result_blocking
 from andon.models.scripted import Call, ScriptedModel, Stall
 from tests.support import Flag, Reach, Worker, eventually
 from tests.support.till import DELETE, Till
@@ -73,7 +75,7 @@ def test_a_handle_of_the_parents_run_says_whose_it_is(going: tuple[Agent, Run, W
 
     def child() -> None:
         assert run.cancel() is CancelOutcome.already_finished
-        result = run.result_blocking()
+        result = wait_result_blocking(local_run(run))
         assert result.status is RunStatus.error
         assert "forked" in str(result.error)
 

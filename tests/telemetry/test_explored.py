@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from andon import Run, RunStatus, ToolContext, tool
+from andon.core.run.handle import local_run
 from andon.errors import AndonError, ModelError
 from andon.models.scripted import Call, Fail, Say, ScriptedModel, Spend
-from andon.testing import explore, reading
+from andon.testing import explore, probe, reading
 from tests.explorer import test_deadlines, test_families, test_people
 from tests.explorer.parts import (
     NEXT,
@@ -192,7 +193,7 @@ def check(runs: Sequence[Run]) -> None:
 
 def check_run(run: Run) -> None:
     """Each run has one span that tells its end, and each of its calls a span or a word on its turn's."""
-    result = run.make_result()
+    result = probe(run).result
     mine = [span for span in watch.spans if facts(span).get("andon.run.id") == run.run_id]
     spans = [span for span in mine if span.name.startswith("invoke_agent")]
     ends = [facts(span)["andon.run.status"] for span in spans]
@@ -208,8 +209,8 @@ def check_run(run: Run) -> None:
     told = [dict(event.attributes or {}) for span in turns for event in span.events]
     told += [facts(span) for span in watch.spans if span.parent is not None and span.parent.span_id in ids]
     known = {each.get("gen_ai.tool.call.id") for each in told}
-    if not run.is_paused:  # what waits for a person is told when it is known what became of it
-        calls = {call.call_id for call in run.settlement.tools}
+    if not probe(run).is_paused:  # what waits for a person is told when it is known what became of it
+        calls = {call.call_id for call in local_run(run).settlement.tools}
         assert calls <= known, f"of {calls - known} nothing is told"
 
 

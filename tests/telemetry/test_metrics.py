@@ -9,6 +9,7 @@ import threading
 from andon import RunEvent, Runtime, tool
 from andon.errors import ModelError
 from andon.models.scripted import Call, Fail, ScriptedModel, Spend, Stall
+from andon.testing import probe
 from tests.support import HANG
 from tests.telemetry.watching import Watch
 
@@ -41,7 +42,7 @@ def test_cancels_by_cause_and_what_they_took() -> None:
             async for event in run:
                 if event.event is RunEvent.run_content:
                     run.cancel()
-        receipt = run.make_result().receipt
+        receipt = probe(run).result.receipt
         assert receipt is not None
         return receipt.latency
 

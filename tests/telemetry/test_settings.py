@@ -14,6 +14,7 @@ from opentelemetry.trace import NoOpTracerProvider
 
 from andon import Agent, Telemetry
 from andon.agent.loop import Loop
+from andon.core.run.handle import local_run
 from andon.errors import ConfigurationError
 from andon.models.scripted import ScriptedModel
 from andon.telemetry.settings import CONTENT_VARIABLE
@@ -37,7 +38,7 @@ def hello(**options):
 
 
 def is_observed(agent: Agent) -> bool:
-    loop = agent.start("Hello")._work
+    loop = local_run(agent.start("Hello")).work
     assert isinstance(loop, Loop)
     return loop.observer is not None
 

@@ -34,6 +34,7 @@ from andon import (
 from andon.errors import ModelError
 from andon.models.base import ModelRequest, Sink
 from andon.models.scripted import Call, Fail, Item, ScriptedModel, Spend, Stall
+from andon.testing import probe
 from tests.support import HANG
 from tests.telemetry.watching import Complaints, Watch, facts
 
@@ -348,7 +349,7 @@ def test_a_cancelled_run_says_why_and_how_long_it_took(watch: Watch) -> None:
     model = ScriptedModel(["Well, ", Call("wait_for_ever"), Call("wait_for_ever")])
     agent = watch.agent("A", model, tools=[wait_for_ever], parallel_tools=False)
     asyncio.run(cancelled_at(run := agent.start("Go"), RunEvent.tool_call_started))
-    receipt = run.make_result().receipt
+    receipt = probe(run).result.receipt
     assert receipt is not None
     span, call = watch.one("invoke_agent A"), watch.one("execute_tool wait_for_ever")
     assert {name: value for name, value in facts(span).items() if name.startswith("andon.") and "id" not in name} == {
@@ -489,7 +490,7 @@ def test_a_run_that_was_lost_with_its_loop(watch: Watch) -> None:
     loop.close()
     assert watch.named("invoke_agent A") == []
     run.cancel()
-    assert run.attend_blocking(HANG)
+    assert probe(run).settled_blocking(HANG)
     for task in tasks:  # what asyncio would complain of: they can never go on
         task._log_destroy_pending = False  # type: ignore[attr-defined]
     del tasks, task

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from andon import Agent, Run, RunEvent, RunStatus, tool
+from andon.core.run.handle import local_run
 from andon.errors import InsideEventLoopError
 from andon.models.scripted import Call, ScriptedModel, Stall
-from andon.testing import Cancel, explore, reading, virtual_run
+from andon.testing import Cancel, explore, probe, reading, virtual_run
 from andon.testing.explorer import Kind
 from tests.testing.explorable import found, hello, raising, sound, sound_stream
 
@@ -44,7 +45,7 @@ def test_two_explorations_are_alike() -> None:
         seen: list[str] = []
 
         def note(runs: Sequence[Run]) -> None:
-            seen.append(" ".join(event.event for run in runs for event in run.journal.events))
+            seen.append(" ".join(event.event for run in runs for event in probe(run).events))
 
         return seen, explore(sound_stream, check=note).steps
 
@@ -65,7 +66,7 @@ def test_every_cancel_comes_at_a_step_of_its_own() -> None:
     ends: list[str] = []
 
     def note(runs: Sequence[Run]) -> None:
-        lengths.append(len(runs[0].journal.events))
+        lengths.append(len(local_run(runs[0]).journal.events))
         ends.append(runs[0].status.name)
 
     explore(sound, inject="cancel", check=note).raise_for_problems()

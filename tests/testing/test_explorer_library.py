@@ -15,7 +15,11 @@ from andon.agent.turn import Turn as ModelTurn
 from andon.core.cord import Cord
 from andon.core.journal import Journal
 from andon.core.receipt import CancelRequest, Receipt
+from andon.core.run import ending
+from andon.core.run.ending import EndingRun
+from andon.core.run.run import LocalRun
 from andon.core.run.stream import EventStream
+from andon.core.run.waits import wait_settled
 from andon.core.session import OnBusy, Place, Session
 from andon.core.signal import CancelSignal
 from andon.core.steps import Step
@@ -128,7 +132,7 @@ def test_a_prompt_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Session.enter
 
     def enter(self: Session, place: Place, on_busy: OnBusy) -> None:
-        if place.run.session.messages:
+        if self.messages:
             raise SessionBusyError("never again", run_id="none")
         original(self, place, on_busy)
 
@@ -186,27 +190,27 @@ def test_a_line_behind_a_paused_run() -> None:
 
 
 def test_a_place_without_a_bequest_behind_a_paused_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session, "bequeath", lambda self, place, write: not place.granted)
+    monkeypatch.setattr(Session, "defer_write", lambda self, place, write: not place.granted)
     found(explore_pause(), "its session still has a line of [12]")
 
 
 def test_a_place_that_is_given_away_with_its_bequest(monkeypatch: pytest.MonkeyPatch) -> None:
-    def bequeath(self: Session, place: Place, write: object) -> bool:
+    def defer_write(self: Session, place: Place, write: object) -> bool:
         if not place.granted:
             self._places.remove(place)
         return not place.granted
 
-    monkeypatch.setattr(Session, "bequeath", bequeath)
+    monkeypatch.setattr(Session, "defer_write", defer_write)
     found(explore_pause(), "run [23]: the store has no record of the run")
 
 
 def test_a_bequest_that_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def pass_on(self: Run) -> None:
-        assert self._place is not None
-        self.session.leave(self._place)
-        self._place = None
+    async def pass_on(run: EndingRun) -> None:
+        assert run.place is not None
+        run.session.leave(run.place)
+        run.place = None
 
-    monkeypatch.setattr(Run, "_pass_on", pass_on)
+    monkeypatch.setattr(ending, "pass_on", pass_on)
     found(explore_pause(), "its session still has a line of [12]")
 
 
@@ -263,15 +267,13 @@ def test_the_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_hosts_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Run.attend
-
-    async def soothing(self: Run) -> None:
+    async def soothing(run: LocalRun) -> None:
         try:
-            await original(self)
+            await wait_settled(run)
         except asyncio.CancelledError:
             pass
 
-    monkeypatch.setattr(Run, "attend", soothing)
+    monkeypatch.setattr("andon.agent.agent.wait_settled", soothing)
     found(explore(sound, inject="host"), "the host's cancellation was swallowed")
 
 

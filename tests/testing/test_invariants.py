@@ -27,9 +27,11 @@ from andon import (
     tool,
 )
 from andon.core.receipt import ToolReceipt
+from andon.core.run.handle import local_run
+from andon.core.run.waits import make_result
 from andon.messages import Text, ToolResult
 from andon.models.scripted import Call, Say, ScriptedModel
-from andon.testing import virtual_run
+from andon.testing import probe, virtual_run
 from andon.testing.invariants import (
     check_calls,
     check_cancelled,
@@ -92,7 +94,7 @@ async def _pause() -> Run:
 
 
 def own(run: Run) -> list[Message]:
-    return run.settlement.messages
+    return local_run(run).settlement.messages
 
 
 def only(problems: Iterator[str], pattern: str) -> None:
@@ -105,18 +107,18 @@ def only(problems: Iterator[str], pattern: str) -> None:
 def index(run: Run, kind: RunEvent, call_id: str | None = None) -> int:
     return next(
         n
-        for n, event in enumerate(run.journal.events)
+        for n, event in enumerate(probe(run).events)
         if event.event is kind and (call_id is None or (event.tool is not None and event.tool.call_id == call_id))
     )
 
 
 def test_sound_runs_are_sound(cancelled: Run, completed: Run) -> None:
-    assert [*check_run(cancelled), *check_run(completed)] == []
+    assert [*check_run(local_run(cancelled)), *check_run(local_run(completed))] == []
     assert (cancelled.status, completed.status) == (RunStatus.cancelled, RunStatus.completed)
 
 
 def test_a_sound_pause_is_sound(paused: Run) -> None:
-    assert list(check_run(paused)) == []
+    assert list(check_run(local_run(paused))) == []
     assert paused.status is RunStatus.paused
 
 
@@ -124,19 +126,23 @@ def test_a_run_that_has_not_ended() -> None:
     async def main() -> list[str]:
         async with Agent("A", ScriptedModel(Say("Hello there.", pace=1))).start("Go") as run:
             await asyncio.sleep(0.5)
-            return list(check_run(run))
+            return list(check_run(local_run(run)))
 
     assert virtual_run(main()) == ["the run has not ended: it is running, in phase streaming"]
 
 
 def test_a_run_without_a_result(cancelled: Run) -> None:
-    cancelled._settlement = None
-    only(check_run(cancelled), "the run has no result: AssertionError")
+    ending = local_run(cancelled).ending
+    assert ending is not None
+    ending.settlement = None
+    only(check_run(local_run(cancelled)), "the run has no result: AssertionError")
 
 
 def test_a_receipt_without_a_cancel(completed: Run, cancelled: Run) -> None:
-    completed._receipt = cancelled._receipt
-    only(check_run(completed), "the run is completed and has a receipt of a cancel|different receipts")
+    ending = local_run(completed).ending
+    assert ending is not None
+    ending.receipt = local_run(cancelled).receipt
+    only(check_run(local_run(completed)), "the run is completed and has a receipt of a cancel|different receipts")
 
 
 # -- a pause ----------------------------------------------------------------------------------------------------------
@@ -160,32 +166,35 @@ def asking(event: Event, call_id: str) -> Event:
     ],
 )
 def test_pauses(paused: Run, tamper: Callable[[list[Event]], list[Event]], pattern: str) -> None:
-    only(check_paused(paused, paused.make_result(), tamper(paused.journal.events)), pattern)
+    only(check_paused(local_run(paused), probe(paused).result, tamper(probe(paused).events)), pattern)
 
 
 def test_a_pause_whose_readers_are_not_told(paused: Run) -> None:
-    paused.journal.resting = False
-    only(check_run(paused), "its readers don't end there")
+    local_run(paused).journal.resting = False
+    only(check_run(local_run(paused)), "its readers don't end there")
 
 
 def test_a_pause_whose_readers_are_told_of_an_end(paused: Run) -> None:
-    paused.journal.closed = True
-    only(check_run(paused), "the run is paused, but its readers are not told so")
+    local_run(paused).journal.closed = True
+    only(check_run(local_run(paused)), "the run is paused, but its readers are not told so")
 
 
 def test_a_pause_with_the_result_of_something_else(paused: Run) -> None:
-    result = replace(paused.make_result(), stop_reason=StopReason.end_turn)
-    only(check_paused(paused, result, paused.journal.events), "its result says")
+    result = replace(probe(paused).result, stop_reason=StopReason.end_turn)
+    only(check_paused(local_run(paused), result, probe(paused).events), "its result says")
 
 
 def test_two_pauses_without_an_answer_in_between(paused: Run) -> None:
-    events = paused.journal.events
-    only(check_events(paused, [*events, events[-1]]), "pauses and continuations must take turns|sequence numbers")
+    events = probe(paused).events
+    only(
+        check_events(local_run(paused), [*events, events[-1]]),
+        "pauses and continuations must take turns|sequence numbers",
+    )
 
 
 def test_a_call_that_was_not_asked_about_starts_once(completed: Run) -> None:
-    start = completed.journal.events[index(completed, RunEvent.tool_call_started)]
-    only(check_calls(own(completed), [start, *completed.journal.events]), "started 2 times")
+    start = local_run(completed).journal.events[index(completed, RunEvent.tool_call_started)]
+    only(check_calls(own(completed), [start, *local_run(completed).journal.events]), "started 2 times")
 
 
 # -- events -----------------------------------------------------------------------------------------------------------
@@ -202,7 +211,7 @@ def test_a_call_that_was_not_asked_about_starts_once(completed: Run) -> None:
     ],
 )
 def test_events(completed: Run, tamper: Callable[[list[Event]], list[Event]], pattern: str) -> None:
-    only(check_events(completed, tamper(completed.journal.events)), pattern)
+    only(check_events(local_run(completed), tamper(local_run(completed).journal.events)), pattern)
 
 
 @pytest.mark.parametrize(
@@ -215,13 +224,18 @@ def test_events(completed: Run, tamper: Callable[[list[Event]], list[Event]], pa
     ],
 )
 def test_terminal_events(completed: Run, change: dict[str, Any], pattern: str) -> None:
-    events = completed.journal.events
-    only(check_result(completed, completed.make_result(), [*events[:-1], replace(events[-1], **change)]), pattern)
+    events = local_run(completed).journal.events
+    only(
+        check_result(
+            local_run(completed), make_result(local_run(completed)), [*events[:-1], replace(events[-1], **change)]
+        ),
+        pattern,
+    )
 
 
 def test_readers_that_are_not_told(completed: Run) -> None:
-    completed.journal.closed = False
-    only(check_run(completed), "the run has ended, but its readers are not told so")
+    local_run(completed).journal.closed = False
+    only(check_run(local_run(completed)), "the run has ended, but its readers are not told so")
 
 
 @pytest.mark.parametrize(
@@ -237,8 +251,8 @@ def test_readers_that_are_not_told(completed: Run) -> None:
     ],
 )
 def test_results(cancelled: Run, change: dict[str, Any], pattern: str) -> None:
-    result = replace(cancelled.make_result(), **change)
-    only(check_result(cancelled, result, cancelled.journal.events), pattern)
+    result = replace(probe(cancelled).result, **change)
+    only(check_result(local_run(cancelled), result, probe(cancelled).events), pattern)
 
 
 # -- tools ------------------------------------------------------------------------------------------------------------
@@ -281,7 +295,7 @@ def test_results(cancelled: Run, change: dict[str, Any], pattern: str) -> None:
     ],
 )
 def test_tool_events(cancelled: Run, kind: RunEvent, call_id: str, change: dict[str, Any], pattern: str) -> None:
-    events = list(cancelled.journal.events)
+    events = list(probe(cancelled).events)
     at = index(cancelled, kind, call_id)
     view = events[at].tool
     assert view is not None
@@ -290,7 +304,7 @@ def test_tool_events(cancelled: Run, kind: RunEvent, call_id: str, change: dict[
 
 
 def test_a_tool_event_of_the_wrong_kind(cancelled: Run) -> None:
-    events = list(cancelled.journal.events)
+    events = list(probe(cancelled).events)
     at = index(cancelled, RunEvent.tool_call_completed)
     events[at] = replace(events[at], event=RunEvent.tool_call_error)
     found = list(check_calls(own(cancelled), events))
@@ -299,10 +313,10 @@ def test_a_tool_event_of_the_wrong_kind(cancelled: Run) -> None:
 
 
 def test_a_call_that_failed_though_it_never_began(cancelled: Run) -> None:
-    end = cancelled.journal.events[index(cancelled, RunEvent.tool_call_completed)]
+    end = probe(cancelled).events[index(cancelled, RunEvent.tool_call_completed)]
     assert end.tool is not None
     failed = replace(end, event=RunEvent.tool_call_error, tool=replace(end.tool, outcome=ToolOutcome.failed))
-    told = [failed if event is end else event for event in cancelled.journal.events]
+    told = [failed if event is end else event for event in probe(cancelled).events]
     events = [event for event in told if event.event is not RunEvent.tool_call_started]
     found = list(check_calls(own(cancelled), events))
     assert any("failed, though it never started" in problem for problem in found), found
@@ -310,7 +324,7 @@ def test_a_call_that_failed_though_it_never_began(cancelled: Run) -> None:
 
 def test_a_call_that_starts_or_ends_twice(cancelled: Run) -> None:
     for kind in (RunEvent.tool_call_started, RunEvent.tool_call_completed):
-        events = list(cancelled.journal.events)
+        events = list(probe(cancelled).events)
         events.append(events[index(cancelled, kind)])
         only(
             check_calls(own(cancelled), events),
@@ -319,7 +333,7 @@ def test_a_call_that_starts_or_ends_twice(cancelled: Run) -> None:
 
 
 def test_a_cancelled_call_whose_result_does_not_say_so(cancelled: Run) -> None:
-    events = list(cancelled.journal.events)
+    events = list(probe(cancelled).events)
     at = index(cancelled, RunEvent.tool_call_cancelled)
     view = events[at].tool
     assert view is not None
@@ -336,7 +350,7 @@ def _quiet(block: Any) -> Any:
 
 
 def changed_receipt(run: Run, **change: Any) -> RunResult:
-    result = run.make_result()
+    result = probe(run).result
     assert result.receipt is not None
     return replace(result, receipt=replace(result.receipt, **change))
 
@@ -358,31 +372,34 @@ def changed_receipt(run: Run, **change: Any) -> RunResult:
 )
 def test_receipts(cancelled: Run, change: dict[str, Any], pattern: str) -> None:
     result = changed_receipt(cancelled, **change)
-    only(check_cancelled(cancelled, result, own(cancelled), cancelled.journal.events), pattern)
+    only(check_cancelled(local_run(cancelled), result, own(cancelled), probe(cancelled).events), pattern)
 
 
 def test_no_receipt(cancelled: Run) -> None:
-    result = replace(cancelled.make_result(), receipt=None)
-    only(check_cancelled(cancelled, result, own(cancelled), cancelled.journal.events), "and has no receipt")
+    result = replace(probe(cancelled).result, receipt=None)
+    only(check_cancelled(local_run(cancelled), result, own(cancelled), probe(cancelled).events), "and has no receipt")
 
 
 def test_no_marker(cancelled: Run) -> None:
-    result = replace(cancelled.make_result(), message=Message("assistant", [Text("Hm")]))
+    result = replace(probe(cancelled).result, message=Message("assistant", [Text("Hm")]))
     only(
-        check_cancelled(cancelled, result, own(cancelled), cancelled.journal.events),
+        check_cancelled(local_run(cancelled), result, own(cancelled), probe(cancelled).events),
         "must end with 'Cancelled by user'",
     )
 
 
 def test_no_cancel_requested(cancelled: Run) -> None:
-    events = [event for event in cancelled.journal.events if event.event is not RunEvent.cancel_requested]
-    only(check_cancelled(cancelled, cancelled.make_result(), own(cancelled), events), "must be one cancel_requested")
+    events = [event for event in probe(cancelled).events if event.event is not RunEvent.cancel_requested]
+    only(
+        check_cancelled(local_run(cancelled), probe(cancelled).result, own(cancelled), events),
+        "must be one cancel_requested",
+    )
 
 
 def test_news_after_the_cancel(cancelled: Run) -> None:
-    events = [*cancelled.journal.events, cancelled.journal.events[index(cancelled, RunEvent.run_content)]]
+    events = [*probe(cancelled).events, probe(cancelled).events[index(cancelled, RunEvent.run_content)]]
     only(
-        check_cancelled(cancelled, cancelled.make_result(), own(cancelled), events),
+        check_cancelled(local_run(cancelled), probe(cancelled).result, own(cancelled), events),
         "after a cancel with mode now there still came run_content",
     )
 

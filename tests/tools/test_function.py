@@ -52,11 +52,14 @@ class Call:
         self.named: list[str] = []
         self.gone = threading.Event()
         run = SimpleNamespace(
-            runtime=SimpleNamespace(abandoned=self.abandoned),
-            bounds=SimpleNamespace(abandoned_threads=abandoned_threads, abandoned_user_threads=16),
+            runtime=SimpleNamespace(
+                abandoned=self.abandoned,
+                bounds=SimpleNamespace(abandoned_threads=abandoned_threads, abandoned_user_threads=16),
+            ),
             user_id=None,
-            leave_behind=lambda key, name: self.named.append(name),
-            picked_up=lambda key: self.gone.set(),
+            steps=SimpleNamespace(
+                leave_behind=lambda key, name: self.named.append(name), picked_up=lambda key: self.gone.set()
+            ),
             children=[],
         )
         self.scope = kind(cast(Any, run), "call-1", "work")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from andon import Agent, Run, ToolContext, ToolOutcome
+from andon.core.run.handle import local_run
 from andon.core.run.tool_call import ToolCallScope
 from andon.models.scripted import Call, ScriptedModel
 from andon.tools.base import internals_of
@@ -62,7 +63,7 @@ class CraneTool:
 
 async def start(crane: Crane) -> Run:
     run = Agent("Builder", ScriptedModel(Call("lift", id="c"), "Done."), tools=[CraneTool(crane)]).start("go")
-    await run.open()
+    await run.begin()
     await crane.at_work.wait()
     return run
 
@@ -77,10 +78,10 @@ def test_what_goes_on_after_a_cut_is_named_and_counted_until_it_is_gone() -> Non
         assert crane.cuts == 1
         assert [call.outcome for call in receipt.tools] == [ToolOutcome.abandoned]
         assert receipt.leftovers == run.leftovers == ["crane 7"]
-        assert list(run.runtime.abandoned) == [crane]
+        assert list(local_run(run).runtime.abandoned) == [crane]
         crane.end()
         assert run.leftovers == []
-        assert run.runtime.abandoned == {}
+        assert local_run(run).runtime.abandoned == {}
         now = await run.cancel_and_wait()
         assert now is not None
         assert now.leftovers == []
@@ -96,7 +97,7 @@ def test_what_stops_when_it_is_told_is_not_left_behind() -> None:
         assert receipt is not None
         assert [call.outcome for call in receipt.tools] == [ToolOutcome.cut]
         assert receipt.leftovers == []
-        assert run.runtime.abandoned == {}
+        assert local_run(run).runtime.abandoned == {}
 
     play(main)
 

@@ -32,9 +32,11 @@ from andon.core.cord import Cord
 from andon.core.jsonable import as_json
 from andon.core.receipt import CancelRequest, OutputT, RunResult
 from andon.core.records import RequestKey, RunRecord, SessionKey
+from andon.core.run.handle import Run, local_run
 from andon.core.run.limits import Limits
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
 from andon.core.run.stream import EventStream
+from andon.core.run.waits import wait_admitted, wait_result, wait_settled
 from andon.core.runtime import Runtime
 from andon.core.session import Session
 from andon.core.states import CancelMode, CancelOutcome
@@ -211,10 +213,11 @@ class Agent(Generic[OutputT]):
         self, prompt: str, *, output_type: Any = None, **options: Unpack[RunOptions]
     ) -> RunResult[Any]:
         """Run to the end and return the result. A cancelled or failed run returns too: see its `status`."""
-        run = self.start(prompt, output_type=output_type, **options)
-        await run.open()
-        await run.attend()
-        return await run.result()
+        run = local_run(self.start(prompt, output_type=output_type, **options))
+        run.begin_or_refuse()
+        await wait_admitted(run)
+        await wait_settled(run)
+        return await wait_result(run)
 
     def stream_async(self, prompt: str, *, output_type: Any = None, **options: Unpack[RunOptions]) -> EventStream:
         """Run, and read the events as they come. A reader that leaves early cancels the run."""
@@ -232,7 +235,7 @@ class Agent(Generic[OutputT]):
             raise ConfigurationError(f"the prompt must be text, not {type(prompt).__name__}")
         if not prompt.strip():
             raise EmptyPromptError("the prompt is empty: give the agent some text to answer")
-        return self._make([user(prompt)], options, output_type=output_type)
+        return Run(self._make([user(prompt)], options, output_type=output_type))
 
     def _make(
         self,
@@ -241,7 +244,7 @@ class Agent(Generic[OutputT]):
         earlier: EarlierRun | None = None,
         restored: tuple[RunRecord, list[Message], list[Message]] | None = None,
         output_type: Any = None,
-    ) -> Run:
+    ) -> LocalRun:
         if unknown := options.keys() - RunOptions.__annotations__.keys():
             known = ", ".join([*RunOptions.__annotations__, "output_type"])
             raise TypeError(f"there is no option {', '.join(sorted(unknown))} for a run; there are: {known}")
@@ -259,7 +262,7 @@ class Agent(Generic[OutputT]):
             raise ConfigurationError(f'on_busy is {on_busy!r}; use "reject", "queue" or "cancel"')
         if not isinstance(metadata := options.get("metadata"), dict | None):
             raise ConfigurationError(f"metadata must be a dict, not {type(metadata).__name__}")
-        run = Run(
+        run = LocalRun(
             self.runtime,
             self._cord,
             session,
@@ -274,13 +277,13 @@ class Agent(Generic[OutputT]):
         loop = self._make_loop(plan, run, messages, max_turns, output, earlier)
         if restored is not None:
             loop.restore(*restored)
-        run.employ(loop)
+        run.work = loop
         return run
 
     def _make_loop(
         self,
         plan: Plan,
-        run: Run,
+        run: LocalRun,
         messages: list[Message],
         max_turns: int | None,
         output: OutputFormat | None,
@@ -320,7 +323,7 @@ class Agent(Generic[OutputT]):
     def _find_session(self, session_id: str | None, user_id: str | None) -> Session:
         if self._is_own(session_id, user_id):
             own = self._own_session()
-            if self.runtime.keeper is None:
+            if self.runtime.worker is None:
                 return own
             session = self.runtime.session(own.key)  # on a shared store each run has a session object of its own
             session.show(own.messages)
@@ -396,7 +399,7 @@ class Agent(Generic[OutputT]):
         those that are given here, or the agent's own.
         """
         run = await self.resume_run(run_id, answers, new_run_id=new_run_id, output_type=output_type, **options)
-        await run.attend()
+        await wait_settled(local_run(run))
         return await run.result()
 
     async def resume_run(
@@ -421,7 +424,7 @@ class Agent(Generic[OutputT]):
             raise TypeError(f"there is no option {', '.join(sorted(unknown))} to go on with; there are: {known}")
         there = await self._on_runtime_of(run_id)
         wanted = ContinueRequest(run_id, answers or {}, new_run_id, options, output_type, request_key, check)
-        return await there._continuer.resume(wanted)
+        return Run(await there._continuer.resume(wanted))
 
     async def rollback_run(self, run_id: str) -> None:
         """Put the session back to what it was before that run. The run, with its receipt, stays on record."""
@@ -470,8 +473,8 @@ class Agent(Generic[OutputT]):
         outcome = self.runtime.cancel_run(run_id, request)
         if outcome is CancelOutcome.unknown:
             for runtime in self._known_runtimes:
-                if (run := runtime.run(run_id)) is not None and run.agent_id == self.id:
-                    return run.ask(request)
+                if (run := runtime.find(run_id)) is not None and run.agent_id == self.id:
+                    return run.request_cancel(request)
                 if runtime.has_ended(run_id):
                     outcome = CancelOutcome.already_finished
         return outcome

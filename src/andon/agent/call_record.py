@@ -16,7 +16,7 @@ from msgspec import Struct
 from andon.core.events import ToolView
 from andon.core.receipt import Deny, Interrupt, ToolReceipt
 from andon.core.records import OpenCall
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
 from andon.core.run.tool_call import ToolCallScope
 from andon.core.states import CancelOutcome, ToolOutcome
 from andon.core.steps import Step
@@ -67,7 +67,7 @@ class CallRecord:
         "step",
     )
 
-    def __init__(self, run: Run, call: ToolCall, problem: ToolError | None = None) -> None:
+    def __init__(self, run: LocalRun, call: ToolCall, problem: ToolError | None = None) -> None:
         self._run, self.call = run, call
         self.problem = problem
         """What is wrong with the call as the model sent it."""

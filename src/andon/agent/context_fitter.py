@@ -20,7 +20,7 @@ from andon.agent.plan import Plan
 from andon.agent.turn import Turn
 from andon.core.events import ContextView, RunEvent
 from andon.core.records import Shortened
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
 from andon.core.states import CancelMode, Phase
 from andon.core.store import SessionStore
 from andon.errors import ContextError, StoreError, describe
@@ -67,7 +67,12 @@ class ContextFitter:
     )
 
     def __init__(
-        self, policy: ContextPolicy, plan: Plan, run: Run, side_work: SideWork, play: Callable[[Turn], Awaitable[None]]
+        self,
+        policy: ContextPolicy,
+        plan: Plan,
+        run: LocalRun,
+        side_work: SideWork,
+        play: Callable[[Turn], Awaitable[None]],
     ) -> None:
         self._policy, self._plan, self._run, self._side_work, self._play = policy, plan, run, side_work, play
         self._ratio = 1.0
@@ -91,7 +96,7 @@ class ContextFitter:
         """The request with the messages that the policy has chosen."""
         whole, window = request.messages, Window(self, request)
         self._run.phase = Phase.waiting
-        answer = await self._run.step(
+        answer = await self._run.steps.start(
             functools.partial(self._run_policy, whole, window),
             name="the context",
             cut_by=CancelMode.after_tools,
@@ -122,8 +127,8 @@ class ContextFitter:
         """Cut the model calls that outlived the policy: if one fails, `asyncio.gather` lets the others go on."""
         tasks = list(self._asking)
         for task in tasks:
-            self._run.leave_behind(task, "a model that the context asks")  # until it is gone
-            task.add_done_callback(self._run.picked_up)
+            self._run.steps.leave_behind(task, "a model that the context asks")  # until it is gone
+            task.add_done_callback(self._run.steps.picked_up)
             if not task.cancelling():
                 task.cancel()
         await asyncio.wait(tasks, timeout=self._run.bounds.abandon_seconds)
@@ -168,9 +173,9 @@ class ContextFitter:
         attempt = 0
         while True:
             attempt += 1
-            if self._run.meter is not None:
-                self._run.meter.check()
-            self._run.gate(CancelMode.after_turn)  # the turn that needs this answer would never begin
+            if self._run.children.meter is not None:
+                self._run.children.meter.check()
+            self._run.steps.gate(CancelMode.after_turn)  # the turn that needs this answer would never begin
             turn = Turn(self._run, request, model or self._plan.model, quiet=True)
             self._side_work.in_flight.append(turn)
             try:
@@ -196,8 +201,8 @@ class ContextFitter:
         self._charge(turn.spent_cut() if usage.total_tokens is None else usage)
 
     def _charge(self, usage: Usage) -> None:
-        if self._run.meter is not None:
-            self._run.meter.spend(usage.total_tokens or 0)
+        if self._run.children.meter is not None:
+            self._run.children.meter.spend(usage.total_tokens or 0)
 
     def _shut_turns(self) -> None:
         for turn in self._side_work.in_flight:
@@ -212,7 +217,7 @@ class ContextFitter:
             try:
                 history = await store.history(self._run.session.key)
             except StoreError as error:
-                self._run.warn("the summary of the session could not be read", error=error)
+                self._run.steps.warn("the summary of the session could not be read", error=error)
                 return None
             made = [record.shortened for record, _ in history if record.shortened is not None]
             self._known_summary = next((each for each in reversed(made) if _is_of(each, messages)), None)
@@ -223,7 +228,7 @@ class ContextFitter:
         self._known_summary = self._side_work.summary = Shortened(covers, _digest(messages[:covers]), summary)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> LocalRun:
         return self._run
 
 
@@ -271,7 +276,7 @@ class Window:
         return self._fitter.notes
 
     def warn(self, text: str) -> None:
-        self._fitter.run.warn(text)
+        self._fitter.run.steps.warn(text)
 
 
 def _estimate(request: ModelRequest) -> int:

@@ -18,7 +18,7 @@ from andon.agent.output import OutputFormat
 from andon.agent.settle import FAILED, MARKERS
 from andon.core.receipt import ToolReceipt
 from andon.core.records import OpenCall, RunRecord
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
 from andon.core.states import ToolOutcome
 from andon.errors import NotContinuableError
 from andon.messages import Message, Text, ToolResult, assistant, user
@@ -68,7 +68,9 @@ def messages_to_continue(left: Sequence[Message]) -> list[Message]:
     return messages
 
 
-def reopen_calls(earlier: EarlierRun, messages: list[Message], run: Run, tools: Mapping[str, Tool]) -> list[CallRecord]:
+def reopen_calls(
+    earlier: EarlierRun, messages: list[Message], run: LocalRun, tools: Mapping[str, Tool]
+) -> list[CallRecord]:
     """The calls of the run's last message, if it was cut in them. The message with their results is removed."""
     if len(messages) < 2 or messages[-1].role != "tool":
         return []
@@ -90,7 +92,7 @@ def outcome_of(result: ToolResult) -> ToolOutcome:
     return ToolOutcome.completed if result.status == "ok" else ToolOutcome.failed
 
 
-def restore_calls(record: RunRecord, messages: list[Message], run: Run) -> tuple[list[Message], list[CallRecord]]:
+def restore_calls(record: RunRecord, messages: list[Message], run: LocalRun) -> tuple[list[Message], list[CallRecord]]:
     """A paused run's messages, and the records of its last calls, as they were when it paused."""
     messages, results = list(messages), {}
     if messages[-1].role == "tool":

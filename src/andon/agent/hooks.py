@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from andon.core.receipt import RunResult
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
 from andon.core.states import CancelMode, Phase, ToolOutcome
 from andon.core.steps import Cut, CutAloneError, as_exception
 from andon.errors import HookDefinitionError, confide
@@ -122,7 +122,7 @@ class Hooks:
         return kind in self._methods
 
     async def tell(
-        self, run: Run, deps: Any, kind: type[E], cut_by: CancelMode | None = CancelMode.now, **facts: Any
+        self, run: LocalRun, deps: Any, kind: type[E], cut_by: CancelMode | None = CancelMode.now, **facts: Any
     ) -> E | None:
         """Call all hooks that want events of this kind, one after the other. None if there are none."""
         methods = self._methods.get(kind)
@@ -139,7 +139,7 @@ class Hooks:
         return event
 
 
-def _make_event(run: Run, deps: Any, kind: type[E], facts: dict[str, Any]) -> E:
+def _make_event(run: LocalRun, deps: Any, kind: type[E], facts: dict[str, Any]) -> E:
     return kind(
         run_id=run.run_id,
         session_id=run.session_id,
@@ -151,7 +151,7 @@ def _make_event(run: Run, deps: Any, kind: type[E], facts: dict[str, Any]) -> E:
     )
 
 
-def _call_here(run: Run, name: str, function: Callable[[Any], Any], given: Any) -> Any:
+def _call_here(run: LocalRun, name: str, function: Callable[[Any], Any], given: Any) -> Any:
     """Call a sync function on the loop. Nothing can limit its time; if it takes too long, that is reported."""
     began = time.monotonic()
     try:
@@ -161,38 +161,38 @@ def _call_here(run: Run, name: str, function: Callable[[Any], Any], given: Any) 
     finally:
         if (took := time.monotonic() - began) > run.bounds.hook_seconds:
             slow = f"{name} blocked the event loop for {took:.2g} s; make it async, or move the work to a thread"
-            run.warn(slow, log)
+            run.steps.warn(slow, log)
 
 
 async def call_user_function(
-    run: Run, name: str, function: Callable[[Any], Any], given: Any, cut_by: CancelMode | None
+    run: LocalRun, name: str, function: Callable[[Any], Any], given: Any, cut_by: CancelMode | None
 ) -> Any:
     """Call a function of the user: a sync one on the loop, an async one as a step of the run with a time limit."""
     seconds = run.bounds.hook_seconds
     if inspect.iscoroutinefunction(function):
-        return await run.step(functools.partial(function, given), name=name, cut_by=cut_by, timeout=seconds)
+        return await run.steps.start(functools.partial(function, given), name=name, cut_by=cut_by, timeout=seconds)
     if not inspect.isawaitable(pending := _call_here(run, name, function, given)):
         return pending
     try:  # a sync function that returns an awaitable: a lambda, a decorated function
-        return await run.step(lambda: pending, name=name, cut_by=cut_by, timeout=seconds)
+        return await run.steps.start(lambda: pending, name=name, cut_by=cut_by, timeout=seconds)
     finally:
         if inspect.iscoroutine(pending) and inspect.getcoroutinestate(pending) == inspect.CORO_CREATED:
             pending.close()  # the run was cancelled before it began
 
 
 async def _call_hook(
-    run: Run, name: str, method: Callable[[Any], Any], event: HookEvent, cut_by: CancelMode | None
+    run: LocalRun, name: str, method: Callable[[Any], Any], event: HookEvent, cut_by: CancelMode | None
 ) -> str | None:
     """Call one hook. Returns what went wrong with it, which is reported here."""
     try:
         await call_user_function(run, name, method, event, cut_by)
     except CutAloneError:
         problem = f"{name} took longer than {run.bounds.hook_seconds:g} s"
-        run.warn(problem, log)
+        run.steps.warn(problem, log)
         return problem
     except (Cut, KeyboardInterrupt, GeneratorExit):  # GeneratorExit comes if this coroutine is closed
         raise
     except BaseException as error:  # noqa: BLE001 - a CancelledError too: it is the hook's own, since a step keeps the host's
-        run.warn(f"{name} failed", log, error)
+        run.steps.warn(f"{name} failed", log, error)
         return f"{name} failed: {confide(error)}"
     return None

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeAlias
 from msgspec import Struct
 
 from andon.agent.hooks import call_user_function
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
 from andon.core.states import CancelMode, Phase
 from andon.core.steps import CutAloneError
 from andon.errors import ConfigurationError, InstructionsError
@@ -48,11 +48,13 @@ def check_instructions(given: object) -> None:
         raise ConfigurationError(f"the instructions must be text, or a function of the context; not {kind}")
 
 
-async def make_instructions(run: Run, given: str | InstructionsFunction | None, deps: Any) -> str | None:
+async def make_instructions(run: LocalRun, given: str | InstructionsFunction | None, deps: Any) -> str | None:
     """The instructions for the next model call."""
     if given is None or isinstance(given, str):
         return given
-    context = RunContext(run.run_id, run.session_id, run.agent_id, run.user_id, run.deadline, run.metadata, deps)
+    context = RunContext(
+        run.run_id, run.session_id, run.agent_id, run.user_id, run.children.deadline, run.metadata, deps
+    )
     name, phase = f"instructions {getattr(given, '__name__', type(given).__name__)}", run.phase
     run.phase = Phase.hook
     try:

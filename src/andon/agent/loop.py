@@ -17,7 +17,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -35,12 +35,12 @@ from andon.core.budget import Budget
 from andon.core.events import RunEvent
 from andon.core.receipt import ToolReceipt
 from andon.core.records import Bookmark, RunRecord
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
+from andon.core.run.waits import make_result
 from andon.core.run.work import Settlement
 from andon.core.signal import Completed, Failed, Fate
 from andon.core.states import CancelMode, CancelOutcome, Phase, StopReason
 from andon.core.steps import Cut
-from andon.core.store import SessionStore
 from andon.errors import ContextLengthError, describe
 from andon.messages import Block, Message, ToolCall, Usage, assistant, user
 from andon.models.base import ModelRequest, ToolSpec
@@ -78,7 +78,7 @@ class Loop:
     def __init__(
         self,
         plan: Plan,
-        run: Run,
+        run: LocalRun,
         messages: list[Message],
         max_turns: int | None = None,
         output: OutputFormat | None = None,
@@ -138,36 +138,31 @@ class Loop:
         session = self._run.session
         self._run.phase = Phase.loading
         if session.changes:
-            await self._run.step(session.unchanged, name="a change of the session", cut_by=CancelMode.after_turn)
+            await self._run.steps.start(session.unchanged, name="a change of the session", cut_by=CancelMode.after_turn)
         base = session.base
         if self.plan.history is not None:
             session.loaded = False  # if the next step is cut, the session has to be read from the store again
-            base = await self._run.step(self._replace_history, name="the store", cut_by=CancelMode.after_turn)
+            base = await self._run.steps.start(self._replace_history, name="the store", cut_by=CancelMode.after_turn)
             session.ahead = False  # the store has all that was said before
         elif not session.ahead:
-            base = await self._run.step(self._load, name="the store", cut_by=CancelMode.after_turn)
+            base = await self._run.steps.start(self._load, name="the store", cut_by=CancelMode.after_turn)
         if self._earlier is not None:
             base = self._earlier.remove_from(base)
             self.open_calls = reopen_calls(self._earlier, self.messages, self._run, self.plan.tools)
             self.calls = [record for record in self.open_calls if not record.has_result]  # the others ended there
             self._messages_told = len(self.messages)
-        session.open(base, self.messages)
+        session.begin_turn(base, self.messages)
         self._opened = True
-        if (tenure := self._run.tenure) is not None:
-            tenure.stir()  # the store has to be told of these messages, even if no event comes for a long time
+        self._run.storage.changed()  # the store must get these messages, even if no event comes for a long time
         await self._tell_new_messages()
 
     def _load(self) -> Awaitable[list[Message]]:
-        tenure = self._run.tenure
-        return self.plan.store.load(self._run.session.key) if tenure is None else tenure.base()
+        return self._run.storage.load(self._run.session.key)
 
     async def _replace_history(self) -> list[Message]:
         """Replace what the store has of the session by the messages that the caller gave."""
-        history, store, tenure = self.plan.history or [], self.plan.store, self._run.tenure
-        if tenure is not None:
-            await tenure.bring(history)
-        else:
-            await cast(SessionStore, store).replace_session(self._run.session.key, history)
+        history = self.plan.history or []
+        await self._run.storage.replace_history(self._run.session.key, history)
         return list(history)
 
     async def _model_turn(self) -> None:
@@ -175,7 +170,7 @@ class Loop:
         if self.observer is not None:
             self.observer.turn_begins()
         self._check_budget()
-        self._run.gate(CancelMode.after_turn)
+        self._run.steps.gate(CancelMode.after_turn)
         request = await self._prepare()
         try:
             turn = await self._call_model(request)
@@ -191,7 +186,7 @@ class Loop:
         if self.observer is not None:
             self.observer.tools_begin()
         self._check_budget()
-        await self._run.saved()  # tools may have effects: the calls are in the store before they start
+        await self._run.storage.checkpoint()  # tools may have effects: the calls are in the store before they start
         self._run.phase = Phase.tools
         records = self.open_calls
         if not await ToolRunner(self.plan, self._run, self.observer).run(records):
@@ -222,7 +217,7 @@ class Loop:
             request = await self._fitter.fit(request)
             self._check_budget()  # the policy may have used a model
         await self._tell(BeforeModel, request=request)
-        self._run.gate(CancelMode.after_turn)
+        self._run.steps.gate(CancelMode.after_turn)
         return request
 
     def _make_request(self, instructions: str | None) -> ModelRequest:
@@ -249,7 +244,7 @@ class Loop:
             turn = self.turn = Turn(self._run, request, self.plan.model)
             self._run.phase = Phase.waiting
             try:
-                await self._run.step(
+                await self._run.steps.start(
                     functools.partial(self._play, turn),
                     name="the model",
                     cut_by=CancelMode.after_tools,
@@ -276,9 +271,9 @@ class Loop:
     async def _back_off(self, seconds: float, error: Exception) -> None:
         self._run.phase = Phase.backoff
         self._run.journal.add(RunEvent.model_retry, error=describe(error), delay=seconds)
-        facts = {"facts": self._run.names}
+        facts = {"facts": self._run.steps.facts}
         log.info("the model failed, and is asked again in %.2g s: %s", seconds, describe(error), extra=facts)
-        await self._run.step(lambda: asyncio.sleep(seconds), name="back-off", cut_by=CancelMode.after_turn)
+        await self._run.steps.start(lambda: asyncio.sleep(seconds), name="back-off", cut_by=CancelMode.after_turn)
 
     async def _end_turn(self, turn: Turn) -> None:
         """Turn the model's answer into a message, usage and tool calls."""
@@ -304,13 +299,13 @@ class Loop:
 
     def _check_budget(self) -> None:
         """Cancel the run if its budget, or that of a run above it, is spent."""
-        if self._run.meter is not None:
-            self._run.meter.check()
+        if self._run.children.meter is not None:
+            self._run.children.meter.check()
 
     def _charge(self, spent: Callable[[], Usage]) -> None:
         """Take tokens from the budget, also those of a call that was cut or failed: a run above may go on."""
-        if self._run.meter is not None:
-            self._run.meter.spend(spent().total_tokens or 0)
+        if self._run.children.meter is not None:
+            self._run.children.meter.spend(spent().total_tokens or 0)
 
     # -- one call alone -----------------------------------------------------------------------------------------------
 
@@ -340,10 +335,10 @@ class Loop:
         ends = [*self._ended_before, *(record.receipt() for record in self.calls)]
         ended = [*self._ended_before, *(record.receipt() for record in self.calls if record.has_result)]
         calls = [record.state() for record in self.open_calls if not record.has_result]
-        left = self._run.budget_left() or Budget()
+        left = self._run.children.budget_left or Budget()
         schema = None if self._expected is None else self._expected.format.kept
         limits = self.max_turns, self._run.limits.timeout, left.tokens, left.tool_calls
-        mark = Bookmark(self._turns, *limits, calls, ended, schema, self._run.budget)
+        mark = Bookmark(self._turns, *limits, calls, ended, schema, self._run.children.budget)
         spent, summary = self._spent + self._side_work.spent, self._side_work.summary
         return Settlement(self.so_far(), self._text, spent, ends, [], [], questions, mark, shortened=summary)
 
@@ -358,9 +353,9 @@ class Loop:
         if (mark := record.bookmark) is not None:
             self._turns = mark.turns
             if mark.budget is not None:
-                self._run.spent_before = mark.spent
+                self._run.children.spent_before = mark.spent
         self._messages_told, self._opened = len(self.messages), True
-        self._run.session.open(base, self.messages)
+        self._run.session.begin_turn(base, self.messages)
         self._side_work.summary = record.shortened
 
     def answer(self, answers: Mapping[str, Any], anew: ResumeOptions | None = None) -> None:
@@ -424,7 +419,7 @@ class Loop:
         self.messages = self._run.settlement.messages
         await self._tell_new_messages(cut_by=None)
         if self.plan.hooks.wants(RunEnded):
-            await self._tell(RunEnded, cut_by=None, result=self._run.make_result())
+            await self._tell(RunEnded, cut_by=None, result=make_result(self._run))
 
     # -- hooks --------------------------------------------------------------------------------------------------------
 

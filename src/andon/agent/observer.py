@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from andon.agent.call_record import CallRecord
 from andon.agent.turn import Turn
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
 from andon.core.run.work import Settlement
 from andon.core.signal import Failed
 from andon.core.states import CancelCause, RunStatus, StopReason
@@ -31,7 +31,7 @@ class LoopObserver:
     __slots__ = ("_run", "_trace")
 
     def __init__(
-        self, tracing: Tracing, run: Run, name: str, description: str | None, model: object, continues: str | None
+        self, tracing: Tracing, run: LocalRun, name: str, description: str | None, model: object, continues: str | None
     ) -> None:
         self._run = run
         self._trace = RunTrace(tracing, run, name, description, model, continues)

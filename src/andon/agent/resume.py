@@ -22,7 +22,8 @@ from andon.core.events import RunEvent
 from andon.core.receipt import Interrupt
 from andon.core.records import Bookmark, RequestKey, RunRecord
 from andon.core.run.pause import check_answers
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
+from andon.core.run.waits import wait_admitted
 from andon.core.runtime import Runtime
 from andon.core.session import Session
 from andon.core.states import RunStatus
@@ -40,7 +41,7 @@ class MakeRun(Protocol):
         earlier: EarlierRun | None = None,
         restored: tuple[RunRecord, list[Message], list[Message]] | None = None,
         output_type: Any = None,
-    ) -> Run: ...
+    ) -> LocalRun: ...
 
 
 class ContinueRequest(Struct, frozen=True):
@@ -73,7 +74,7 @@ class RunContinuer:
         self._check_setup = check_setup
         """Raises if the agent, or a sub-agent with an open question, is not set up. Called before answers are used."""
 
-    async def resume(self, wanted: ContinueRequest) -> Run:
+    async def resume(self, wanted: ContinueRequest) -> LocalRun:
         """Go on with the run, and return its handle."""
         try:
             return await self._resume(wanted)
@@ -84,7 +85,7 @@ class RunContinuer:
                 raise RunIdTakenError(f"run id {new_run_id!r} is taken: run {run_id!r} may go on as that one") from None
             raise
 
-    async def _resume(self, wanted: ContinueRequest) -> Run:
+    async def _resume(self, wanted: ContinueRequest) -> LocalRun:
         run_id = wanted.run_id
         if (run := self._own_run(run_id)) is not None:
             if run.is_paused:
@@ -96,18 +97,18 @@ class RunContinuer:
                 wanted.check()
                 await run.resume(wanted.answers, replaced, wanted.request_key)
                 return run
-        if self._runtime.keeper is not None:
+        if self._runtime.worker is not None:
             from andon.core.shared.claim import given_back
 
-            await given_back(self._runtime.keeper, run_id, self._runtime.bounds.settle_seconds)
+            await given_back(self._runtime.worker.link, run_id, self._runtime.bounds.settle_seconds)
         record = await self._find_record(run_id)
-        if record.status is RunStatus.paused and self._runtime.keeper is not None:
+        if record.status is RunStatus.paused and self._runtime.worker is not None:
             _check_paused(wanted)
             await self._runtime.check_blocks(record.session)
             return await self._restore(record, wanted)
         return await self._continue_ended(record, wanted)
 
-    async def _continue_ended(self, record: RunRecord, wanted: ContinueRequest) -> Run:
+    async def _continue_ended(self, record: RunRecord, wanted: ContinueRequest) -> LocalRun:
         """Start a new run that goes on with one that was cancelled, failed or was lost."""
         run_id = record.run_id
         if record.status in (RunStatus.pending, RunStatus.running, RunStatus.cancelling):
@@ -130,18 +131,20 @@ class RunContinuer:
         named: RunOptions = {"session_id": key.session_id, "user_id": key.user_id, "run_id": wanted.new_run_id}
         run = self._make_run(messages_to_continue(left), {**wanted.options, **named}, earlier, None, wanted.output_type)
         run.request_key = wanted.request_key
-        await run.open()
+        run.begin_or_refuse()
+        await wait_admitted(run)
         return run
 
-    async def _restore(self, record: RunRecord, wanted: ContinueRequest) -> Run:
+    async def _restore(self, record: RunRecord, wanted: ContinueRequest) -> LocalRun:
         """Resume a run that was paused in another process, or before this process started."""
         from andon.agent.orphan_end import read_all  # only shared stores need it
-        from andon.core.shared.claim import take_paused_for
+        from andon.core.shared.claim import claim_paused
+        from andon.core.shared.leased_run import LeasedRun
 
         check_answers(record.run_id, record.interrupts, record.interrupts, wanted.answers)
         await self._check_setup(record.run_id, record.interrupts)
-        assert self._runtime.keeper is not None
-        store, mark = self._runtime.keeper.store, record.bookmark or Bookmark(0)
+        assert self._runtime.worker is not None
+        store, mark = self._runtime.worker.store, record.bookmark or Bookmark(0)
         base: list[Message] = []
         for earlier, messages in await store.history(record.session):
             if earlier.run_id == record.run_id:
@@ -172,14 +175,17 @@ class RunContinuer:
             output_type = JsonSchema(mark.output_schema)
         run = self._make_run([], options, restored=(record, base, messages), output_type=output_type)
         run.request_key = record.request_key
-        run.answer(wanted.answers)
+        assert run.work is not None
+        run.work.answer(wanted.answers)
         wanted.check()
         # Not visible here before it is claimed: another process may be quicker, and then the run goes on there.
         seconds = self._runtime.bounds.settle_seconds
-        held = await take_paused_for(self._runtime.keeper, record.run_id, len(events), seconds, wanted.request_key)
-        if held is None:
+        link, key = self._runtime.worker.link, wanted.request_key
+        claimed = await claim_paused(link, record.run_id, len(events), seconds, key)
+        if claimed is None:
             raise NotContinuableError(quicker)
-        run.begin_again(events, record, held)
+        assert isinstance(run.storage, LeasedRun)
+        run.storage.begin_claimed(events, record, claimed)
         return run
 
     async def roll_back(self, run_id: str) -> None:
@@ -192,17 +198,17 @@ class RunContinuer:
         with changing(self._runtime, session):
             await store.rollback(run_id)
         session.refresh(await store.load(record.session))
-        if self._runtime.keeper is not None and record.session == self._own_session().key:
+        if self._runtime.worker is not None and record.session == self._own_session().key:
             self._own_session().show(session.messages)
 
-    def _own_run(self, run_id: str) -> Run | None:
+    def _own_run(self, run_id: str) -> LocalRun | None:
         """The run, if it has not ended and is this agent's."""
-        run = self._runtime.run(run_id)
+        run = self._runtime.find(run_id)
         return run if run is not None and run.agent_id == self._agent_id else None
 
     async def _is_taken(self, run_id: str) -> bool:
         assert self._runtime.store is not None
-        return self._runtime.run(run_id) is not None or await self._runtime.store.find(run_id) is not None
+        return self._runtime.find(run_id) is not None or await self._runtime.store.find(run_id) is not None
 
     async def _find_record(self, run_id: str) -> RunRecord:
         assert self._runtime.store is not None

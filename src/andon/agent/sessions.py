@@ -14,7 +14,7 @@ from typing import Any
 from andon.agent.history import read_history
 from andon.agent.options import check_id
 from andon.core.records import SessionKey, SessionRecord
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
 from andon.core.runtime import Runtime
 from andon.core.session import Session, still_busy
 from andon.core.store import SessionStore
@@ -126,8 +126,8 @@ class Sessions:
         check_id("user_id", user_id)
         return SessionKey(self._own.key.agent_id, user_id, session_id)
 
-    def _runs_in(self, key: SessionKey) -> list[Run]:
-        return [run for run in self._runtime.runs if run.session.key == key]
+    def _runs_in(self, key: SessionKey) -> list[LocalRun]:
+        return [run for run in self._runtime.live_runs if run.session.key == key]
 
     def _show(self, session: Session, messages: list[Message]) -> None:
         session.refresh(messages)
@@ -142,7 +142,7 @@ def changing(runtime: Runtime, session: Session) -> Iterator[None]:
         with session.changing():
             yield
     except SessionBusyError as error:
-        holder = runtime.run(error.run_id)
+        holder = runtime.find(error.run_id)
         if holder is None or holder.status.final:
             raise
         # This process may know more than the store, for example that the run is being cancelled.

@@ -23,9 +23,12 @@ from andon.agent.options import ContinueOptions, RunOptions
 from andon.core.events import RunEvent
 from andon.core.receipt import Interrupt, RunResult
 from andon.core.records import RunRecord
-from andon.core.run.children import child_id, current
-from andon.core.run.run import Run
+from andon.core.run.children import child_id
+from andon.core.run.handle import Run, local_run
+from andon.core.run.run import LocalRun
 from andon.core.run.stream import EventStream
+from andon.core.run.tool_call import current
+from andon.core.run.waits import wait_admitted, wait_result, wait_settled
 from andon.core.runtime import Runtime
 from andon.core.states import RunStatus, StopReason
 from andon.errors import (
@@ -98,20 +101,22 @@ class AgentTool:
         # The id follows from the call's id, so a tool that is entered again finds the run that waits for the answer.
         run_id = child_id(ctx.run_id, ctx.call_id)
         if not internals.child_answers:
-            run = agent.start(
+            handle = agent.start(
                 bound["prompt"],
                 run_id=run_id,
                 user_id=ctx.user_id,
                 session_id=os.urandom(16).hex(),
                 deps=self._deps(ctx),
             )
-            await run.open()
-        elif isinstance(found := await self._resume(agent, run_id, ctx), Run):
+            run = local_run(handle)
+            run.begin_or_refuse()
+            await wait_admitted(run)
+        elif isinstance(found := await self._resume(agent, run_id, ctx), LocalRun):
             run = found
         else:
             return self._result_text(found)
         await self._follow(run, ctx)
-        result = await run.result()
+        result = await wait_result(run)
         if result.status is RunStatus.paused:
             internals.ask_for_child(result.interrupts)
         return self._result_text(result)
@@ -120,27 +125,29 @@ class AgentTool:
         """The agent on the runtime of the calling run; or on its own, if it was made with `runtime=`."""
         if (call := current.get()) is None:
             return self.agent
-        self.agent.be_used_on(call.run.runtime)
-        return self.agent_on(call.run.runtime)
+        runtime = call.run.runtime
+        assert isinstance(runtime, Runtime)
+        self.agent.be_used_on(runtime)
+        return self.agent_on(runtime)
 
     def agent_on(self, runtime: Runtime) -> SubAgent:
         """The agent, as a run on this runtime calls it."""
         return self.agent if self.agent.brought_runtime else self.agent.on(runtime)
 
-    async def _resume(self, agent: SubAgent, run_id: str, ctx: ToolContext) -> Run | RunRecord:
+    async def _resume(self, agent: SubAgent, run_id: str, ctx: ToolContext) -> LocalRun | RunRecord:
         """The run that has asked, resumed with its answers; or its end, if it has ended meanwhile."""
-        store, keeper = agent.runtime.store, agent.runtime.keeper
+        store, worker = agent.runtime.store, agent.runtime.worker
         assert store is not None
         failure: Exception | None = None
         for _ in range(TRIES):
-            here = agent.runtime.run(run_id)
-            found: Run | RunRecord | None = here
-            if keeper is None:
+            here = agent.runtime.find(run_id)
+            found: LocalRun | RunRecord | None = here
+            if worker is None:
                 found = here or await store.find(run_id)
             elif here is None or (failure is not None and here.is_paused):  # another process may run it by now
                 from andon.core.shared.remote import follow  # only shared stores need it
 
-                found = await follow(keeper, run_id, to_pause=True)
+                found = await follow(worker.link, run_id, to_pause=True)
             if found is None or _agent_id(found) != agent.id:
                 raise self._lost(run_id, "is not known any more")
             if found.status is not RunStatus.paused:
@@ -148,14 +155,14 @@ class AgentTool:
             answers = internals_of(ctx).ask_for_child(found.interrupts)
             resume = functools.partial(agent.resume_run, run_id, answers, deps=self._deps(ctx))
             try:
-                run = await (resume() if keeper is None else keeper.ask(resume))
+                run = await (resume() if worker is None else worker.link.retry(resume))
             except (NotContinuableError, AnswersError) as error:  # it was answered or ended directly
                 failure = error
             except AndonError as error:
                 raise self._lost(run_id, f"can't be continued: {describe(error)}") from None
             else:
                 internals_of(ctx).delivered(answers)
-                return run
+                return local_run(run)
         raise self._lost(run_id, f"can't be continued: {failure}")
 
     def _lost(self, run_id: str, why: str) -> SubAgentLostError:
@@ -166,13 +173,13 @@ class AgentTool:
         """Its own, or those of the calling run: both serve the same user."""
         return ctx.deps if self.agent.deps is None else self.agent.deps
 
-    async def _follow(self, run: Run, ctx: ToolContext) -> None:
+    async def _follow(self, run: LocalRun, ctx: ToolContext) -> None:
         """Wait for its end or its next question. If this call is cut, the child run is ended first."""
         if self._events:
             shown = max((event.seq for event in run.journal.events if event.event is RunEvent.run_paused), default=0)
-            async for event in EventStream.of_begun(run, shown):
+            async for event in EventStream.of_begun(Run(run), shown):
                 internals_of(ctx).show_event(event)
-        await run.attend()
+        await wait_settled(run)
 
     def _result_text(self, ended: RunResult | RunRecord) -> str:
         """The result for the parent's model. Raises if the run did not complete."""
@@ -191,8 +198,8 @@ class AgentTool:
         raise (SubAgentLostError if lost else ToolError)(f"{self.agent.name} failed: {error}")
 
 
-def _agent_id(found: Run | RunRecord) -> str:
-    return found.agent_id if isinstance(found, Run) else found.session.agent_id
+def _agent_id(found: LocalRun | RunRecord) -> str:
+    return found.agent_id if isinstance(found, LocalRun) else found.session.agent_id
 
 
 def sub_agents(tools: Iterable[Tool]) -> list[SubAgent]:

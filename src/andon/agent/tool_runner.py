@@ -22,8 +22,8 @@ from andon.agent.sizes import check_questions, check_size, cut_short
 from andon.core.cutting import cut_line
 from andon.core.events import RunEvent
 from andon.core.receipt import Interrupt
-from andon.core.run.children import current
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
+from andon.core.run.tool_call import current
 from andon.core.states import CancelMode, ToolOutcome
 from andon.core.steps import Cut, CutAloneError, as_exception
 from andon.errors import (
@@ -54,7 +54,7 @@ class ToolRunner:
 
     __slots__ = ("_lost", "_observer", "_plan", "_run")
 
-    def __init__(self, plan: Plan, run: Run, observer: LoopObserver | None) -> None:
+    def __init__(self, plan: Plan, run: LocalRun, observer: LoopObserver | None) -> None:
         self._plan, self._run, self._observer = plan, run, observer
         self._lost: SubAgentLostError | None = None
         """The outcome of a call is not known and can't become known. The run fails with this once all calls ended."""
@@ -100,7 +100,7 @@ class ToolRunner:
     # -- the start of a call ------------------------------------------------------------------------------------------
 
     async def _start(self, record: CallRecord) -> None:
-        self._run.gate(CancelMode.after_tools)
+        self._run.steps.gate(CancelMode.after_tools)
         call = record.call
         if record.cancelled_alone is not None:
             return
@@ -119,12 +119,12 @@ class ToolRunner:
             self._refuse(record, error)
             return
         self._charge(0 if record.has_started else 1)  # entered again after a question, it is the same call
-        self._run.gate(CancelMode.after_tools)
+        self._run.steps.gate(CancelMode.after_tools)
         if record.cancelled_alone is not None:
             return
         record.start()
         self._run.journal.add(RunEvent.tool_call_started, tool=record.view())
-        record.step = self._run.begin_step(
+        record.step = self._run.steps.start(
             functools.partial(self._invoke, record, tool, bound),
             name=f"tool {call.name} ({call.id})",
             cut_by=CancelMode.now,
@@ -151,9 +151,9 @@ class ToolRunner:
 
     def _charge(self, calls: int) -> None:
         """Take the call from the budget. If the budget has no room for it, the run is cancelled."""
-        if self._run.meter is not None:
-            self._run.meter.check(calls=calls)
-            self._run.meter.spend(calls=calls)
+        if self._run.children.meter is not None:
+            self._run.children.meter.check(calls=calls)
+            self._run.children.meter.spend(calls=calls)
 
     # -- the call itself ----------------------------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class ToolRunner:
             run_id=run.run_id,
             session_id=run.session_id,
             user_id=run.user_id,
-            deadline=run.deadline,
+            deadline=run.children.deadline,
             metadata=run.metadata,
             deps=self._plan.deps,
         )
@@ -284,7 +284,7 @@ class ToolRunner:
             self._log(level, record, f"{outcome.value}: %s", describe(error), shown)
 
     def _log(self, level: int, record: CallRecord, what: str, why: str, error: Exception | None = None) -> None:
-        call, facts = record.call, {"facts": self._run.names}
+        call, facts = record.call, {"facts": self._run.steps.facts}
         log.log(level, f"tool %s (%s) {what}", call.name, call.id, cut_line(why), exc_info=error, extra=facts)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from andon.core.events import RunEvent
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
 from andon.core.states import Phase
 from andon.errors import BadArgumentsError, ModelError, ToolError, UnknownToolError
 from andon.messages import UNKNOWN_USAGE, Block, Reasoning, Text, ToolCall, Usage, estimate_tokens, pieces_of, sendable
@@ -63,7 +63,7 @@ class Turn:
 
     __slots__ = ("_parts", "_run", "_shut", "_text", "_usage", "_write", "model", "quiet", "request", "sent", "shown")
 
-    def __init__(self, run: Run, request: ModelRequest, model: Model, *, quiet: bool = False) -> None:
+    def __init__(self, run: LocalRun, request: ModelRequest, model: Model, *, quiet: bool = False) -> None:
         self._run, self.request, self.model = run, request, model
         self.quiet = quiet
         """The output is not shown to readers: it is no part of the run's answer."""
@@ -160,13 +160,13 @@ class Turn:
 
     def warn(self, text: str) -> None:
         if not self._shut:
-            self._run.warn(text)
+            self._run.steps.warn(text)
 
     def _begin_text(self) -> tuple[list[str], Callable[[str], None]]:
         pieces = self._text = []
         write = _discard if self.quiet else self._run.journal.pen(RunEvent.run_content)
-        if self._run.meter is not None:
-            write = self._run.meter.watch(write)
+        if self._run.children.meter is not None:
+            write = self._run.children.meter.watch(write)
         self._write = write
         self._show(pieces)
         return pieces, write

@@ -31,7 +31,8 @@ from andon.cli.terminal import note
 from andon.cli.watch import finish, latest
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
-from andon.core.run.run import Run
+from andon.core.run.handle import local_run
+from andon.core.run.run import LocalRun
 from andon.core.selection import Selection
 from andon.core.states import CancelCause, RunStatus
 
@@ -95,8 +96,8 @@ def _continue_here(
     db = database_of(options) or "sqlite:///andon.db"
     agent = find_agent(options.agent, db)
 
-    async def go_on() -> Run:
-        return await agent.resume_run(found.run_id, answers, new_run_id=options.run_id)
+    async def go_on() -> LocalRun:
+        return local_run(await agent.resume_run(found.run_id, answers, new_run_id=options.run_id))
 
     run_id = found.run_id if found.status is RunStatus.paused else options.run_id
     report = follow_local_run(agent, go_on, printer, no_input=options.no_input, run_id=run_id, after=after)

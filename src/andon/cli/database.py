@@ -106,10 +106,10 @@ class DatabaseSource:
             mode=request.mode,
             grace=request.grace,
         )
-        assert self._runtime.keeper is not None
+        assert self._runtime.worker is not None
         # Here, because there may be no server to do it; by the database's clock, because ours may be wrong.
         with contextlib.suppress(StoreError):
-            await self._runtime.keeper.end_orphans()
+            await self._runtime.worker.orphans.end_all()
         return [await self._cancelled(run_id, outcome) for run_id, outcome in outcomes.items()]
 
     async def _cancelled(self, run_id: str, outcome: CancelOutcome) -> Cancelled:

@@ -26,7 +26,10 @@ from andon.cli.report import Report
 from andon.cli.stdout_watch import on_stdout_closed
 from andon.cli.terminal import note
 from andon.core.portal import portal
-from andon.core.run.run import Run
+from andon.core.run.handle import Run
+from andon.core.run.run import LocalRun
+from andon.core.run.waits import wait_result_blocking
+from andon.core.runtime import runtime_of
 from andon.core.states import CancelCause, RunStatus
 from andon.errors import AnswersError, NotContinuableError
 
@@ -92,26 +95,26 @@ class SignalHandler:
         os.close(self._leaving)
 
 
-def cancel_on_signal(run: Run, number: signal.Signals) -> None:
+def cancel_on_signal(run: LocalRun, number: signal.Signals) -> None:
     if number is signal.SIGINT:
-        run.cancel(reason=CTRL_C, by=login_name())
+        Run(run).cancel(reason=CTRL_C, by=login_name())
     else:
         _cancel_unless_kept(run, CancelCause.shutdown, number.name)
 
 
-def _cancel_unless_kept(run: Run, cause: CancelCause, why: str) -> None:
+def _cancel_unless_kept(run: LocalRun, cause: CancelCause, why: str) -> None:
     """Cancel the run, because this process ends. A paused run that a database keeps stays paused."""
-    if run.runtime.keeper is None or not run.rests:
+    if runtime_of(run).worker is None or not run.may_be_elsewhere:
         run.cancel_for(cause, why)
 
 
 def follow_local_run(
     agent: Agent,
-    open_run: Callable[[], Coroutine[Any, Any, Run]],
+    open_run: Callable[[], Coroutine[Any, Any, LocalRun]],
     printer: EventPrinter,
     *,
     no_input: bool,
-    handle: Run | None = None,
+    handle: LocalRun | None = None,
     run_id: str | None = None,
     after: int = 0,
 ) -> Report:
@@ -143,7 +146,7 @@ def follow_local_run(
 
 
 def _follow(
-    agent: Agent, run: Run, printer: EventPrinter, signals: SignalHandler, after: int, *, may_ask: bool
+    agent: Agent, run: LocalRun, printer: EventPrinter, signals: SignalHandler, after: int, *, may_ask: bool
 ) -> Report:
     while True:
         gone = False
@@ -152,23 +155,23 @@ def _follow(
         except OSError:  # a closed pipe or terminal
             gone = True
             _cancel_unless_kept(run, CancelCause.disconnect, GONE)
-        report = Report.of_result(run.result_blocking())
+        report = Report.of_result(wait_result_blocking(run))
         if report.status is not RunStatus.paused or gone or not can_ask(printer.as_json, not may_ask):
             return report
         if not _answered(agent, run, report, signals):
             return report
 
 
-def _tell(run: Run, after: int, printer: EventPrinter) -> int:
+def _tell(run: LocalRun, after: int, printer: EventPrinter) -> int:
     """Print events up to the end or the next question. Returns the number of the last event."""
-    reader = run.events(after)
+    reader = run.read(after)
     while (event := reader.next_blocking()) is not None:
         after = event.seq
         printer.print_event(event, run.run_id)
     return after
 
 
-def _answered(agent: Agent, run: Run, report: Report, signals: SignalHandler) -> bool:
+def _answered(agent: Agent, run: LocalRun, report: Report, signals: SignalHandler) -> bool:
     """Ask the person, and continue the run. False if there is no answer: then the run stays paused."""
     while True:
         try:

@@ -19,7 +19,8 @@ from andon.cli.options import add_parser, database_of, seconds, text, without_se
 from andon.cli.questions import explain_pause
 from andon.cli.report import Report
 from andon.cli.terminal import is_terminal
-from andon.core.run.run import Run
+from andon.core.run.handle import local_run
+from andon.core.run.run import LocalRun
 from andon.core.runtime import Runtime
 from andon.core.states import CancelCause, RunStatus
 
@@ -67,12 +68,14 @@ def run(options: argparse.Namespace) -> int:
         wanted["timeout"] = options.timeout
     handle = agent.start(prompt, **wanted)
 
-    async def begin() -> Run:
-        await handle.open()
-        return handle
+    async def begin() -> LocalRun:
+        await handle.begin()
+        return local_run(handle)
 
     printer = EventPrinter(as_json=options.json, quiet=options.quiet, owner=True)
-    report = follow_local_run(agent, begin, printer, no_input=options.no_input, handle=handle, run_id=handle.run_id)
+    report = follow_local_run(
+        agent, begin, printer, no_input=options.no_input, handle=local_run(handle), run_id=handle.run_id
+    )
     flags = f"--db {shlex.quote(without_secrets(options.db))} " if options.db else ""  # $ANDON_DB needs no option
     how = None if db is None else f"{options.agent} {flags}"
     return conclude(report, printer, how)

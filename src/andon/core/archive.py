@@ -12,20 +12,17 @@ import bisect
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from andon.core.events import approximate_size
+from andon.core.run.run import LocalRun
 from andon.core.selection import CancelEntry
 from andon.errors import show
 from andon.messages import pieces_of
 
 if TYPE_CHECKING:
-    from andon.core.events import Event
-    from andon.core.run.life import Life
     from andon.core.states import CancelCause, RunStatus
-
-EVENT_BYTES = 250
-"""What an event weighs besides its text, roughly."""
-
 
 CANCELS_KEPT = 10_000
 
@@ -47,8 +44,10 @@ class Latencies:
 class Archive:
     """Ended runs and their journals, for `seconds`, and at the most `max_bytes` of them."""
 
-    def __init__(self, seconds: float, max_bytes: int) -> None:
+    def __init__(self, seconds: float, max_bytes: int, have_copies: Callable[[], bool] = lambda: False) -> None:
         self.seconds, self.max_bytes = seconds, max_bytes
+        self._have_copies = have_copies
+        """Does each run have a copy of its conversation, read from a shared store? Else runs of a session share it."""
         self.held = 0
         """The bytes that are held, roughly."""
         self.counts: Counter[RunStatus] = Counter()
@@ -57,7 +56,7 @@ class Archive:
         """Who cancelled the last of them, when and why; these outlive the runs."""
         self.causes: Counter[CancelCause] = Counter()
         self.latencies = Latencies()
-        self._runs: dict[str, Life] = {}
+        self._runs: dict[str, LocalRun] = {}
         self._sizes: dict[str, int] = {}
         self._order: deque[tuple[float, str]] = deque()
         self._lock = threading.Lock()  # runs end on any loop; nothing waits under it, and a cancel never takes it
@@ -69,14 +68,14 @@ class Archive:
         """In a forked child the lock may be held for ever, and the timer is the parent's."""
         self._lock, self._timer, self._home = threading.Lock(), None, None
 
-    def find(self, run_id: str) -> Life | None:
+    def find(self, run_id: str) -> LocalRun | None:
         return self._runs.get(run_id)
 
     @property
-    def runs(self) -> list[Life]:
+    def runs(self) -> list[LocalRun]:
         return list(self._runs.copy().values())
 
-    def add(self, run: Life) -> None:
+    def add(self, run: LocalRun) -> None:
         """Keep a run that ends, on its own loop."""
         now = time.monotonic()
         with self._lock:
@@ -93,12 +92,12 @@ class Archive:
         if not self._is_armed(now):
             self._arm(now)
 
-    def _weigh(self, run: Life) -> None:
-        size = sum(map(weight, run.journal.events.copy()))
-        if run.runtime.keeper is None:
-            said = [message for message in run.own_messages if message.role == "user"]  # the rest is in the events
-        else:  # what was said before it was read from the store: it is a copy that no other run has
+    def _weigh(self, run: LocalRun) -> None:
+        size = sum(map(approximate_size, run.journal.events.copy()))
+        if self._have_copies():
             said = run.conversation
+        else:
+            said = [message for message in run.own_messages if message.role == "user"]  # the rest is in the events
         size += sum(len(piece) for message in said for piece in pieces_of(message))
         size += len(show(run.metadata)) if run.metadata else 0
         with self._lock:
@@ -132,12 +131,3 @@ class Archive:
             _, run_id = self._order.popleft()
             self._runs.pop(run_id, None)
             self.held -= self._sizes.pop(run_id, 0)
-
-
-def weight(event: Event) -> int:
-    """The bytes that it takes, roughly."""
-    if event.tool is None and event.interrupts is None:
-        return EVENT_BYTES + len(event.content)
-    tool = event.tool
-    of_tool = 0 if tool is None else len(show(tool.arguments)) + len(tool.result or "")
-    return EVENT_BYTES + len(event.content) + of_tool + sum(len(show(each.payload)) for each in event.interrupts or ())

@@ -8,18 +8,12 @@ a run that has none left is cancelled like any other, with cause `budget`.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from msgspec import Struct
 
-from andon.core.states import CancelCause
 from andon.errors import ConfigurationError
 from andon.messages import CHARACTERS_PER_TOKEN
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from andon.core.run.children import Kin
 
 
 class Budget(Struct, frozen=True, gc=False):
@@ -50,14 +44,24 @@ class Budget(Struct, frozen=True, gc=False):
 
 
 class Meter:
-    """Counts what a run with a budget, and all runs below it, have spent."""
+    """Counts what a run with a budget, and all runs below it, have spent.
 
-    __slots__ = ("_budget", "_lock", "_parent", "_run", "calls", "tokens")
+    `cancel` is called with the reason when the budget is used up.
+    """
 
-    def __init__(self, run: Kin, budget: Budget, parent: Meter | None, tokens: int = 0, calls: int = 0) -> None:
-        self._run, self._budget, self._parent = run, budget, parent
-        self.tokens, self.calls = tokens, calls  # what was spent before, in another process, if it was paused there
+    __slots__ = ("_budget", "_cancel", "_lock", "_parent", "calls", "tokens")
+
+    def __init__(
+        self, cancel: Callable[[str], object], budget: Budget, parent: Meter | None, tokens: int = 0, calls: int = 0
+    ) -> None:
+        self._cancel: Callable[[str], object] | None = cancel
+        self._budget, self._parent = budget, parent
+        self.tokens, self.calls = tokens, calls  # not 0 if the run was paused in another process
         self._lock = threading.Lock()  # children may live on other threads; a cancel never takes it
+
+    def release(self) -> None:
+        """The run is over: forget it, so that it is freed without the garbage collector."""
+        self._cancel = None
 
     def spend(self, tokens: int = 0, calls: int = 0) -> None:
         meter: Meter | None = self
@@ -80,10 +84,12 @@ class Meter:
 
     def _check(self, tokens: int, calls: int) -> None:
         budget = self._budget
+        if (cancel := self._cancel) is None:
+            return
         if budget.tokens is not None and self.tokens + tokens >= budget.tokens:
-            self._run.cancel_for(CancelCause.budget, f"{self.tokens + tokens} of {budget.tokens} tokens are spent")
+            cancel(f"{self.tokens + tokens} of {budget.tokens} tokens are spent")
         elif budget.tool_calls is not None and self.calls + calls > budget.tool_calls:
-            self._run.cancel_for(CancelCause.budget, f"all {budget.tool_calls} tool calls are spent")
+            cancel(f"all {budget.tool_calls} tool calls are spent")
 
     def watch(self, write: Callable[[str], None]) -> Callable[[str], None]:
         """The same `write`, looked at as it goes: an answer need not be complete to be too long."""

@@ -20,9 +20,9 @@ from andon.core.states import CancelOutcome
 from andon.errors import StoreError
 
 if TYPE_CHECKING:
-    from andon.core.run.run import Run
+    from andon.core.run.run import LocalRun
     from andon.core.runtime import Runtime
-    from andon.core.shared.worker import Keeper
+    from andon.core.shared.worker import Worker
 
 
 async def cancel_fitting(runtime: Runtime, which: Selection, request: CancelRequest) -> Outcomes:
@@ -49,9 +49,9 @@ class Sweep:
 
     def __init__(self, runtime: Runtime, which: Selection) -> None:
         self._runtime, self._which = runtime, which
-        self.found: dict[str, Run] = {}
+        self.found: dict[str, LocalRun] = {}
         """The runs of this process that it is about, also those that only the store can stop."""
-        self._at_work: dict[str, Run] = {}
+        self._at_work: dict[str, LocalRun] = {}
         self._here = Outcomes()
         """Of those that this process works on, what was achieved."""
 
@@ -62,42 +62,43 @@ class Sweep:
 
     def ask_here(self, request: CancelRequest, batch: Batch) -> None:
         """See `ask_here`."""
-        fitting, shared = _find(self._runtime, self._which), self._runtime.keeper is not None
-        at_work = {run.run_id: run for run in fitting if not (shared and run.rests) and run.run_id not in self._at_work}
+        fitting, shared = _find(self._runtime, self._which), self._runtime.worker is not None
+        new = [run for run in fitting if run.run_id not in self._at_work]
+        at_work = {run.run_id: run for run in new if not (shared and run.may_be_elsewhere)}
         self.found |= {run.run_id: run for run in fitting}
         self._at_work |= at_work
-        outcomes = {run_id: run.ask(request, batch) for run_id, run in at_work.items()}
+        outcomes = {run_id: run.request_cancel(request, batch) for run_id, run in at_work.items()}
         for run_id, outcome in outcomes.items():
-            if not (shared and at_work[run_id].rests):  # else it began to pause at this very moment
+            if not (shared and at_work[run_id].may_be_elsewhere):  # else it began to pause at this very moment
                 self._here[run_id] = outcome
 
     async def ask_store(self, request: CancelRequest) -> Outcomes:
         """Ask the others as well, and say for each run what that achieved."""
-        run_id, keeper = self._which.run_id, self._runtime.keeper
-        outcomes = self._here if keeper is None else await self._ask_everywhere(keeper, request)
+        run_id, worker = self._which.run_id, self._runtime.worker
+        outcomes = self._here if worker is None else await self._ask_everywhere(worker, request)
         if run_id is not None and run_id not in outcomes and self._runtime.has_ended(run_id):
             outcomes[run_id] = CancelOutcome.already_finished
         return outcomes
 
-    async def _ask_everywhere(self, keeper: Keeper, request: CancelRequest) -> Outcomes:
+    async def _ask_everywhere(self, worker: Worker, request: CancelRequest) -> Outcomes:
         resting = [run for run_id, run in self.found.items() if run_id not in self._at_work]
         try:
             # Whoever holds the run has stopped it by now: the answer does not wait for long.
             async with asyncio.timeout(self._runtime.bounds.settle_seconds if self.asked else None):
-                stored = await keeper.store.request_cancel(self._which, request)
+                stored = await worker.store.request_cancel(self._which, request)
         except (StoreError, TimeoutError) as error:
             return self._unstored(error)
         for run in self._at_work.values():
-            if stored.get(run.run_id) and run.tenure is not None:
-                run.tenure.told = True
+            if stored.get(run.run_id):
+                run.storage.cancel_was_stored()
         # Of those that rest, the store alone decides: one that it knows to have ended is only not told so here yet.
         _ask([run for run in resting if stored.get(run.run_id)], request)
         outcomes = Outcomes({key: value for key, value in stored.items() if value is not CancelOutcome.unknown})
         for run_id, outcome in self._here.items():
             outcomes[run_id] = _joint(outcomes.get(run_id), outcome)
         if stored.nobodys:
-            with contextlib.suppress(StoreError):  # it has taken the cancel; the rest is done by any keeper
-                await keeper.end_orphans()
+            with contextlib.suppress(StoreError):  # it has taken the cancel; the rest is done by any worker
+                await worker.orphans.end_all()
         return outcomes
 
     def _unstored(self, error: StoreError | TimeoutError) -> Outcomes:
@@ -117,8 +118,8 @@ def done_here(asked: int) -> str:
     return f"runs of this process were asked to stop: {asked}; ask again for those of others" if asked else ""
 
 
-def _find(runtime: Runtime, which: Selection) -> list[Run]:
-    known = runtime.runs if which.run_id is None else filter(None, [runtime.run(which.run_id)])
+def _find(runtime: Runtime, which: Selection) -> list[LocalRun]:
+    known = runtime.live_runs if which.run_id is None else filter(None, [runtime.find(which.run_id)])
     return [
         run
         for run in known
@@ -128,11 +129,11 @@ def _find(runtime: Runtime, which: Selection) -> list[Run]:
     ]
 
 
-def _ask(runs: Iterable[Run], request: CancelRequest) -> None:
+def _ask(runs: Iterable[LocalRun], request: CancelRequest) -> None:
     batch: Batch = {}
     try:
         for run in runs:
-            run.ask(request, batch)
+            run.request_cancel(request, batch)
     finally:
         wake_all(batch, request)
 

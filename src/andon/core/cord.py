@@ -1,27 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cord of one agent: what `agent.cancel()` pulls.
 
-It stops every run of the agent in flight. Pulled when none is, it stays armed for a moment, so that a cancel that raced
-ahead of its run is not lost. Only a run in the agent's own conversation takes an arm: a run of another session may be a
-stranger's, who has nothing to do with this cancel. To close the gap between the two, a pull arms first and then looks
-for runs, and a run registers first and then looks at the arm. Like the signal it has no lock: each dictionary is
-touched in single steps.
+It cancels every run of the agent in flight. Pulled when there is none, it stays armed for a moment, so that a cancel
+that raced ahead of its run is not lost. Only a run of the agent's own conversation takes an arm: a run of another
+session may be another user's. A pull arms first and then looks for runs; a run registers first and then looks at the
+arm: so no run slips through. Like the signal it has no lock: each dictionary is changed in single steps.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec import Struct
 
 from andon.core.fork import start_over_after_fork
+from andon.core.receipt import CancelRequest
 from andon.core.signal import Batch, wake_all
 from andon.core.states import CancelOutcome
 
-if TYPE_CHECKING:
-    from andon.core.receipt import CancelRequest
-    from andon.core.run.life import Life
+
+class CancellableRun(Protocol):
+    """A run, as the cord sees it."""
+
+    def request_cancel(self, request: CancelRequest, batch: Batch | None = None) -> CancelOutcome: ...
 
 
 class Arm(Struct, gc=False):
@@ -30,7 +32,7 @@ class Arm(Struct, gc=False):
     request: CancelRequest
     at: float
     armed: bool = False
-    """Whoever pulled the cord was told `armed`. Runs of other sessions may end after that: the arm stays."""
+    """The caller was told `armed`. Runs of other sessions may end after that: the arm stays."""
 
 
 class Cord:
@@ -39,7 +41,7 @@ class Cord:
     __slots__ = ("__weakref__", "_arms", "_ended_at", "live")
 
     def __init__(self) -> None:
-        self.live: dict[Life, None] = {}  # not by id: on two runtimes two runs may have the same
+        self.live: dict[CancellableRun, None] = {}  # not by id: on two runtimes two runs may have the same
         self._ended_at: float | None = None
         self._arms: dict[int, Arm] = {}
         start_over_after_fork(self)
@@ -55,7 +57,7 @@ class Cord:
                 self._arms.pop(key, None)
         try:
             return self._pull(arm, arm_seconds)
-        except BaseException:  # whoever pulled knows that it went wrong: the next prompt is none of it
+        except BaseException:  # the caller knows that it went wrong: the next prompt must not be cancelled
             self._arms.pop(id(arm), None)
             raise
 
@@ -77,18 +79,18 @@ class Cord:
     def _ask_all(self, request: CancelRequest) -> set[CancelOutcome]:
         batch: Batch = {}
         try:
-            return {run.ask(request, batch) for run in self.live.copy()}
-        finally:  # whoever was asked is woken, even if a Ctrl-C comes in between
+            return {run.request_cancel(request, batch) for run in self.live.copy()}
+        finally:  # runs that were asked are woken, even if a Ctrl-C comes in between
             wake_all(batch, request)
 
-    def add(self, run: Life, arm_seconds: float) -> None:
+    def add(self, run: CancellableRun, arm_seconds: float) -> None:
         """Register a run; it is cancelled here and now if the cord was pulled within so many seconds before."""
         self.live[run] = None
         for key, arm in self._arms.copy().items():
             if self._is_valid(arm, arm_seconds) and self._arms.pop(key, None) is not None:
-                run.ask(arm.request)
+                run.request_cancel(arm.request)
 
-    def remove(self, run: Life) -> None:
+    def remove(self, run: CancellableRun) -> None:
         self._ended_at = time.monotonic()
         self.live.pop(run, None)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from andon.core.receipt import Interrupt, Receipt
 from andon.core.states import RunStatus, ToolOutcome, Word
+from andon.errors import show
 from andon.messages import Usage
 from andon.plain import Plain
 
@@ -98,3 +99,16 @@ class Event(Plain, frozen=True, gc=False, omit_defaults=True):
     output: Any = None
     """The answer as JSON, on `run_completed`, if an `output_type` or a schema asked for one."""
     context: ContextView | None = None
+
+
+EVENT_BYTES = 250
+"""What an event takes in memory besides its text, roughly."""
+
+
+def approximate_size(event: Event) -> int:
+    """The bytes that an event takes in memory, roughly."""
+    if event.tool is None and event.interrupts is None:
+        return EVENT_BYTES + len(event.content)
+    tool = event.tool
+    of_tool = 0 if tool is None else len(show(tool.arguments)) + len(tool.result or "")
+    return EVENT_BYTES + len(event.content) + of_tool + sum(len(show(each.payload)) for each in event.interrupts or ())

@@ -148,28 +148,29 @@ class Reader:
     one task, or one thread: a second one that reads while the first one waits is refused, or events would be lost.
     """
 
-    __slots__ = ("_batch", "_journal", "_taken", "seat")
+    __slots__ = ("_journal", "_taken", "at_hand", "seat")
 
     def __init__(self, journal: Journal, after: int = 0) -> None:
         self._journal = journal
         self._taken = after
-        self._batch: Iterator[Event] = iter(())
+        self.at_hand: Iterator[Event] = iter(())
+        """The events that were taken from the journal and not given out yet."""
         self.seat = Seat()
 
     def __aiter__(self) -> Reader:
         return self
 
     async def __anext__(self) -> Event:
-        for event in self._batch:  # the quickest way to ask for one that may not be there
+        for event in self.at_hand:  # the quickest way to ask for one that may not be there
             return event
         me = object()
         try:
             self.seat.take(me)
-            return self.at_hand() or await self._more()
+            return self.next_at_hand() or await self.more()
         finally:
             self.seat.leave(me)
 
-    async def _more(self) -> Event:
+    async def more(self) -> Event:
         """Wait for what comes next."""
         await self._journal.waiters.wait(self._ready)
         if (event := self._take()) is None:
@@ -196,18 +197,22 @@ class Reader:
 
     def next_blocking(self) -> Event | None:
         """The next event, or None after the last one."""
-        for event in self._batch:
+        for event in self.at_hand:
             return event
         me = object()
         try:
             self.seat.take(me)
-            return self.at_hand() or self.wait_blocking()
+            return self.next_at_hand() or self.wait_blocking()
         finally:
             self.seat.leave(me)
 
-    def at_hand(self) -> Event | None:
-        """The next event of the batch. A reader that has the seat looks again: the one before it may have left some."""
-        return next(self._batch, None)
+    def next_at_hand(self) -> Event | None:
+        """The next event at hand. A reader that has the seat looks again: the one before it may have left some."""
+        return next(self.at_hand, None)
+
+    def drop(self) -> None:
+        """Give out none of the events at hand."""
+        self.at_hand = iter(())
 
     def wait_blocking(self) -> Event | None:
         """Wait for what comes next, in a thread that has the seat."""
@@ -224,5 +229,5 @@ class Reader:
         self._taken += len(events)
         batch = iter(events)
         first = next(batch, None)  # before another thread can read from it
-        self._batch = batch
+        self.at_hand = batch
         return first

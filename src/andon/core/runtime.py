@@ -19,22 +19,26 @@ from andon.core.archive import Archive, Latencies
 from andon.core.bounds import Bounds
 from andon.core.cancel_runs import cancel_fitting
 from andon.core.fork import start_over_after_fork
+from andon.core.held import HeldResource
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest, is_seconds
+from andon.core.records import SessionKey
+from andon.core.run.caretaker import disown
+from andon.core.run.handle import Run
+from andon.core.run.run import LocalRun
+from andon.core.run.storage import LocalStorage, RunStorage
+from andon.core.run.tool_call import ToolCallScope
+from andon.core.run.waits import only_wait_settled
 from andon.core.selection import Block, BlockKind, CancelEntry, Outcomes, Selection
 from andon.core.session import Session
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
+from andon.core.store import Store
 from andon.errors import ConfigurationError, RunIdTakenError
 
 if TYPE_CHECKING:
-    from andon.core.held import HeldResource
-    from andon.core.records import SessionKey
-    from andon.core.run.life import Life
-    from andon.core.run.run import Run
-    from andon.core.run.tool_call import ToolCallScope
+    from andon.core.shared.link import EndOrphan
     from andon.core.shared.store import SharedStore
-    from andon.core.shared.worker import EndOrphan, Keeper
-    from andon.core.store import Store
+    from andon.core.shared.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -108,12 +112,13 @@ class Runtime:
         self.max_depth, self.keep_days = max_depth, keep_days
         self.store = store
         """Where sessions and runs are kept; the first agent puts a memory store here if there is none."""
-        self.keeper: Keeper | None = None
-        """Looks after the runs that are kept in a store that several processes share."""
+        self.worker: Worker | None = None
+        """Looks after the runs in a store that several processes share."""
         self.abandoned: dict[HeldResource, ToolCallScope] = {}
         """What tool calls that were cut still hold, each with its call."""
-        self._runs: dict[str, Life] = {}
-        self._leaving: dict[Life, None] = {}
+        self._local_storage: LocalStorage | None = None
+        self._runs: dict[str, LocalRun] = {}
+        self._leaving: dict[LocalRun, None] = {}
         """Runs that are not found by their id any more, but have not settled: in their last hooks, for one."""
         self._ended: set[str] = set()
         self._ended_order: deque[str] = deque()
@@ -126,10 +131,10 @@ class Runtime:
 
     def start_over(self) -> None:
         """In a forked child the runs are the parent's: here they are over, and hold nothing."""
-        runs, self._runs, self.abandoned, self._lock = self.runs, {}, {}, threading.Lock()
+        runs, self._runs, self.abandoned, self._lock = self.live_runs, {}, {}, threading.Lock()
         self._leaving = {}
         for run in runs:
-            run.disown()
+            disown(run)
         for session in list(self._sessions.values()):
             session.start_over()
         if self._archive is not None:
@@ -142,12 +147,12 @@ class Runtime:
 
     def keep(self, end_orphan: EndOrphan) -> None:
         """Look after the runs in a store that several processes share; done by the first agent."""
-        if self.keeper is None:
-            from andon.core.shared.worker import Keeper  # most programs have no such store, and want to start quickly
+        if self.worker is None:
+            from andon.core.shared.worker import Worker  # most programs have no such store, and want to start quickly
 
             store = cast("SharedStore", self.store)
             with self._lock:  # the import takes its time, in which another thread may make an agent as well
-                self.keeper = self.keeper or Keeper(store, self.bounds.lease_seconds, end_orphan, self.keep_days)
+                self.worker = self.worker or Worker(store, self.bounds.lease_seconds, end_orphan, self.keep_days)
 
     async def close(self) -> None:
         """Let go of a shared store, and close it.
@@ -155,39 +160,55 @@ class Runtime:
         Runs that are going are cancelled first, with cause `shutdown`; paused ones stay as they are. What can't be
         ended, because the store can't be reached, is lost to it.
         """
-        if self.keeper is None:
+        if self.worker is None:
             if self.is_shared:  # and no agent has used it
                 await cast("SharedStore", self.store).close()
             return
-        going = [run for run in self.runs if not run.is_paused]
+        going = [run for run in self.live_runs if not run.is_paused]
         for run in going:
-            if not run.rests:  # one that the store is just asked to take as paused is paused in a moment
+            if not run.may_be_elsewhere:  # one that the store is just asked to take as paused is paused in a moment
                 run.cancel_for(CancelCause.shutdown, "the runtime was closed")
         try:
             async with asyncio.timeout(self.bounds.child_seconds + self.bounds.settle_seconds):
                 for run in going:
-                    await run.rested()
+                    await only_wait_settled(run)
         except TimeoutError:
             log.warning("the runtime is closed, though some of its runs have not ended: %s", self.runs)
         finally:
-            await self.keeper.close()
-            await self.keeper.store.close()
+            await self.worker.close()
+            await self.worker.store.close()
 
     def run(self, run_id: str) -> Run | None:
-        """The run with this id, if it has not ended yet."""
-        return cast("Run | None", self._runs.get(run_id))  # there is no other kind of life
+        """The handle of the run with this id, if it has not ended yet."""
+        run = self._runs.get(run_id)
+        return None if run is None else Run(run)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The handles of all runs that have not ended yet."""
+        return [Run(run) for run in self.live_runs]
+
+    @property
+    def ended(self) -> list[Run]:
+        """The handles of the runs that have ended not long ago, oldest first, if `keep_ended` was called."""
+        return [Run(run) for run in self.recently_ended]
 
     def recent(self, run_id: str) -> Run | None:
+        """The handle of the run with this id, also if it has ended not long ago and `keep_ended` was called."""
+        run = self.find_recent(run_id)
+        return None if run is None else Run(run)
+
+    def find_recent(self, run_id: str) -> LocalRun | None:
         """The run with this id, also if it has ended not long ago and `keep_ended` was called."""
         run = self._runs.get(run_id)  # first: a run that ends is in the archive before it leaves here
         if run is None and self._archive is not None:
             run = self._archive.find(run_id)
-        return cast("Run | None", run)
+        return run
 
     @property
-    def ended(self) -> list[Run]:
+    def recently_ended(self) -> list[LocalRun]:
         """The runs that have ended not long ago, oldest first, if `keep_ended` was called."""
-        return cast("list[Run]", [] if self._archive is None else self._archive.runs)
+        return [] if self._archive is None else self._archive.runs
 
     @property
     def ended_counts(self) -> dict[RunStatus, int]:
@@ -210,22 +231,22 @@ class Runtime:
         Servers want this, for readers that come back. Otherwise an ended run is freed with its last handle.
         """
         if self._archive is None:
-            self._archive = Archive(seconds, max_bytes)
+            self._archive = Archive(seconds, max_bytes, lambda: self.worker is not None)
 
     @property
-    def runs(self) -> list[Run]:
+    def live_runs(self) -> list[LocalRun]:
         """Every run that has not ended yet."""
-        return cast("list[Run]", list(self._runs.copy().values()))
+        return list(self._runs.copy().values())
 
     @property
     def lag(self) -> float:
         """How many seconds a run that begins now would wait for a shared store to take it in."""
-        return 0.0 if self.keeper is None else self.keeper.store.lag
+        return 0.0 if self.worker is None else self.worker.store.lag
 
     @property
     def lost_leases(self) -> int:
         """How many runs were stopped here because their leases on a shared store were lost."""
-        return 0 if self.keeper is None else self.keeper.leases.lost
+        return 0 if self.worker is None else self.worker.leases.lost
 
     @property
     def live(self) -> int:
@@ -235,7 +256,7 @@ class Runtime:
     def cancel_run(self, run_id: str, request: CancelRequest) -> CancelOutcome:
         run = self._runs.get(run_id)
         if run is not None:
-            return run.ask(request)
+            return run.request_cancel(request)
         return CancelOutcome.already_finished if run_id in self._ended else CancelOutcome.unknown
 
     async def cancel(
@@ -277,21 +298,21 @@ class Runtime:
         >>> await runtime.cancel(user_id="mallory")
         """
         block = Block(kind, id, by, reason, time.time())
-        if self.keeper is not None:
-            await self.keeper.store.block(block)
+        if self.worker is not None:
+            await self.worker.store.block(block)
         else:
             self._blocks[kind, id] = block
         return block
 
     async def unblock(self, kind: BlockKind, id: str) -> bool:
         """Take new runs again. False if there was no such block."""
-        if self.keeper is not None:
-            return await self.keeper.store.unblock(kind, id)
+        if self.worker is not None:
+            return await self.worker.store.unblock(kind, id)
         return self._blocks.pop((kind, id), None) is not None
 
     async def blocks(self) -> list[Block]:
         """What is blocked, the oldest first."""
-        return list(self._blocks.copy().values()) if self.keeper is None else await self.keeper.store.blocks()
+        return list(self._blocks.copy().values()) if self.worker is None else await self.worker.store.blocks()
 
     async def check_blocks(self, key: SessionKey) -> None:
         """Raise if nothing of this user, or of this agent, is to go on that waits."""
@@ -301,11 +322,11 @@ class Runtime:
 
     async def cancel_log(self, which: Selection, limit: int = 100) -> list[CancelEntry]:
         """Who cancelled what, when and why, newest first; of ended runs, if `keep_ended` was called."""
-        if self.keeper is not None:
-            return await self.keeper.store.cancel_log(which, limit)
+        if self.worker is not None:
+            return await self.worker.store.cancel_log(which, limit)
         going = [
             CancelEntry(run.run_id, run.signal.request, run.session.key)
-            for run in self.runs
+            for run in self.live_runs
             if run.signal.request is not None
         ]
         ended = [] if self._archive is None else list(self._archive.cancels.copy())
@@ -318,7 +339,7 @@ class Runtime:
 
         On a store that several processes share, the line is there, and each run has a session of its own here.
         """
-        if self.keeper is not None:
+        if self.worker is not None:
             return Session(key)
         with self._lock:
             session = self._sessions.get(key)
@@ -330,7 +351,7 @@ class Runtime:
         """Is there a run in this session that has not ended, or anybody else who holds it?"""
         return key in self._sessions
 
-    def register(self, run: Life) -> None:
+    def register(self, run: LocalRun) -> None:
         if self._blocks:
             for key in (("user", run.user_id), ("agent", run.agent_id)):
                 if (block := self._blocks.get(key)) is not None:
@@ -338,20 +359,33 @@ class Runtime:
         if run.run_id in self._ended or self._runs.setdefault(run.run_id, run) is not run:
             raise RunIdTakenError.of(run.run_id)
 
-    def forget(self, run: Life) -> None:
+    def find(self, run_id: str) -> LocalRun | None:
+        """The run with this id, if it has not ended yet."""
+        return self._runs.get(run_id)
+
+    def storage_for(self, run: LocalRun) -> RunStorage:
+        """Where this run is kept."""
+        if self.worker is not None:
+            return self.worker.storage_for(run, run.on_busy)
+        if self._local_storage is None or not self._local_storage.is_for(self.store):
+            assert self.store is not None
+            self._local_storage = LocalStorage(self.store)
+        return self._local_storage
+
+    def withdraw(self, run: LocalRun) -> None:
         """Take back a registration: the run did not start, or goes on elsewhere."""
         if self._runs.get(run.run_id) is run:
             del self._runs[run.run_id]
 
-    def part_from(self, run: Life) -> None:
-        """The same for a run that has still something to do; `settled` is called when it has not."""
+    def part_from(self, run: LocalRun) -> None:
+        """The same for a run that has still something to do; `run_released` is called when it has not."""
         self._leaving[run] = None
-        self.forget(run)
+        self.withdraw(run)
 
-    def settled(self, run: Life) -> None:
+    def run_released(self, run: LocalRun) -> None:
         self._leaving.pop(run, None)
 
-    def unregister(self, run: Life) -> None:
+    def run_ended(self, run: LocalRun) -> None:
         self._ended.add(run.run_id)
         self._ended_order.append(run.run_id)
         if self._archive is not None:
@@ -361,19 +395,25 @@ class Runtime:
             self._ended.discard(self._ended_order.popleft())
 
 
+def runtime_of(run: LocalRun) -> Runtime:
+    """The runtime of a run, which knows it only as its host."""
+    assert isinstance(run.runtime, Runtime)
+    return run.runtime
+
+
 _runtimes: WeakSet[Runtime] = WeakSet()
 
 
 def _end_lost() -> None:
     """The portal's loop broke: the runs that lived on it are lost. A new portal ends them."""
     for runtime in list(_runtimes):
-        for run in [*runtime.runs, *runtime._leaving.copy()]:
+        for run in [*runtime.live_runs, *runtime._leaving.copy()]:
             run.ensure_ending()
 
 
 def _give_up() -> list[asyncio.Task[None]]:
     """The portal is being closed: its runs wait for nothing any more but for the store."""
-    runs = [run for runtime in list(_runtimes) for run in runtime.runs if run.loop is asyncio.get_running_loop()]
+    runs = [run for runtime in list(_runtimes) for run in runtime.live_runs if run.loop is asyncio.get_running_loop()]
     return [task for run in runs if (task := run.give_up()) is not None]
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session is a line: one run at a time talks in it, the others wait their turn, first come, first served.
+"""A session is one conversation and a queue of runs: one run at a time has its turn, first come, first served.
 
-The lock guards the line's order only. Nothing waits while it is held, and a cancel never takes it. A run that was
-cancelled while it waited ends at once; its message and marker keep their place in the line, and whoever leaves the
-line before them writes them down.
+The lock guards only the order of the queue. Nothing waits while it is held, and a cancel never takes it. A run that is
+cancelled in the queue ends at once. Its message and marker keep their place in the queue: the run that leaves the queue
+just before them writes them.
 """
 
 from __future__ import annotations
@@ -13,26 +13,23 @@ import contextlib
 import functools
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
-from andon.core.states import CancelCause, RunStatus
+from andon.core.records import SessionKey
+from andon.core.states import CancelCause, CancelOutcome, RunStatus
+from andon.core.steps import StepRunner
 from andon.core.waiters import Waiters
 from andon.errors import SessionBusyError, SessionPausedError
-
-if TYPE_CHECKING:
-    from andon.core.records import SessionKey
-    from andon.core.run.ending import Estate
-    from andon.core.run.life import Life
-    from andon.messages import Message
+from andon.messages import Message
 
 LOST_CHECK_SECONDS = 1.0
-"""The safety net for whoever queues behind a run on another loop: nothing tells that a loop was closed."""
+"""How often a queued run looks after the runs ahead on other event loops: nothing tells that a loop was closed."""
 
 OnBusy = Literal["reject", "queue", "cancel"]
 
 
 def refusal(session: SessionKey, holder: str, status: RunStatus, describe_open: Callable[[], str]) -> SessionBusyError:
-    """Why a run can't enter."""
+    """The error for a run that can't enter the queue."""
     if status is RunStatus.paused:
         return SessionPausedError(
             f"session {session.session_id!r} is paused: run {holder!r} waits for answers to {describe_open()}. Give "
@@ -47,7 +44,7 @@ def refusal(session: SessionKey, holder: str, status: RunStatus, describe_open: 
 
 
 def still_busy(session: SessionKey, holder: str, status: RunStatus) -> SessionBusyError:
-    """Why nobody else may change the session."""
+    """The error for a change of a session in which a run is."""
     if status is RunStatus.cancelling:
         what, advice = "being cancelled", "Wait for its end."
     else:
@@ -56,46 +53,82 @@ def still_busy(session: SessionKey, holder: str, status: RunStatus) -> SessionBu
     return SessionBusyError(words, run_id=holder)
 
 
+class QueuedRun(Protocol):
+    """A run, as the queue sees it."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def status(self) -> RunStatus: ...
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    @property
+    def is_cancelling(self) -> bool: ...
+
+    def is_lost(self) -> bool: ...
+
+    def ensure_ending(self) -> None: ...
+
+    def describe_open(self) -> str: ...
+
+    def cancel_for(self, cause: CancelCause, reason: str | None = None) -> CancelOutcome: ...
+
+
+Write = Callable[[StepRunner], Awaitable[None]]
+"""Writes what a run leaves, with the steps of the run that does it."""
+
+
 class Place:
-    """A run's place in its session's line."""
+    """A run's place in the queue of its session."""
 
-    __slots__ = ("bequest", "granted", "run", "stirred", "waiters")
+    __slots__ = ("granted", "moved_ahead", "pending_write", "run", "waiters")
 
-    def __init__(self, run: Life) -> None:
+    def __init__(self, run: QueuedRun) -> None:
         self.run = run
         self.granted = False
-        self.stirred = False
-        """Someone ahead lives elsewhere now."""
+        self.moved_ahead = False
+        """A run ahead in the queue has moved to another event loop."""
         self.waiters: Waiters | None = None
-        self.bequest: Callable[[Estate], Awaitable[None]] | None = None
-        """What a run that ended in the line left to be written when its turn comes."""
+        self.pending_write: Write | None = None
+        """Writes what the run left that ended in the queue. Called when its turn comes."""
 
 
 class Session:
-    """One conversation, and the line of runs that want to go on with it."""
+    """One conversation, and the queue of runs that go on with it."""
 
     __slots__ = ("__weakref__", "_lock", "_parts", "_places", "ahead", "changes", "key", "loaded", "view")
 
     def __init__(self, key: SessionKey) -> None:
         self.key = key
-        self._parts: tuple[list[Message], list[Message]] = ([], [])  # one thing, so that nobody sees half a change
+        self._parts: tuple[list[Message], list[Message]] = (
+            [],
+            [],
+        )  # one tuple: a reader never sees half a change
         self.loaded = False
         self.ahead = False
-        """The store could not keep what was said here last, so it is not asked what was said."""
+        """The store could not keep the last run's messages, so the conversation is not read from it."""
         self.view: Session | None = None
-        """Another one, that shows what is said in this one."""
+        """Another session object, that shows the conversation of this one."""
         self.changes: list[Waiters] = []
-        """Who waits for each change of what was said that is under way, such as taking a run back."""
+        """The waiters for each change of the conversation that is under way, such as a rollback."""
         self._lock = threading.Lock()
         self._places: list[Place] = []
 
     def start_over(self) -> None:
-        """In a forked child the runs in the line are the parent's, and the lock may be held for ever."""
+        """In a forked child the queued runs are the parent's, and the lock may be held for ever."""
         self._lock, self._places, self.changes, self._parts = threading.Lock(), [], [], (self.base, [])
 
     @property
+    def queue(self) -> list[Place]:
+        """The places in the queue, the run that has its turn first."""
+        return self._places.copy()
+
+    @property
     def base(self) -> list[Message]:
-        """The conversation before the run that holds the session."""
+        """The conversation before the run that has its turn."""
         return self._parts[0]
 
     @property
@@ -109,9 +142,9 @@ class Session:
         return [*base, *tail]
 
     def enter(self, place: Place, on_busy: OnBusy) -> None:
-        """Join the line, or raise if the session is busy and `on_busy` says so."""
+        """Join the queue, or raise if the session is busy and `on_busy` says so."""
         with self._lock:
-            ahead = [other.run for other in self._places if other.bequest is None]  # the others have ended
+            ahead = [other.run for other in self._places if other.pending_write is None]  # the others have ended
             for other in ahead:
                 other.ensure_ending()
             holder = next((other for other in ahead if not (other.is_cancelling or other.is_lost())), None)
@@ -123,16 +156,16 @@ class Session:
             self._places.append(place)
 
     def withdraw(self, place: Place) -> None:
-        """Leave the line before anything was said. It may be that the run had not come into it."""
+        """Leave the queue before anything was said. The run may not be in it yet."""
         if place in self._places:
             self.leave(place)
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Change what was said, or raise if a run holds the session. A run that begins meanwhile waits to read it."""
+        """Change the conversation, or raise if a run is in the session. A run that begins meanwhile waits for it."""
         change = Waiters()
         with self._lock:
-            holder = next((other.run for other in self._places if other.bequest is None), None)
+            holder = next((other.run for other in self._places if other.pending_write is None), None)
             if holder is not None:
                 raise still_busy(self.key, holder.run_id, holder.status)
             self.changes.append(change)
@@ -143,7 +176,7 @@ class Session:
             change.wake()
 
     async def unchanged(self) -> None:
-        """Wait until nobody changes what was said."""
+        """Wait until no change of the conversation is under way."""
         for change in [*self.changes]:
             await change.wait(functools.partial(self._is_over, change))
 
@@ -151,76 +184,76 @@ class Session:
         return change not in self.changes
 
     def supersede(self, place: Place) -> None:
-        """Cancel every run that is ahead in the line."""
+        """Cancel every run that is ahead in the queue."""
         with self._lock:
             ahead = self._places[: self._places.index(place)]
-        for other in reversed(ahead):  # the last one first: if one ends at once, the next must not have its turn
+        for other in reversed(ahead):  # the last one first: if one ends at once, the next must not get its turn
             other.run.cancel_for(CancelCause.superseded, f"run {place.run.run_id} takes over")
 
-    async def turn(self, place: Place) -> None:
-        """Wait until all that were ahead have left."""
+    async def wait_turn(self, place: Place) -> None:
+        """Wait until all runs that were ahead have left the queue."""
         if (waiters := place.waiters) is None:
             return
         while not place.granted:
-            place.stirred = False
+            place.moved_ahead = False
             with self._lock:
                 ahead = self._places[: self._places.index(place)]
             elsewhere = [other.run for other in ahead if other.run.loop is not place.run.loop]
             try:
                 async with asyncio.timeout(LOST_CHECK_SECONDS if elsewhere else None):
-                    await waiters.wait(lambda: place.granted or place.stirred)
+                    await waiters.wait(lambda: place.granted or place.moved_ahead)
             except TimeoutError:
                 for run in elsewhere:
                     run.ensure_ending()
 
-    def stir(self) -> None:
-        """A run that was paused goes on on another loop: whoever waits behind it has to look after it."""
+    def run_moved(self) -> None:
+        """A paused run goes on, on another event loop: the runs behind it have to look after it there."""
         with self._lock:
             waiting = [place for place in self._places if place.waiters is not None]
         for place in waiting:
-            place.stirred = True
+            place.moved_ahead = True
             assert place.waiters is not None
             place.waiters.wake()
 
-    def bequeath(self, place: Place, write: Callable[[Estate], Awaitable[None]]) -> bool:
-        """Leave the writing to whoever is ahead. False if nobody is: then it is the run's own to do."""
+    def defer_write(self, place: Place, write: Write) -> bool:
+        """Leave the writing to the run ahead. False if there is none: then the run has to do it itself."""
         with self._lock:
             if place.granted:
                 return False
-            place.bequest = write
+            place.pending_write = write
             return True
 
     def show(self, messages: list[Message]) -> None:
-        """Until a run reads what the store has, this is the conversation as it was seen last."""
+        """Show this conversation until a run reads the store."""
         self._parts = (messages, [])
 
-    def open(self, base: list[Message], tail: list[Message]) -> None:
-        """The holder begins: the conversation as the store has it, and the list to which the holder adds."""
+    def begin_turn(self, base: list[Message], tail: list[Message]) -> None:
+        """A run begins its turn: the conversation as the store has it, and the list to which the run adds."""
         self._parts, self.loaded = (base, tail), True
         if self.view is not None:
-            self.view.open(base, tail)
+            self.view.begin_turn(base, tail)
 
     def refresh(self, base: list[Message]) -> None:
-        """The store has another conversation than before. A run that has begun meanwhile has read it, or will."""
+        """The store's conversation has changed. A run that has begun meanwhile has read it, or will."""
         with self._lock:
             if not self._places:
-                self.open(base, [])
+                self.begin_turn(base, [])
 
-    def close(self, messages: list[Message]) -> None:
-        """Put what the holder leaves in place of what it had so far."""
+    def commit(self, messages: list[Message]) -> None:
+        """End a run's turn: put what it leaves in place of what it had so far."""
         self._parts = ([*self.base, *messages], [])
         if self.view is not None and self.loaded:  # else it is not known what came before
             self.view.show(self.base)
 
     def leave(self, place: Place) -> Place | None:
-        """Give the session to the next in line, and return its place: if that has a bequest, the writing is yours."""
+        """Give the turn to the next in the queue, and return its place. The caller does its pending write, if any."""
         with self._lock:
             self._places.remove(place)
             if not self._places:
                 return None
-            heir = self._places[0]
-            heir.granted = True
-        if heir.waiters is not None:
-            heir.waiters.wake()
-        heir.run.ensure_ending()
-        return heir
+            following = self._places[0]
+            following.granted = True
+        if following.waiters is not None:
+            following.waiters.wake()
+        following.run.ensure_ending()
+        return following

@@ -7,7 +7,7 @@ Member names are what programs use, values are what goes over the wire. All are 
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 from andon.errors import IllegalTransitionError
 
@@ -36,20 +36,38 @@ class RunStatus(Word):
 
 _FINAL = frozenset({RunStatus.completed, RunStatus.cancelled, RunStatus.error})
 
-LEGAL: dict[RunStatus, frozenset[RunStatus]] = {
-    RunStatus.pending: frozenset({RunStatus.running, RunStatus.cancelling, RunStatus.error}),
-    RunStatus.running: frozenset({RunStatus.paused, RunStatus.cancelling, RunStatus.completed, RunStatus.error}),
-    RunStatus.paused: frozenset({RunStatus.running, RunStatus.cancelling}),
-    RunStatus.cancelling: frozenset({RunStatus.cancelled}),
-    RunStatus.completed: frozenset(),
-    RunStatus.cancelled: frozenset(),
-    RunStatus.error: frozenset(),
+
+class RunState(Enum):
+    """Where a run of this process stands. The public `RunStatus` follows from it, from the signal and from the end.
+
+    `pending`: made, or waiting for its turn. `ending`: it does nothing more but end. `ended`: its terminal event is
+    written. `released`: its last hooks have been called too, and nothing refers to the run any more.
+    """
+
+    pending = 1
+    running = 2
+    paused = 3
+    ending = 4
+    ended = 5
+    released = 6
+
+
+RUN_STEPS: dict[RunState, frozenset[RunState]] = {
+    RunState.pending: frozenset({RunState.running, RunState.ending, RunState.released}),
+    RunState.running: frozenset({RunState.paused, RunState.ending}),
+    RunState.paused: frozenset({RunState.running, RunState.ending}),
+    RunState.ending: frozenset({RunState.ending, RunState.ended}),
+    RunState.ended: frozenset({RunState.released}),
+    RunState.released: frozenset(),
 }
+"""The legal steps. From `pending` to `released`: the run was refused. From `ending` to `ending`: the task that ended
+the run was stopped, and the portal goes on with the end.
+"""
 
 
-def check_step(before: RunStatus, after: RunStatus) -> None:
-    """Raise for a step that the state table does not have."""
-    if after not in LEGAL[before]:
+def check_step(before: RunState, after: RunState) -> None:
+    """Raise for a step that the table of states does not have."""
+    if after not in RUN_STEPS[before]:
         raise IllegalTransitionError(f"a run can't go from {before.name} to {after.name}")
 
 

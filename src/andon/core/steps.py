@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step: one piece of work of a run, in a task of its own, that a cancel can cut.
+"""A step is one piece of a run's work, in a task of its own, that a cancel can cut.
 
-Whatever may wait for long (a model call, a tool, an async hook, a back-off, a queue) is a step. It is cancelled once,
-so that its `except` and `finally` may await and finish; again when it has not ended after `cut_seconds`; and abandoned,
-and named, after `abandon_seconds`. The run never waits for it any longer than that, whatever it does.
+Everything that may wait for long is a step: a model call, a tool, an async hook, a back-off, a queue. A cut step is
+cancelled once, so that its `except` and `finally` may await and finish. It is cancelled again when it has not ended
+after `cut_seconds`. It is abandoned, and named, after `abandon_seconds`. The run never waits for it longer than that.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from andon.core.cutting import cut_line
 from andon.core.waiters import Waiters
-from andon.core.watchdog import Alarm
+from andon.core.watchdog import Watchdog
 from andon.errors import StoreError, confide, describe
 
 if TYPE_CHECKING:
     from andon.core.bounds import Bounds
+    from andon.core.records import SessionKey
     from andon.core.signal import CancelSignal
     from andon.core.states import CancelMode
 
@@ -29,11 +30,11 @@ log = logging.getLogger(__name__)
 
 
 STRAY_CANCELS = 5
-"""How often a host may cancel what no cancel of ours may cut, before that counts as its failure."""
+"""How often the host may cancel a step that no cancel of ours cuts, before that counts as the step's failure."""
 
 
 class Cut(BaseException):
-    """Unwinds the loop of a run that was cancelled, to where it is settled. Never leaves the package."""
+    """Unwinds the loop of a cancelled run, up to the place where the run is settled. Never leaves the package."""
 
     def __init__(self, abandoned: bool = False) -> None:
         self.abandoned = abandoned
@@ -41,15 +42,15 @@ class Cut(BaseException):
 
 
 class CutAloneError(Exception):
-    """The step was cut, and the run goes on: its own time was up, or someone asked for it alone."""
+    """The step was cut and the run goes on: the step's own time was up, or a cancel was for this step alone."""
 
 
 class StrayError(Exception):
-    """The work raised what is not an Exception, a CancelledError or SystemExit say, on its own account: its failure."""
+    """The work itself raised something that is not an Exception, such as SystemExit. That counts as its failure."""
 
 
 class StrayCancelError(StrayError):
-    """A CancelledError that the run didn't send: the work's own, or of a host that cancels every task it finds."""
+    """A CancelledError that the run did not send: the work raised it, or the host cancels every task of the loop."""
 
 
 class Step(Generic[T]):
@@ -58,44 +59,44 @@ class Step(Generic[T]):
     __slots__ = (
         "_error",
         "_make",
-        "_run",
+        "_runner",
         "_task",
         "_timer",
         "_value",
         "_waiter",
         "abandoned",
-        "alarm",
         "cut_by",
         "finished",
         "name",
         "on_cut",
         "was_cut",
         "was_cut_alone",
+        "watchdog",
     )
 
     def __init__(
         self,
-        run: Stepper,
+        runner: StepRunner,
         make: Callable[[], Awaitable[T]],
         name: str,
         cut_by: CancelMode | None = None,
         on_cut: Callable[[], None] | None = None,
         timeout: float | None = None,
     ) -> None:
-        self._run, self._make, self.name, self.cut_by, self.on_cut = run, make, name, cut_by, on_cut
+        self._runner, self._make, self.name, self.cut_by, self.on_cut = runner, make, name, cut_by, on_cut
         self._value: T
         self._error: BaseException | None = None
-        self.alarm = Alarm.of(run.loop, run.bounds.cut_seconds)  # had in time: a cancel does not want to wait for it
-        self._timer = None if timeout is None else run.loop.call_later(timeout, self.cut_alone)
+        self.watchdog = Watchdog.of(runner.loop, runner.bounds.cut_seconds)  # found now, so that a cancel is quicker
+        self._timer = None if timeout is None else runner.loop.call_later(timeout, self.cut_alone)
         self._waiter: asyncio.Future[None] | None = None
         self.finished = self.was_cut = self.was_cut_alone = self.abandoned = False
-        self._task = run.loop.create_task(self._perform(), name=name)
+        self._task = runner.loop.create_task(self._perform(), name=name)
         self._task.add_done_callback(self._on_done)
 
     async def _perform(self) -> None:
         if not hasattr(self, "_task"):
-            # This loop begins tasks at once (asyncio.eager_task_factory). Nobody could cut the step before its task is
-            # known, so it begins in the next turn, as on any other loop.
+            # This loop begins tasks at once (asyncio.eager_task_factory). A step can't be cut before its task is known,
+            # so it begins in the next turn of the loop, as on any other loop.
             await asyncio.sleep(0)
         # The coroutine is made here, so that a step cancelled before it began leaves nothing "never awaited".
         try:
@@ -109,9 +110,8 @@ class Step(Generic[T]):
         except BaseException as error:
             if isinstance(error, GeneratorExit) and self._is_closed():
                 raise
-            self._error = as_exception(error)  # whoever awaits the step gets it
-        # Not left to the done-callback, which would cost the waiting run one more turn of the loop; and if that has
-        # nothing left to do, the loop is spared it.
+            self._error = as_exception(error)  # raised where the step is awaited
+        # Done here and not in the done-callback, which would cost the waiting run one more turn of the loop.
         self._finish()
         if not self.abandoned:
             self._task.remove_done_callback(self._on_done)
@@ -121,32 +121,48 @@ class Step(Generic[T]):
         loop = asyncio._get_running_loop()
         return loop is None or asyncio.current_task(loop) is not self._task
 
-    async def wait(self) -> None:
-        """Outlast the step. The host's cancellation of this very task becomes a cancel of the run."""
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait for the end of the step, and return or raise its outcome.
+
+        If the host cancels the task that waits here, that becomes a cancel of the run.
+        """
         while not self.finished:
-            # A future per wait: a cancellation of the awaiting task cancels that one alone.
-            self._waiter = self._run.loop.create_future()
             try:
-                await self._waiter
+                yield from self._make_waiter()
             except asyncio.CancelledError:
-                self._run.host_cancelled()
+                self._runner.host_cancelled()
         self._waiter = None
+        return self.outcome()
+
+    async def wait(self) -> None:
+        """Wait for the end of the step in the same way, but leave its outcome to a later `outcome()`."""
+        while not self.finished:
+            try:
+                await self._make_waiter()
+            except asyncio.CancelledError:
+                self._runner.host_cancelled()
+        self._waiter = None
+
+    def _make_waiter(self) -> asyncio.Future[None]:
+        """A future for each wait: a cancellation of the awaiting task cancels this future alone."""
+        self._waiter = self._runner.loop.create_future()
+        return self._waiter
 
     def outcome(self) -> T:
         """What the work returned or raised; Cut if the run was cancelled under it."""
         error, self._error = self._error, None
         if isinstance(error, StrayCancelError) and self._is_cancelled():
-            # A host that ends its loop cancels every task at once, and this one heard of it before the run did.
+            # The host ends its loop and cancels every task at once. This task was reached before the run's own.
             self.mark_cut()
         if self.was_cut:
             if error is not None:
-                what, facts = cut_line(describe(error)), {"facts": self._run.names}
+                what, facts = cut_line(describe(error)), {"facts": self._runner.facts}
                 log.info("%s failed while it was cut: %s", self.name, what, exc_info=error, extra=facts)
             if self.was_cut_alone and not self._is_cancelled():
                 raise CutAloneError(self.name)
             raise Cut(self.abandoned)
-        if isinstance(error, KeyboardInterrupt):  # it has gone its way, through the loop, and goes it once
-            self._run.host_cancelled()
+        if isinstance(error, KeyboardInterrupt):  # it went up through the event loop, and is raised only there
+            self._runner.host_cancelled()
             raise Cut
         try:
             if error is not None:
@@ -163,55 +179,57 @@ class Step(Generic[T]):
         """Cut this step, and let the run go on."""
         if not self.finished and not self.was_cut:
             self.was_cut_alone = True
-            self._run.cut([self])
+            self._runner.cut([self])
 
     @property
     def can_be_cut(self) -> bool:
         return not (self.finished or self.was_cut or self._task.done())
 
     def cut(self) -> None:
-        """Cancel its task. Its alarm, which has been told, rings if it does not end."""
+        """Cancel its task. The watchdog, which watches it already, acts if it does not end."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         try:
             self.mark_cut()
         finally:
-            if not (self._run.host_has_cancelled and self._task.cancelling()):
-                # A host that ends its loop has done it: the work is to see one CancelledError, not two.
+            if not (self._runner.host_has_cancelled and self._task.cancelling()):
+                # A host that ends its loop has cancelled it already: the work gets one CancelledError, not two.
                 self._task.cancel()
 
     def mark_cut(self) -> None:
-        """Have it told, once."""
+        """Note that it was cut, and call `on_cut`, once."""
         if not self.was_cut:
             self.was_cut = True
             if self.on_cut is not None:
                 self.on_cut()
 
     def _is_cancelled(self) -> bool:
-        return self.cut_by is not None and self._run.signal.rank >= self.cut_by.rank
+        return self.cut_by is not None and self._runner.signal.rank >= self.cut_by.rank
 
     def cut_again(self) -> None:
         """It was cut a while ago, and has not ended."""
         self._task.cancel()
-        bounds = self._run.bounds
+        bounds = self._runner.bounds
         seconds = max(0.0, bounds.abandon_seconds - bounds.cut_seconds)
-        self._timer = self._task.get_loop().call_later(seconds, self.give_up)  # the run may have left that loop
+        self._timer = self._task.get_loop().call_later(seconds, self.give_up)  # the run may have left its loop
 
     def give_up(self) -> None:
-        """It was cut, and does not end: name it, and go on without it."""
+        """It was cut and does not end: name it, and let the run go on without it."""
         self.abandoned = True
-        log.warning("%s was cancelled and did not stop; abandoned", self.name, extra={"facts": self._run.names})
-        self._run.leave_behind(self, self.name)
+        log.warning("%s was cancelled and did not stop; abandoned", self.name, extra={"facts": self._runner.facts})
+        self._runner.leave_behind(self, self.name)
         self._finish()
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         if self.abandoned:
             log.info(
-                "%s, abandoned earlier, has ended; its result is dropped", self.name, extra={"facts": self._run.names}
+                "%s, abandoned earlier, has ended; its result is dropped",
+                self.name,
+                extra={"facts": self._runner.facts},
             )
             self._error = None
-            self._run.picked_up(self)
+            self._runner.picked_up(self)
         elif task.cancelled():  # before its first step
             if not self.was_cut:
                 self._error = StrayCancelError("CancelledError from outside, before it began")
@@ -225,8 +243,8 @@ class Step(Generic[T]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.alarm.let_go(self)
-        self._run.end_step(self)
+        self.watchdog.release(self)
+        self._runner.forget(self)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -240,50 +258,68 @@ def as_exception(error: BaseException) -> Exception:
     return stray
 
 
-class Stepper:
-    """Whoever works in steps: does them, cuts them, and remembers what it had to leave behind."""
+class StepRunner:
+    """Runs the steps of a run, cuts them, and remembers what had to be left behind."""
 
-    __slots__ = ("_leftovers", "_steps", "_waiters", "bounds", "host_has_cancelled", "loop", "signal", "warnings")
+    __slots__ = (
+        "_key",
+        "_leftovers",
+        "_on_host_cancel",
+        "_run_id",
+        "_steps",
+        "bounds",
+        "host_has_cancelled",
+        "loop",
+        "signal",
+        "waiters",
+        "warnings",
+    )
 
     loop: asyncio.AbstractEventLoop
+    """Where the steps run. Set when the run begins, and when it moves to another loop."""
 
-    def __init__(self, signal: CancelSignal, bounds: Bounds) -> None:
-        self.signal, self.bounds = signal, bounds
+    def __init__(self, run_id: str, key: SessionKey, signal: CancelSignal, bounds: Bounds) -> None:
+        self._run_id, self._key, self.signal, self.bounds = run_id, key, signal, bounds
         self.host_has_cancelled = False
-        """Whoever owns the loop has cancelled the task that waits for the steps, and maybe theirs too."""
+        """The host has cancelled the task that waits for the steps, and maybe the tasks of the steps too."""
         self.warnings: list[str] = []
+        self.waiters = Waiters()
+        """Woken when something that was left behind is gone, and whenever the state of the run changes."""
         self._steps: list[Step[Any]] = []
         self._leftovers: dict[object, str] = {}
-        self._waiters = Waiters()
+        self._on_host_cancel: Callable[[], object] | None = None
+
+    def bind(self, loop: asyncio.AbstractEventLoop, on_host_cancel: Callable[[], object]) -> None:
+        """Run steps on this loop. `on_host_cancel` is called when the host cancels a task that waits for a step."""
+        self.loop, self._on_host_cancel = loop, on_host_cancel
+
+    def release(self) -> None:
+        """The run is over: forget it, so that it is freed without the garbage collector."""
+        self._on_host_cancel = None
 
     def host_cancelled(self) -> None:
-        """The task that waits for a step was cancelled by someone else."""
-        raise NotImplementedError
+        """The host has cancelled the task that waits for a step."""
+        self.host_has_cancelled = True
+        if self._on_host_cancel is not None:
+            self._on_host_cancel()
+
+    @property
+    def live(self) -> list[Step[Any]]:
+        """The steps that have begun and not ended."""
+        return self._steps.copy()
 
     @property
     def leftovers(self) -> list[str]:
-        """What was left behind and is not gone yet, by name. Empty is the normal case."""
+        """The names of tasks and threads that were left behind and are still running. Normally empty."""
         return list(self._leftovers.copy().values())
 
-    async def step(
-        self,
-        make: Callable[[], Awaitable[T]],
-        *,
-        name: str,
-        cut_by: CancelMode | None,
-        timeout: float | None = None,
-        on_cut: Callable[[], None] | None = None,
-    ) -> T:
-        """Do one piece of work in a task of its own, and wait for it.
+    @property
+    def has_leftovers(self) -> bool:
+        return bool(self._leftovers)
 
-        `cut_by` is the weakest mode that cuts it, None for work that only its `timeout` may cut. Raises Cut if the run
-        was cancelled so, before or under it, and CutAloneError if its own time was up.
-        """
-        step = self.begin_step(make, name=name, cut_by=cut_by, timeout=timeout, on_cut=on_cut)
-        await step.wait()
-        return step.outcome()
+    # -- running steps ------------------------------------------------------------------------------------------------
 
-    def begin_step(
+    def start(
         self,
         make: Callable[[], Awaitable[T]],
         *,
@@ -292,64 +328,78 @@ class Stepper:
         timeout: float | None = None,
         on_cut: Callable[[], None] | None = None,
     ) -> Step[T]:
-        """The same without the waiting, for several at once: whoever begins one waits for it, come what may."""
+        """Start one piece of work in a task of its own. Await the step that is returned, or call its `wait()`.
+
+        `cut_by` is the weakest mode that cuts it, None for work that only its `timeout` may cut. Raises Cut if the run
+        was cancelled with such a mode before. To await the step raises Cut if that happens meanwhile, and CutAloneError
+        if the step's own time was up.
+        """
         if cut_by is not None:
             self.gate(cut_by)
         step: Step[T] = Step(self, make, name, cut_by, on_cut, timeout)
         self._steps.append(step)
         return step
 
-    def end_step(self, step: Step[Any]) -> None:
+    def forget(self, step: Step[Any]) -> None:
+        """The step has ended."""
         try:
             self._steps.remove(step)
-        except ValueError:  # they were lost with their loop
+        except ValueError:  # the steps were lost with their loop
             pass
 
     async def bounded(self, make: Callable[[], Awaitable[T]], name: str, seconds: float) -> T | None:
-        """Do something that no cancel cuts, but its time does; report what goes wrong.
+        """Do work that no cancel cuts, but its time does. A failure is reported and survived.
 
-        A host that ends its loop cancels every task, this one too: then it is tried again.
+        A host that ends its loop cancels every task, this one too: then the work is tried again.
         """
         try:
             for _ in range(STRAY_CANCELS):
                 with contextlib.suppress(StrayCancelError):
-                    return await self.step(make, name=name, cut_by=None, timeout=seconds)
-            return await self.step(make, name=name, cut_by=None, timeout=seconds)
+                    return await self.start(make, name=name, cut_by=None, timeout=seconds)
+            return await self.start(make, name=name, cut_by=None, timeout=seconds)
         except CutAloneError:
             self.warn(f"{name} took longer than {seconds:g} s and was cut")
-        except Exception as error:  # noqa: BLE001 - the boundary: beside the run's work, so reported and survived
+        except Exception as error:  # noqa: BLE001 - the boundary: it is beside the run's work, so reported and survived
             self.warn(f"{name} failed", error=error)
         return None
 
     def gate(self, mode: CancelMode) -> None:
-        """Go no further if a cancel of this mode, or a stronger one, was asked for."""
+        """Raise Cut if the run was cancelled with this mode or a stronger one. Called before anything new begins."""
         if self.signal.rank >= mode.rank:
             raise Cut
 
-    def cut_steps(self) -> None:
-        """Cut whatever the cancel's mode says."""
+    # -- cutting them -------------------------------------------------------------------------------------------------
+
+    def cut_for_cancel(self) -> None:
+        """Cut the steps that the cancel's mode cuts."""
         rank = self.signal.rank
         self.cut([step for step in self._steps if step.cut_by is not None and step.cut_by.rank <= rank])
 
+    def cut_all(self) -> None:
+        """Cut every step, also those that no cancel cuts."""
+        self.cut(self._steps)
+
     def cut(self, steps: Sequence[Step[Any]]) -> None:
-        """Cancel the tasks of these steps, and see to it that they end."""
+        """Cancel the tasks of these steps, and have the watchdog look after those that do not end."""
         steps = [step for step in steps if step.can_be_cut]
         if steps:
-            steps[0].alarm.watch(steps)  # first: whatever comes in between, it rings for all of them
+            steps[0].watchdog.watch(steps)  # first: should an exception come in between, all of them are watched
             for step in steps:
                 step.cut()
 
-    def give_up_steps(self) -> None:
-        """Wait no longer for what was cut: whoever owns the loop ends it, and all that is on it."""
+    def abandon_cut(self) -> None:
+        """Wait no longer for steps that were cut: the event loop is about to be closed."""
         for step in self._steps.copy():
             if step.was_cut and not step.finished:
                 step.give_up()
 
-    def lose_steps(self) -> None:
-        """The steps died with their loop; their tools' threads may live on, and are told."""
+    def lose(self) -> None:
+        """The steps died with their loop. What they hold may live on, threads for example, and is told."""
         steps, self._steps = self._steps, []
         for step in steps:
             step.mark_cut()
+
+    # -- what is left behind, and what went wrong ---------------------------------------------------------------------
 
     def leave_behind(self, key: object, name: str) -> None:
         self._leftovers[key] = name
@@ -357,18 +407,25 @@ class Stepper:
     def picked_up(self, key: object) -> None:
         """Something that was left behind is gone. Safe from any thread."""
         self._leftovers.pop(key, None)
-        self._waiters.wake()
+        self.waiters.wake()
 
     @property
-    def names(self) -> dict[str, str | None]:
-        """What it is, for the log."""
-        raise NotImplementedError
+    def facts(self) -> dict[str, str | None]:
+        """The ids of the run, for the log."""
+        key = self._key
+        return {
+            "run_id": self._run_id,
+            "session_id": key.session_id,
+            "agent_id": key.agent_id,
+            "user_id": key.user_id,
+        }
 
     def warn(self, message: str, by: logging.Logger = log, error: BaseException | None = None) -> None:
-        """Report what went wrong beside the work: in the log, with the traceback of an `error`, and, as far as users
-        may know it, in the result.
+        """Report what went wrong beside the run's work: in the log, and in the result's `warnings`.
+
+        The log has the traceback of an `error`. The result has only what users may see of it.
         """
         why = "" if error is None else f": {cut_line(describe(error))}"
-        shown = None if isinstance(error, StoreError) else error  # that one is ours: it says all there is
-        by.warning("%r: %s%s", self, message, why, exc_info=shown, extra={"facts": self.names})
+        shown = None if isinstance(error, StoreError) else error  # our own error, whose text says everything
+        by.warning("run %s: %s%s", self._run_id, message, why, exc_info=shown, extra={"facts": self.facts})
         self.warnings.append(message if error is None else f"{message}: {confide(error)}")

@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection
 
 from andon.core.events import Event, RunEvent
 from andon.core.records import RunRecord, SessionRecord
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
 from andon.core.states import CancelCause, RunStatus
 from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, Usage
 from andon.server.body import convert_fields, read_json
@@ -128,7 +128,7 @@ class AdkEventWriter:
 
     __slots__ = ("_answers", "_calls", "_invocation", "_next", "_run", "_streaming")
 
-    def __init__(self, run: Run, *, streaming: bool) -> None:
+    def __init__(self, run: LocalRun, *, streaming: bool) -> None:
         self._run, self._streaming = run, streaming
         self._invocation = Invocation(run.run_id, run.agent_id, run.metadata)
         self._next = 1  # 0 is the prompt, which the client knows

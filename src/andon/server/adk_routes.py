@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routes for ADK's clients: the same agents, addressed by session. Run, talk, cancel, and manage sessions.
+"""Routes for ADK's clients: the same agents, addressed by session. LocalRun, talk, cancel, and manage sessions.
 
 If a client disconnects, only the run that it started is cancelled. An unknown session is a 404 before a run is started
 or an event is sent.
@@ -25,8 +25,10 @@ from andon.core.cancel_runs import ask_here
 from andon.core.events import RunEvent
 from andon.core.receipt import CancelRequest
 from andon.core.records import SessionKey, SessionRecord
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
+from andon.core.run.waits import wait_result
 from andon.core.session import OnBusy
+from andon.core.shared.remote import RemoteRun
 from andon.core.states import CancelCause
 from andon.errors import AndonError
 from andon.server.access import subprotocol
@@ -61,10 +63,10 @@ from andon.server.body import (
     read_query_and_body,
     refuse_key,
 )
-from andon.server.distant import Distant, cancel, live_in
 from andon.server.host import HasMaxState, store_of
 from andon.server.pages import Page, page_response
 from andon.server.problems import Problem, problem_of
+from andon.server.remote_runs import cancel, live_in
 from andon.server.responses import json_response, large_json_response, to_json
 from andon.server.run_location import run_headers
 from andon.server.runs import Cancel, cancel_all, respond_when_ended
@@ -86,7 +88,7 @@ async def run_whole(request: Request) -> Response:
     writer = AdkEventWriter(run, streaming=False)
 
     async def make() -> Response:
-        told = [shape async for event in run for shape in writer.write(event)]
+        told = [shape async for event in run.read() for shape in writer.write(event)]
         return json_response(told, headers=run_headers(run.run_id))
 
     return DelayedResponse(make, run.cancel_for)
@@ -100,10 +102,10 @@ async def run_streaming(request: Request) -> Response:
     run = await _start(host, wanted)
     frames, heartbeat = AdkEventWriter(run, streaming=wanted.streaming).frames, host.settings.heartbeat
     named = run_headers(run.run_id)
-    return EventResponse(run.events(), frames, heartbeat=heartbeat, leave=run.cancel_for, headers=named)
+    return EventResponse(run.read(), frames, heartbeat=heartbeat, leave=run.cancel_for, headers=named)
 
 
-async def _start(host: AuthorizedHost, wanted: Invoke) -> Run:
+async def _start(host: AuthorizedHost, wanted: Invoke) -> LocalRun:
     if wanted.invocation_id is not None or wanted.function_call_event_id is not None:
         raise Problem(422, "an invocation can't be resumed here: leave out invocationId and functionCallEventId")
     agent = _agent(host, wanted.app_name)
@@ -135,7 +137,7 @@ async def _begin(
     prompt: str,
     custom: dict[str, Any] | None = None,
     on_busy: OnBusy = "reject",
-) -> Run:
+) -> LocalRun:
     options: RunOptions = {"session_id": key.session_id, "user_id": key.user_id, "on_busy": on_busy}
     if read_metadata(custom, METADATA):
         options["metadata"] = {METADATA: custom}
@@ -180,11 +182,11 @@ class _LiveConnection:
 
     def __init__(self, host: AuthorizedHost) -> None:
         self._host = host
-        self._run: Run | None = None
+        self._run: LocalRun | None = None
         self._pieces: list[str] = []
         self._held = 0
         """How many characters the pieces have."""
-        self._to_send: asyncio.Queue[Run | AdkJson] = asyncio.Queue(MAX_UNSENT)
+        self._to_send: asyncio.Queue[LocalRun | AdkJson] = asyncio.Queue(MAX_UNSENT)
 
     async def go(self, socket: WebSocket, wanted: LiveQuery | Problem) -> None:
         """Serve until the client closes or disconnects, or an error."""
@@ -245,11 +247,11 @@ class _LiveConnection:
     async def _tell(self, socket: WebSocket) -> None:
         while True:
             told = await self._to_send.get()
-            if not isinstance(told, Run):
+            if not isinstance(told, LocalRun):
                 await socket.send_text(to_json(told).decode())
                 continue
             writer = AdkEventWriter(told, streaming=True)
-            async for event in told:
+            async for event in told.read():
                 shapes = writer.write(event)
                 if shapes and (event.event.terminal or event.event is RunEvent.run_paused):
                     shapes[-1]["turnComplete"] = True
@@ -320,7 +322,7 @@ async def list_sessions(request: Request, app: str, user: str) -> Response:
     after = wanted.check()
     found = await store_of(agent).list_sessions(agent.id, user, wanted.limit + 1, after)
     records = {record.key: record for record in found}
-    for run in agent.runtime.runs:
+    for run in agent.runtime.live_runs:
         if run.session.key[:2] == (agent.id, user) and (after is None or (run.created_at, run.session_id) > after):
             records.setdefault(run.session.key, _begun_by(run))
     listed = sorted(records.values(), key=lambda record: (record.created_at, record.key.session_id))
@@ -361,7 +363,7 @@ async def delete_session(request: Request, app: str, user: str, session: str) ->
                 for run in runs:
                     await cancel(agent, run, asked)
                 for run in runs:
-                    await (run.result() if isinstance(run, Run) else run.gone(DELETE_SECONDS))
+                    await (wait_result(run) if isinstance(run, LocalRun) else run.gone(DELETE_SECONDS))
     except TimeoutError:
         raise Problem(409, f"a run in session {session!r} was cancelled and has not ended yet: try again") from None
     await store.delete_session(key)
@@ -408,17 +410,17 @@ async def _events(agent: Agent, key: SessionKey) -> Callable[[], Iterator[AdkJso
     return make
 
 
-def _runs_in(agent: Agent, key: SessionKey) -> list[Run]:
-    return [run for run in agent.runtime.runs if run.session.key == key]
+def _runs_in(agent: Agent, key: SessionKey) -> list[LocalRun]:
+    return [run for run in agent.runtime.live_runs if run.session.key == key]
 
 
-async def _all_in(agent: Agent, key: SessionKey) -> list[Run | Distant]:
+async def _all_in(agent: Agent, key: SessionKey) -> list[LocalRun | RemoteRun]:
     """The same, with the runs of other processes."""
     here = {run.run_id: run for run in _runs_in(agent, key)}
     return [*here.values(), *(each for each in await live_in(agent, key) if each.run_id not in here)]
 
 
-def _begun_by(run: Run) -> SessionRecord:
+def _begun_by(run: LocalRun) -> SessionRecord:
     return SessionRecord(run.session.key, {}, run.created_at, run.created_at)
 
 

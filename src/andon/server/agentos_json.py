@@ -16,7 +16,8 @@ from andon.agent.agent import Agent
 from andon.core.events import ContextView, Event, RunEvent, ToolView
 from andon.core.receipt import Interrupt, Receipt, RunResult
 from andon.core.records import RunRecord
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
+from andon.core.run.waits import make_result
 from andon.core.states import RunStatus, StopReason, ToolOutcome
 from andon.errors import confide, say
 from andon.messages import Message, Reasoning, Text, ToolCall, ToolResult, Usage
@@ -190,7 +191,7 @@ def model_of(agent: Agent) -> tuple[str, str]:
 # -- the state and the result of a run --------------------------------------------------------------------------------
 
 
-def run_output(agent: Agent, run: Run) -> dict[str, Any]:
+def run_output(agent: Agent, run: LocalRun) -> dict[str, Any]:
     """The state of a run: its result if it has ended, else its text so far."""
     events = [event for event in run.journal.events if event.run_id == run.run_id]  # not those of sub-agents
     said = "".join(event.content for event in events if event.event is RunEvent.run_content)
@@ -198,7 +199,7 @@ def run_output(agent: Agent, run: Run) -> dict[str, Any]:
     output |= {"content": said, "tools": _tools(events), "metadata": run.metadata}
     output |= {"parent_run_id": run.parent_run_id, "continues": run.continues}
     if run.status.final:
-        output |= _result(run.make_result()) | {"output": run.settlement.output_data}
+        output |= _result(make_result(run)) | {"output": run.settlement.output_data}
     elif interrupts := run.interrupts:
         output |= {"stop_reason": StopReason.interrupt, "interrupts": interrupts, "messages": []}
         # A call that has begun and asks is listed once, with its question.

@@ -22,15 +22,17 @@ from andon.core.cancel_runs import Sweep
 from andon.core.escaping import escaped
 from andon.core.receipt import CancelRequest
 from andon.core.records import RequestKey, RunRecord, SessionKey
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
+from andon.core.run.waits import wait_result
 from andon.core.runtime import Runtime
 from andon.core.selection import Block, BlockKind, CancelEntry, Selection
+from andon.core.shared.remote import RemoteRun
 from andon.core.states import CancelOutcome
 from andon.server.access import Principal, principal_of
-from andon.server.distant import Distant, cancel
 from andon.server.host import Host, session_of, user_of
 from andon.server.pages import Position
 from andon.server.problems import Problem
+from andon.server.remote_runs import cancel
 from andon.server.run_location import run_headers, run_path
 from andon.server.settings import Settings
 
@@ -56,7 +58,7 @@ class CancelledRun(NamedTuple):
     """A run that was asked to stop."""
 
     outcome: CancelOutcome
-    found: Run | Distant | RunRecord | None
+    found: LocalRun | RemoteRun | RunRecord | None
     """None: another process has the run, and it was not looked up. A record: the run ended before."""
     stored: bool = True
     """False: the run is stopped, and the store does not know yet."""
@@ -99,51 +101,51 @@ class AuthorizedHost:
 
     # -- finding ------------------------------------------------------------------------------------------------------
 
-    def run(self, agent: Agent, run_id: str) -> Run | None:
+    def run(self, agent: Agent, run_id: str) -> LocalRun | None:
         """A run that is live, or has ended recently."""
         run = self._host.run(agent, run_id)
         return self._note_run(run) if run is not None and self.principal.may_see(run.user_id) else None
 
-    async def find(self, agent: Agent, run_id: str) -> Run | RunRecord:
+    async def find(self, agent: Agent, run_id: str) -> LocalRun | RunRecord:
         """A run, or its record in the store."""
         found = await self._host.find(agent, run_id)
         if not self.principal.may_see(user_of(found)):
             raise self._host.unknown(agent, run_id)
-        return self._note_run(found) if isinstance(found, Run) else found
+        return self._note_run(found) if isinstance(found, LocalRun) else found
 
     @property
-    def live(self) -> list[Run]:
+    def live(self) -> list[LocalRun]:
         """The runs that have not ended."""
         return [run for run in self._host.live if self.principal.may_see(run.user_id)]
 
     @property
-    def ended(self) -> list[Run]:
+    def ended(self) -> list[LocalRun]:
         """The runs that have ended recently, oldest first."""
         return [run for run in self._host.ended if self.principal.may_see(run.user_id)]
 
-    async def find_anywhere(self, agent: Agent, run_id: str) -> Run | Distant | RunRecord:
+    async def find_anywhere(self, agent: Agent, run_id: str) -> LocalRun | RemoteRun | RunRecord:
         """A run of any process; or, if the store is not shared, the record of a run that has ended."""
         found = await self.find(agent, run_id)
         return (self.stored_run(agent, found) or found) if isinstance(found, RunRecord) else found
 
-    def stored_run(self, agent: Agent, record: RunRecord) -> Distant | None:
+    def stored_run(self, agent: Agent, record: RunRecord) -> RemoteRun | None:
         """The run of this record, if the store is shared."""
-        return None if agent.runtime.keeper is None else Distant(agent.runtime.keeper, record)
+        return None if agent.runtime.worker is None else RemoteRun(agent.runtime.worker.link, record)
 
-    async def reread_ended(self, agent: Agent, run: Run) -> Run | Distant:
+    async def reread_ended(self, agent: Agent, run: LocalRun) -> LocalRun | RemoteRun:
         """A run that had ended before the cancel. A shared store knows how it ended; the `Run` may not know yet."""
-        if agent.runtime.keeper is None:
+        if agent.runtime.worker is None:
             if run.signal.request is None:
-                await run.result()
+                await wait_result(run)
             return run
-        record = await agent.runtime.keeper.store.find(run.run_id)
+        record = await agent.runtime.worker.store.find(run.run_id)
         if record is None:  # it was refused
             raise self._host.unknown(agent, run.run_id)
-        return Distant(agent.runtime.keeper, record)
+        return RemoteRun(agent.runtime.worker.link, record)
 
     async def stored_runs(self, which: Selection, limit: int, before: Position | None = None) -> list[RunRecord]:
         """The runs in the shared stores: of each agent the newest `limit` before this position."""
-        keepers = [runtime.keeper for runtime in self._host.runtimes if runtime.keeper is not None]
+        keepers = [runtime.worker for runtime in self._host.runtimes if runtime.worker is not None]
         wanted = [
             msgspec.structs.replace(which, agent_id=agent_id)
             for agent_id in self._host.directory.ids
@@ -162,8 +164,8 @@ class AuthorizedHost:
         """The headers `Location` and `Andon-Run-Id`."""
         return {"Location": run_path(self._connection, agent.id, run_id), **run_headers(run_id)}
 
-    def _note_run(self, run: Run) -> Run:
-        self._connection.scope["state"][RUN_STATE_KEY] = run.names
+    def _note_run(self, run: LocalRun) -> LocalRun:
+        self._connection.scope["state"][RUN_STATE_KEY] = run.steps.facts
         return run
 
     # -- starting -----------------------------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ class AuthorizedHost:
         options: RunOptions,
         form: JsonSchema | None = None,
         request_key: RequestKey | None = None,
-    ) -> Run:
+    ) -> LocalRun:
         """Start a run of a user that the principal may act for."""
         if not self.principal.may_see(user_id := options.get("user_id")):
             raise unknown_user(user_id)
@@ -198,7 +200,7 @@ class AuthorizedHost:
         request_key: RequestKey | None = None,
         options: ContinueOptions | None = None,
         form: JsonSchema | None = None,
-    ) -> Run:
+    ) -> LocalRun:
         """Continue a run. `options` and `form` are for the new run that is made after a cut; without a form it keeps
         the schema of the run before.
         """
@@ -217,7 +219,7 @@ class AuthorizedHost:
 
     async def find_by_key(
         self, agent: Agent, user_id: str | None, wanted: RequestKey
-    ) -> tuple[Run | RunRecord, int] | None:
+    ) -> tuple[LocalRun | RunRecord, int] | None:
         return await self._host.find_by_key(agent, user_id, wanted) if self.principal.may_see(user_id) else None
 
     def remember(self, agent: Agent, user_id: str | None, wanted: RequestKey, run_id: str, after: int) -> None:
@@ -235,7 +237,7 @@ class AuthorizedHost:
         if isinstance(found, RunRecord):
             return CancelledRun(CancelOutcome.already_finished, found)
         outcome, stored = await cancel(agent, found, asked)
-        if isinstance(found, Run) and (not outcome or found.was_refused):
+        if isinstance(found, LocalRun) and (not outcome or found.was_refused):
             found = await self.reread_ended(agent, found)
         return CancelledRun(outcome, found, stored)
 
@@ -243,7 +245,7 @@ class AuthorizedHost:
         """Cancel a run of another process without looking it up first. False if it was cancelled before or had ended,
         or if the principal may see no such run of this agent.
         """
-        if agent.runtime.keeper is None or agent.runtime.recent(run_id) is not None:
+        if agent.runtime.worker is None or agent.runtime.find_recent(run_id) is not None:
             return False
         principal = self.principal
         if not principal.admin and not principal.user_id:

@@ -24,7 +24,7 @@ from andon.agent.options import ContinueOptions
 from andon.core.events import RunEvent
 from andon.core.receipt import Deny, Interrupt
 from andon.core.records import RequestKey, RunRecord
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
 from andon.core.states import CancelOutcome, RunStatus
 from andon.server.authorized_host import AuthorizedHost, host_of
 from andon.server.body import check_run_id, openapi_body, parse_json_field, read_body, read_key
@@ -92,7 +92,7 @@ async def _go_on(
     options: ContinueOptions,
     form: JsonSchema | None,
     key: RequestKey | None,
-) -> tuple[Run, int]:
+) -> tuple[LocalRun, int]:
     """The run, and the number of its last event before it continued."""
     found = await host.find(agent, run_id)
     _check_options(wanted, found)
@@ -112,7 +112,9 @@ async def cancel_call(request: Request, agent_id: str, run_id: str, call_id: str
     found = await host.find(agent, run_id)
     if isinstance(found, RunRecord) and not found.status.final:
         raise Problem(409, f"run {run_id!r} is held by another server: ask that one to cancel a call of it")
-    outcome = found.cancel_tool(call_id, wanted.reason) if isinstance(found, Run) else CancelOutcome.already_finished
+    outcome = (
+        found.cancel_tool(call_id, wanted.reason) if isinstance(found, LocalRun) else CancelOutcome.already_finished
+    )
     view = {"run_id": run_id, "call_id": call_id, "outcome": outcome, "status": found.status}
     if outcome is CancelOutcome.unknown:
         raise Problem(404, f"run {run_id!r} has no tool call {call_id!r}")
@@ -121,7 +123,7 @@ async def cancel_call(request: Request, agent_id: str, run_id: str, call_id: str
     return json_response(view, headers=run_headers(run_id))
 
 
-def _check_options(wanted: Continue, found: Run | RunRecord) -> None:
+def _check_options(wanted: Continue, found: LocalRun | RunRecord) -> None:
     given = [name for name in OPTIONS if getattr(wanted, name) is not None]
     if not given or found.status.final:
         return

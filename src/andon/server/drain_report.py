@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
 from andon.server.host import Host
 
 REPORT_SECONDS = 5.0
@@ -29,7 +29,7 @@ def report_drain(host: Host, say: Callable[[str], object]) -> asyncio.Task[None]
     return asyncio.get_running_loop().create_task(_keep_reporting(host, say, runs))
 
 
-async def _keep_reporting(host: Host, say: Callable[[str], object], runs: Sequence[Run]) -> None:
+async def _keep_reporting(host: Host, say: Callable[[str], object], runs: Sequence[LocalRun]) -> None:
     loop = asyncio.get_running_loop()
     until = loop.time() + host.settings.drain
     while (left := until - loop.time()) > 0:
@@ -42,12 +42,12 @@ async def _keep_reporting(host: Host, say: Callable[[str], object], runs: Sequen
         say(f"time is up: cancelling {_names(runs)}")
 
 
-def _at_work(host: Host) -> list[Run]:
+def _at_work(host: Host) -> list[LocalRun]:
     """The runs that a shutdown waits for: not those of sub-agents, and not paused ones."""
     return [run for run in host.live if not run.is_paused and run.parent_run_id is None]
 
 
-def _names(runs: Sequence[Run]) -> str:
+def _names(runs: Sequence[LocalRun]) -> str:
     names = [f"{ascii(run.run_id)[1:-1]} ({run.agent_id})" for run in runs[:NAMED]]  # a client may have chosen the id
     more = [f"{len(runs) - NAMED} more"] if len(runs) > NAMED else []
     return f"{len(runs)} run{'s' if len(runs) > 1 else ''}: {', '.join(names + more)}"

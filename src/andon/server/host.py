@@ -19,8 +19,10 @@ from weakref import WeakValueDictionary
 from andon.agent.agent import Agent, RunOptions
 from andon.agent.json_schema import JsonSchema
 from andon.core.records import RequestKey, RunRecord, SessionKey
-from andon.core.run.run import Run
-from andon.core.runtime import Runtime
+from andon.core.run.handle import local_run
+from andon.core.run.run import LocalRun
+from andon.core.run.waits import wait_admitted, wait_result, was_admitted
+from andon.core.runtime import Runtime, runtime_of
 from andon.core.shared.claim import given_back
 from andon.core.shared.store import SharedStore
 from andon.core.states import CancelCause
@@ -109,7 +111,7 @@ class Host:
         self.agents[agent.id] = agent
 
     def _stores(self) -> list[SharedStore]:
-        return [runtime.keeper.store for runtime in self.runtimes if runtime.keeper is not None]
+        return [runtime.worker.store for runtime in self.runtimes if runtime.worker is not None]
 
     # -- finding ------------------------------------------------------------------------------------------------------
 
@@ -137,7 +139,7 @@ class Host:
                     return agent
         return fitting[0]
 
-    def check_continuable(self, agent: Agent, found: Run | RunRecord) -> None:
+    def check_continuable(self, agent: Agent, found: LocalRun | RunRecord) -> None:
         """Raise if this run of a sub-agent can only be continued through the run that called it: if several agents have
         its id, or if it has ended, because the new run would have no caller.
         """
@@ -149,21 +151,21 @@ class Host:
             detail = f"run {found.run_id!r} is {found.status.name}, and agent {agent.id!r} is not served"
             raise Problem(409, f"{detail}: {caller}")
 
-    def run(self, agent: Agent, run_id: str) -> Run | None:
+    def run(self, agent: Agent, run_id: str) -> LocalRun | None:
         """A run of this agent that is live, or has ended recently."""
-        run = agent.runtime.recent(run_id)
+        run = agent.runtime.find_recent(run_id)
         return run if run is not None and run.agent_id == agent.id else None
 
-    async def find(self, agent: Agent, run_id: str) -> Run | RunRecord:
+    async def find(self, agent: Agent, run_id: str) -> LocalRun | RunRecord:
         """A run of this agent, or its record in the store. A refused run has no record; its id may be another's."""
         run = self.run(agent, run_id)
-        if run is None or not await run.entered():
+        if run is None or not await was_admitted(run):
             store = agent.runtime.store
             record = None if store is None else await store.find(run_id)
             if record is None or record.session.agent_id != agent.id:
                 raise self.unknown(agent, run_id)
             run = self.run(agent, run_id)
-            if run is None or not await run.entered():
+            if run is None or not await was_admitted(run):
                 return record
         return run
 
@@ -171,16 +173,16 @@ class Host:
         return Problem(404, f"agent {agent.id!r} has no run {run_id!r}")
 
     @property
-    def live(self) -> list[Run]:
+    def live(self) -> list[LocalRun]:
         """Every run of the served agents and their sub-agents that has not ended."""
         ids = set(self.directory.ids)
-        return [run for runtime in self.runtimes for run in runtime.runs if run.agent_id in ids]
+        return [run for runtime in self.runtimes for run in runtime.live_runs if run.agent_id in ids]
 
     @property
-    def ended(self) -> list[Run]:
+    def ended(self) -> list[LocalRun]:
         """The runs that have ended recently, oldest first."""
         ids = set(self.directory.ids)
-        return [run for runtime in self.runtimes for run in runtime.ended if run.agent_id in ids]
+        return [run for runtime in self.runtimes for run in runtime.recently_ended if run.agent_id in ids]
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
@@ -191,7 +193,7 @@ class Host:
         options: RunOptions,
         output_type: Any = None,
         request_key: RequestKey | None = None,
-    ) -> Run:
+    ) -> LocalRun:
         """Start a run on this event loop, and return it once its store has admitted it; raises `Problem` otherwise.
 
         Without a session it gets a fresh one, never the agent's own. `KeyUsedError` is raised as it is.
@@ -203,7 +205,7 @@ class Host:
         async with self._run_slots.new_run_slot(user_id), self.session_slot(agent, user_id, session_id):
             run = self._start(agent, message, options, output_type, request_key)
             try:
-                await run.admitted()
+                await wait_admitted(run)
             except KeyUsedError:
                 raise
             except AndonError as error:
@@ -212,16 +214,16 @@ class Host:
 
     def _start(
         self, agent: Agent, message: str, options: RunOptions, output_type: Any, request_key: RequestKey | None
-    ) -> Run:
+    ) -> LocalRun:
         self._check_open()
         self._run_slots.check(options.get("user_id"))
         if not options.get("session_id"):
             options = {**options, "session_id": uuid.uuid4().hex}
         try:
-            run: Run = agent.start(message, output_type=output_type, **options)
+            run = local_run(agent.start(message, output_type=output_type, **options))
             run.request_key = request_key
             run.output_schema = output_type.kept if isinstance(output_type, JsonSchema) else None
-            run.set_out()
+            run.begin()
         except AndonError as error:
             raise problem_of(error) from None
         self.started += 1
@@ -238,7 +240,7 @@ class Host:
         options: Mapping[str, Any] | None = None,
         *,
         anew: bool,
-    ) -> Run:
+    ) -> LocalRun:
         """Continue a run of this session on this event loop; raises `Problem` if it can't. `KeyUsedError` is raised as
         it is.
 
@@ -253,7 +255,7 @@ class Host:
                     self._pending_answers.waiting_for_store(),
                 ):
                     named = {"new_run_id": new_run_id, "request_key": request_key, **(options or {})}
-                    return await agent.resume_run(run_id, answers, check=self._check_open, **named)
+                    return local_run(await agent.resume_run(run_id, answers, check=self._check_open, **named))
         except KeyUsedError:
             raise
         except RunIdTakenError as error:
@@ -304,17 +306,17 @@ class Host:
 
     async def find_by_key(
         self, agent: Agent, user_id: str | None, wanted: RequestKey
-    ) -> tuple[Run | RunRecord, int] | None:
+    ) -> tuple[LocalRun | RunRecord, int] | None:
         """The run that this idempotency key has started or continued, if any, and the number of its last event before
         that.
         """
-        keeper = agent.runtime.keeper
+        keeper = agent.runtime.worker
         if keeper is None:
             use = self.idempotency_keys.find(agent.id, user_id, wanted.key)
         else:
             use = await keeper.store.find_key(agent.id, user_id, wanted.key)
             # If the answer of that request was not accepted, the key will be free in a moment.
-            if use is not None and await given_back(keeper, use.run_id, agent.runtime.bounds.settle_seconds):
+            if use is not None and await given_back(keeper.link, use.run_id, agent.runtime.bounds.settle_seconds):
                 use = await keeper.store.find_key(agent.id, user_id, wanted.key)
         if use is None:
             return None
@@ -333,7 +335,7 @@ class Host:
 
     def remember(self, agent: Agent, user_id: str | None, wanted: RequestKey, run_id: str, after: int) -> None:
         """Store which run this key has started. A shared store knows it already."""
-        if agent.runtime.keeper is None:
+        if agent.runtime.worker is None:
             self.idempotency_keys.keep(agent.id, user_id, wanted, run_id, after)
 
     # -- ending -------------------------------------------------------------------------------------------------------
@@ -349,7 +351,7 @@ class Host:
         paused, kept = 0, 0
         for run in self.live:
             counts = run.is_paused and run.parent_run_id is None  # sub-agents ask through the top run
-            if run.rests and run.runtime.keeper is not None:
+            if run.may_be_elsewhere and runtime_of(run).worker is not None:
                 kept += counts
             elif run.cancel_for(CancelCause.shutdown):
                 paused += counts
@@ -367,15 +369,15 @@ class Host:
                     await asyncio.wait(answers)
                 for run in self.live:
                     with contextlib.suppress(AndonError):  # it was refused
-                        await run.result()
+                        await wait_result(run)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Any = None) -> AsyncIterator[None]:
         """The lifespan of the app. An app that mounts this one should enter it in its own lifespan."""
         self.draining = False
         for runtime in self.runtimes:
-            if runtime.keeper is not None:
-                runtime.keeper.start()  # it also ends orphaned runs of other processes
+            if runtime.worker is not None:
+                runtime.worker.start()  # it also ends orphaned runs of other processes
         try:
             yield
         finally:
@@ -388,15 +390,15 @@ async def _count_sessions(agent: Agent, store: SessionStore, user_id: str) -> in
     once its first run has written something.
     """
     counted = await store.count_sessions(agent.id, user_id)
-    if agent.runtime.keeper is None:
-        begun = {run.session.key for run in agent.runtime.runs if run.session.key[:2] == (agent.id, user_id)}
+    if agent.runtime.worker is None:
+        begun = {run.session.key for run in agent.runtime.live_runs if run.session.key[:2] == (agent.id, user_id)}
         counted += sum([await store.find_session(key) is None for key in begun])
     return counted
 
 
 async def _has_session(agent: Agent, store: SessionStore, user_id: str, session_id: str) -> bool:
     key = SessionKey(agent.id, user_id, session_id)
-    return any(run.session.key == key for run in agent.runtime.runs) or await store.find_session(key) is not None
+    return any(run.session.key == key for run in agent.runtime.live_runs) or await store.find_session(key) is not None
 
 
 def store_of(agent: Agent) -> SessionStore:
@@ -407,9 +409,9 @@ def store_of(agent: Agent) -> SessionStore:
     return store
 
 
-def user_of(found: Run | RunRecord) -> str | None:
+def user_of(found: LocalRun | RunRecord) -> str | None:
     return found.session.user_id if isinstance(found, RunRecord) else found.user_id
 
 
-def session_of(found: Run | RunRecord) -> SessionKey:
+def session_of(found: LocalRun | RunRecord) -> SessionKey:
     return found.session if isinstance(found, RunRecord) else found.session.key

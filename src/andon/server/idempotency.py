@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from andon.agent.agent import Agent
 from andon.core.records import RequestKey, RunRecord
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
 from andon.errors import KeyUsedError
 from andon.server.authorized_host import AuthorizedHost
 from andon.server.problems import Problem, problem_of
@@ -20,7 +20,7 @@ from andon.server.problems import Problem, problem_of
 class StartedRun(NamedTuple):
     """The run that a request has started or continued."""
 
-    run: Run | RunRecord
+    run: LocalRun | RunRecord
     after: int
     """The number of its last event before that."""
     fresh: bool
@@ -32,7 +32,7 @@ async def start_once(
     agent: Agent,
     user_id: str | None,
     key: RequestKey | None,
-    begin: Callable[[], Awaitable[tuple[Run, int]]],
+    begin: Callable[[], Awaitable[tuple[LocalRun, int]]],
 ) -> StartedRun:
     """Call `begin` to start or continue a run, unless the key was used before. It returns the run, and the number of
     its last event before that.

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from andon.agent.agent import Agent
 from andon.core.records import RunRecord
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
 from andon.core.selection import Selection
 from andon.core.states import RunStatus
 from andon.errors import SchemaError, StoreError
@@ -116,7 +116,7 @@ async def _list(request: Request, wanted: RunFilter, agent_id: str | None) -> Re
     newest_first = _from(before, sorted(runs.values(), key=lambda run: -run.created_at))
     fitting = [
         (run, line)
-        for run, line in ((run, _line(run) if isinstance(run, Run) else _record_line(run)) for run in newest_first)
+        for run, line in ((run, _line(run) if isinstance(run, LocalRun) else _record_line(run)) for run in newest_first)
         if which.session_id in (None, line["session_id"])
         and which.user_id in (None, line["user_id"])
         and agent_id in (None, line["agent_id"])
@@ -126,7 +126,7 @@ async def _list(request: Request, wanted: RunFilter, agent_id: str | None) -> Re
     return page_response(request, [line for _, line in fitting], positions, wanted.limit)
 
 
-def _from(before: Position | None, runs: list[Run | RunRecord]) -> list[Run | RunRecord]:
+def _from(before: Position | None, runs: list[LocalRun | RunRecord]) -> list[LocalRun | RunRecord]:
     """The runs that come after this position in the list."""
     if before is None:
         return runs
@@ -144,7 +144,7 @@ def _statuses(given: str | None) -> list[RunStatus]:
         raise Problem(422, f"status is {given!r}; use one of {known}, or some with commas between them") from None
 
 
-def _line(run: Run) -> dict[str, Any]:
+def _line(run: LocalRun) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
         "agent_id": run.agent_id,

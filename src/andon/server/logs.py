@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from andon.core.cutting import cut_line, cut_traceback
 from andon.core.escaping import escaped, escaped_json
-from andon.core.run.children import current
+from andon.core.run.tool_call import current
 from andon.server.authorized_host import RUN_STATE_KEY
 from andon.server.responses import to_json
 
@@ -61,7 +61,7 @@ class AccessLog:
 def facts_of(record: logging.LogRecord) -> dict[str, Any]:
     """The facts of a log record: those in the record, and the run whose tool wrote it."""
     call = current.get()
-    return {**({} if call is None else call.run.names), **getattr(record, "facts", {})}
+    return {**({} if call is None else call.run.steps.facts), **getattr(record, "facts", {})}
 
 
 class JsonFormatter(logging.Formatter):

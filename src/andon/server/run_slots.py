@@ -15,7 +15,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Protocol
 
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
 from andon.core.runtime import Runtime
 from andon.core.selection import Selection
 from andon.core.shared.store import SharedStore
@@ -48,7 +48,7 @@ class RunLimits(Protocol):
 class RunSlots:
     """The slots for runs. `live` returns the runs that have not ended."""
 
-    def __init__(self, limits: RunLimits, runtimes: Sequence[Runtime], live: Callable[[], list[Run]]) -> None:
+    def __init__(self, limits: RunLimits, runtimes: Sequence[Runtime], live: Callable[[], list[LocalRun]]) -> None:
         self._limits, self._runtimes, self._live = limits, runtimes, live
         self._taken: dict[object, tuple[str, str | None]] = {}
         """The runs that are about to be continued, and their users."""
@@ -70,7 +70,7 @@ class RunSlots:
     async def new_run_slot(self, user_id: str | None) -> AsyncIterator[None]:
         """Start a run in this block. Raises if no slot is left, counting the user's paused runs in the database too."""
         self.check(user_id)
-        stores = [runtime.keeper.store for runtime in self._runtimes if runtime.keeper is not None]
+        stores = [runtime.worker.store for runtime in self._runtimes if runtime.worker is not None]
         if user_id is None or not stores:
             yield
             return
@@ -125,7 +125,8 @@ class RunSlots:
         working = {run.run_id: run.user_id for run in runs} | dict(self._taken.values())
         for runtime in self._runtimes:
             for scope in runtime.abandoned.copy().values():
-                top = [scope.run, *scope.run.ancestors][-1]
+                place = scope.run.children
+                top = [place, *place.ancestors][-1]
                 working[top.run_id] = scope.run.user_id
         return sum(user_id is None or whose == user_id for whose in working.values()) >= limit
 

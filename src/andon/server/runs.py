@@ -18,9 +18,10 @@ from andon.agent.agent import Agent, RunOptions
 from andon.core.cancel_runs import Sweep, ask_here, done_here
 from andon.core.receipt import CancelRequest, Receipt
 from andon.core.records import RunRecord
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
+from andon.core.run.waits import wait_result
 from andon.core.selection import BlockKind
-from andon.core.shared.remote import EventSource
+from andon.core.shared.remote import EventSource, RemoteRun
 from andon.core.states import CancelCause, CancelOutcome, RunStatus
 from andon.errors import StoreError
 from andon.server.agentos_json import EventWriter, record_output, run_output
@@ -37,11 +38,11 @@ from andon.server.body import (
     read_metadata,
     read_query_and_body,
 )
-from andon.server.distant import Distant, find_many
 from andon.server.idempotency import StartedRun, start_once
 from andon.server.ignored_fields import AGENTOS_CANCEL, AGENTOS_RESUME, AGENTOS_START
 from andon.server.output_schema import read_output_schema
 from andon.server.problems import Problem
+from andon.server.remote_runs import find_many, wait_until_gone
 from andon.server.requested_limits import requested_limits
 from andon.server.responses import json_response
 from andon.server.run_location import run_headers
@@ -148,7 +149,7 @@ async def start_run(request: Request, agent_id: str) -> Response:
     options = wanted.options(agent)
     key = read_key(request, wanted)
 
-    async def begin() -> tuple[Run, int]:
+    async def begin() -> tuple[LocalRun, int]:
         return await host.begin(agent, wanted.message, options, form, key), 0
 
     return await respond_to_start(host, agent, wanted, await start_once(host, agent, wanted.user_id, key, begin))
@@ -164,7 +165,7 @@ class ResponseOptions(Protocol):
 
 
 def _respond_with_live_run(
-    host: AuthorizedHost, agent: Agent, wanted: ResponseOptions, run: Run, after: int, *, owned: bool
+    host: AuthorizedHost, agent: Agent, wanted: ResponseOptions, run: LocalRun, after: int, *, owned: bool
 ) -> Response:
     """The response to the request that started the run; or, not `owned`, to one that only watches it."""
     tied = (wanted.on_disconnect or ("continue" if wanted.background else "cancel")) == "cancel"
@@ -176,7 +177,7 @@ def _respond_with_live_run(
         return json_response(started, 202, host.location_headers(agent, run.run_id))
 
     async def result() -> Response:
-        await run.result()
+        await wait_result(run)
         return json_response(run_output(agent, run), headers=run_headers(run.run_id))
 
     return DelayedResponse(result, leave)
@@ -185,7 +186,7 @@ def _respond_with_live_run(
 async def respond_to_start(host: AuthorizedHost, agent: Agent, wanted: ResponseOptions, found: StartedRun) -> Response:
     """The response to a request that started or continued a run; or to a copy of it, which only watches the run."""
     run, after = found.run, found.after
-    if isinstance(run, Run):
+    if isinstance(run, LocalRun):
         return _respond_with_live_run(host, agent, wanted, run, after, owned=found.fresh)
     distant = host.stored_run(agent, run)
     if wanted.stream:
@@ -213,7 +214,7 @@ async def get_run(request: Request, agent_id: str, run_id: str) -> Response:
     host = host_of(request)
     agent = await host.agent_of(agent_id, run_id)
     found = await host.find(agent, run_id)
-    output = run_output(agent, found) if isinstance(found, Run) else record_output(agent, found)
+    output = run_output(agent, found) if isinstance(found, LocalRun) else record_output(agent, found)
     return json_response(output, headers=run_headers(run_id))
 
 
@@ -244,7 +245,7 @@ async def _reattach(host: AuthorizedHost, agent: Agent, run_id: str, after: int,
     found = await host.find_anywhere(agent, run_id)
     if isinstance(found, RunRecord):
         raise _events_gone(found)
-    if isinstance(found, Distant):
+    if isinstance(found, RemoteRun):
         reader = await found.reader(after)
         if reader is None and after == 0:
             raise _events_gone(found.record)
@@ -272,9 +273,15 @@ def _events_gone(record: RunRecord) -> Problem:
 
 
 def _events(
-    host: AuthorizedHost, agent: Agent, run: Run, after: int = 0, *, everything: bool, leave: OnDisconnect | None = None
+    host: AuthorizedHost,
+    agent: Agent,
+    run: LocalRun,
+    after: int = 0,
+    *,
+    everything: bool,
+    leave: OnDisconnect | None = None,
 ) -> Response:
-    return _stream(host, agent, run.run_id, run.events(after), everything=everything, leave=leave)
+    return _stream(host, agent, run.run_id, run.read(after), everything=everything, leave=leave)
 
 
 def _stream(
@@ -320,7 +327,7 @@ async def cancel_run(request: Request, agent_id: str, run_id: str) -> Response:
         return respond(None)
 
     async def gone() -> Response:
-        receipt = await found.gone(wait)
+        receipt = await wait_until_gone(found, wait)
         return respond(receipt)
 
     return DelayedResponse(gone)
@@ -364,7 +371,7 @@ class CancelTarget(Struct):
     agent_id: str
     run_id: str
     outcome: CancelOutcome
-    run: Run | Distant | None
+    run: LocalRun | RemoteRun | None
     receipt: Receipt | None = None
 
     def view(self, wanted: Cancel) -> dict[str, Any]:
@@ -421,7 +428,7 @@ def respond_when_ended(found: Sequence[CancelTarget], wanted: Cancel, view: Call
 
     async def attend(asked: CancelTarget) -> None:
         if asked.run is not None:
-            asked.receipt = await asked.run.gone(wait)
+            asked.receipt = await wait_until_gone(asked.run, wait)
 
     async def gone() -> Response:
         await asyncio.gather(*map(attend, found))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from typing import Any
 from weakref import WeakSet
 
 from opentelemetry.metrics import CallbackOptions, MeterProvider, NoOpMeterProvider, Observation
 
-from andon.core.runtime import Runtime
+from andon.core.run.host import RunHost
 
 _TOKENS = [4**n for n in range(14)]
 _CALL_SECONDS = [0.01 * 2**n for n in range(14)]
@@ -64,9 +65,9 @@ class Instruments:
             "Threads of cancelled tools that are still running.",
         )
         self._lock = threading.Lock()
-        self._runtimes: WeakSet[Runtime] = WeakSet()
+        self._runtimes: WeakSet[RunHost[Any]] = WeakSet()
 
-    def watch(self, runtime: Runtime) -> None:
+    def watch(self, runtime: RunHost[Any]) -> None:
         """Count the abandoned threads of this runtime from now on."""
         with self._lock:
             self._runtimes.add(runtime)

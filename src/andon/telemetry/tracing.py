@@ -18,7 +18,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanContext, SpanKind
 
 from andon.core.receipt import Receipt, ToolReceipt
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
 from andon.core.run.work import Settlement
 from andon.core.states import CancelCause, RunStatus, ToolOutcome
 from andon.messages import Block, Message, ToolCall, Usage
@@ -47,7 +47,7 @@ class RunTrace:
     )
 
     def __init__(
-        self, tracing: Tracing, run: Run, name: str, description: str | None, model: object, continues: str | None
+        self, tracing: Tracing, run: LocalRun, name: str, description: str | None, model: object, continues: str | None
     ) -> None:
         self._tracing, self._spans = tracing, OpenSpans(tracing.tracer)
         self._run, self._continues = run, continues

@@ -3,6 +3,7 @@
 
 - `explore` disturbs a scenario at each of its steps (explorer); `reading` lets it leave a stream.
 - `virtual_run` is `asyncio.run` in virtual time (virtual).
+- `probe` looks inside a run: its events so far, its steps, the end of its last hooks (probe).
 - `validate` knows the providers' rules for conversations (validators).
 - `ScriptedModel` says what it was told to say (andon.models.scripted).
 - `andon.testing.providers` has fakes of the providers themselves, real servers on loopback. Import it by its own name.
@@ -11,6 +12,7 @@
 from andon.models.scripted import ScriptedModel
 from andon.testing.explorer import Problem, Report, explore
 from andon.testing.injections import Cancel, Injection
+from andon.testing.probe import RunProbe, probe
 from andon.testing.reading import reading
 from andon.testing.validators import VALIDATORS, next_prompt_accepted, validate
 from andon.testing.virtual import EndlessError, StandstillError, VirtualLoop, virtual_run
@@ -22,11 +24,13 @@ __all__ = [
     "Injection",
     "Problem",
     "Report",
+    "RunProbe",
     "ScriptedModel",
     "StandstillError",
     "VirtualLoop",
     "explore",
     "next_prompt_accepted",
+    "probe",
     "reading",
     "validate",
     "virtual_run",

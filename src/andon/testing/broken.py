@@ -14,7 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from andon.core.receipt import CancelRequest
-from andon.core.run.run import Run
+from andon.core.run.handle import Run
+from andon.core.run.run import LocalRun
+from andon.core.run.waits import wait_result, wait_settled
+from andon.core.runtime import runtime_of
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus
 from andon.testing.breaking import Break, Trace, trace_call
 from andon.testing.injections import CLOCK_SLACK, REASON, Cancel, Injection, Moment
@@ -39,12 +42,12 @@ class Aftermath:
 
     begun: int
     """How many runs had begun."""
-    targets: list[Run]
+    targets: list[LocalRun]
     """Whom it was meant for."""
     trace: Trace | None = None
-    asked: list[Run] = field(default_factory=list)
+    asked: list[LocalRun] = field(default_factory=list)
     """Who was cancelled by it, or more so than before, when it was broken off."""
-    owed: list[Run] = field(default_factory=list)
+    owed: list[LocalRun] = field(default_factory=list)
     """Who has to end as cancelled."""
     told: list[CancelOutcome] = field(default_factory=list)
     """What the call returned, if it came to its end after all."""
@@ -91,30 +94,30 @@ class BrokenCancel(Moment):
         self._bring_next(stage, run, after)
         return came_to_it
 
-    def _targets(self, stage: Stage, run: Run) -> list[Run]:
+    def _targets(self, stage: Stage, run: LocalRun) -> list[LocalRun]:
         alive = [each for each in stage.runs if not each.status.final]
         if self.way == "agent":
-            alive = [each for each in alive if each._cord is run._cord]
+            alive = [each for each in alive if each.cord is run.cord]
         elif self.way == "runtime":
             alive = [each for each in alive if each.runtime is run.runtime]
         else:
             alive = [run]
         return alive or [run]
 
-    def _ask(self, run: Run, told: list[CancelOutcome], mode: CancelMode | str, reason: str) -> None:
+    def _ask(self, run: LocalRun, told: list[CancelOutcome], mode: CancelMode | str, reason: str) -> None:
         grace = self.cancel.grace
         if self.way == "run":
-            told.append(run.cancel(reason=reason, mode=mode, grace=grace))
+            told.append(Run(run).cancel(reason=reason, mode=mode, grace=grace))
         elif self.way == "agent":
             request = CancelRequest.make(reason=reason, mode=mode, grace=grace)
-            told.append(run._cord.pull(request, run.bounds.arm_seconds))
+            told.append(run.cord.pull(request, run.bounds.arm_seconds))
         else:
-            outcomes = _at_once(run.runtime.cancel(all=True, reason=reason, mode=mode, grace=grace))
+            outcomes = _at_once(runtime_of(run).cancel(all=True, reason=reason, mode=mode, grace=grace))
             told += outcomes.values()
 
     # -- what comes next ----------------------------------------------------------------------------------------------
 
-    def _bring_next(self, stage: Stage, run: Run, after: Aftermath) -> None:
+    def _bring_next(self, stage: Stage, run: LocalRun, after: Aftermath) -> None:
         after.can_time_out = all(each.phase is not Phase.ending and not each.is_paused for each in after.targets)
         if self.next == "again":
             self._bring_second(stage, run, after)
@@ -122,7 +125,7 @@ class BrokenCancel(Moment):
         waits = 0.0
         for each in after.targets:
             if self.next == "timeout":  # as its own would come
-                each.limits._later(each, TIMEOUT_SECONDS, functools.partial(each.cancel_for, CancelCause.deadline))
+                _cancel_later(each, TIMEOUT_SECONDS)
                 waits = TIMEOUT_SECONDS
             else:
                 stage.send(_WAITS[self.next](each), f"explorer: {self.next}")
@@ -131,7 +134,7 @@ class BrokenCancel(Moment):
         if unasked and self.next != "timeout":  # it may be meant to wait until it is cancelled
             stage.loop.before(NEVER, functools.partial(_ask_all, unasked))
 
-    def _bring_second(self, stage: Stage, run: Run, after: Aftermath) -> None:
+    def _bring_second(self, stage: Stage, run: LocalRun, after: Aftermath) -> None:
         mode = self.cancel.again or self.cancel.mode
 
         def again() -> None:
@@ -188,7 +191,7 @@ class BrokenCancel(Moment):
         if after.owed and stage.last_alive > stage.deadline + CLOCK_SLACK:
             yield f"the run ended {stage.last_alive - stage.deadline:g} virtual seconds later than it had to"
 
-    def _check_told(self, run: Run, after: Aftermath) -> Iterator[str]:
+    def _check_told(self, run: LocalRun, after: Aftermath) -> Iterator[str]:
         for said in (*after.told, *after.told_next):
             if said in (CancelOutcome.unknown, CancelOutcome.armed):
                 yield f"the cancel of a run that had begun was told {said.value}"
@@ -198,13 +201,17 @@ class BrokenCancel(Moment):
             yield "the run had been asked already, but the next cancel was told requested"
 
 
-def _ask_all(runs: Sequence[Run]) -> None:
+def _ask_all(runs: Sequence[LocalRun]) -> None:
     """Ask them one by one, which helps no other run."""
     for run in runs:
-        run.cancel(reason=AGAIN)
+        Run(run).cancel(reason=AGAIN)
 
 
-def _reason_of(run: Run) -> str | None:
+def _cancel_later(run: LocalRun, seconds: float) -> None:
+    run.loop.call_later(seconds, functools.partial(run.cancel_for, CancelCause.deadline))
+
+
+def _reason_of(run: LocalRun) -> str | None:
     return None if run.signal.request is None else run.signal.request.reason
 
 
@@ -219,14 +226,14 @@ def _at_once(work: Coroutine[Any, Any, dict[str, CancelOutcome]]) -> dict[str, C
     raise AssertionError("runtime.cancel waits for a shared store, which can't be explored in this way")
 
 
-async def _read(run: Run) -> None:
-    async for _ in run.events():
+async def _read(run: LocalRun) -> None:
+    async for _ in Run(run).events():
         pass
 
 
-_WAITS: dict[str, Callable[[Run], Coroutine[Any, Any, object]]] = {
-    "attend": Run.attend,
-    "result": Run.result,
+_WAITS: dict[str, Callable[[LocalRun], Coroutine[Any, Any, object]]] = {
+    "attend": wait_settled,
+    "result": wait_result,
     "read": _read,
 }
 _WHOM: dict[Way, str] = {"run": "run {}", "agent": "the agent of run {}", "runtime": "all runs"}

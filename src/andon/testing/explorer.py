@@ -27,7 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from andon.core.run.run import Run
+from andon.core.run.handle import Run
+from andon.core.run.run import LocalRun
 from andon.errors import InsideEventLoopError, describe
 from andon.testing.broken import BrokenCancel, Way
 from andon.testing.injections import Cancel, CancelHost, CancelRun, CloseStream, Injection, LeaveStream, TearDown
@@ -205,7 +206,7 @@ class _Theatre:
             return
         if self._check is not None:
             try:
-                self._check(stage.runs)
+                self._check([Run(run) for run in stage.runs])
             except Exception as error:  # noqa: BLE001 - reported: this is how a check says what is wrong
                 stage.problems.append(f"the check failed: {describe(error).splitlines()[0]}")
         stage.end_pauses()
@@ -298,7 +299,7 @@ def _cancels(cancels: Sequence[Cancel | str] | Cancel | str) -> list[Cancel]:
     return [cancel if isinstance(cancel, Cancel) else Cancel(cancel) for cancel in listed]
 
 
-def _last_events(runs: Sequence[Run]) -> tuple[str, ...]:
+def _last_events(runs: Sequence[LocalRun]) -> tuple[str, ...]:
     lines = []
     for number, run in enumerate(runs, 1):
         names = [event.event.name for event in run.journal.events]

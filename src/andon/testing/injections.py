@@ -15,8 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from andon.core.receipt import CancelRequest
-from andon.core.run.run import Run
+from andon.core.run.handle import local_run
+from andon.core.run.run import LocalRun
 from andon.core.run.stream import EventStream
+from andon.core.run.waits import make_result
+from andon.core.runtime import runtime_of
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
 from andon.testing.virtual import tasks_of
 from andon.testing.whereabouts import users_place
@@ -126,9 +129,9 @@ class CancelRun(Moment):
                 again()
         return True
 
-    def _ask(self, stage: Stage, run: Run, mode: CancelMode | str) -> None:
+    def _ask(self, stage: Stage, run: LocalRun, mode: CancelMode | str) -> None:
         request = CancelRequest.make(reason=REASON, mode=mode, grace=self.cancel.grace)
-        stage.outcomes.append(run.runtime.cancel_run(run.run_id, request))
+        stage.outcomes.append(runtime_of(run).cancel_run(run.run_id, request))
         wait = 0.0 if request.mode is CancelMode.now else request.grace
         if stage.was_paused:  # it is ended on another thread, in real time
             return
@@ -212,7 +215,7 @@ class CloseStream(Moment):
 
 
 async def _close(stage: Stage, stream: EventStream) -> None:
-    stage.note_leaving(stream.run)
+    stage.note_leaving(local_run(stream.run))
     await stream.aclose()
 
 
@@ -238,6 +241,6 @@ def _check_left(stage: Stage) -> Iterator[str]:
     run = stage.watched
     if run is None or stage.ended_before or stage.was_paused:  # to leave a paused run is not to cancel it
         return
-    receipt = run.make_result().receipt if run.status is RunStatus.cancelled else None
+    receipt = make_result(run).receipt if run.status is RunStatus.cancelled else None
     if receipt is None or receipt.cause is not CancelCause.caller:
         yield f"the reader left, and the run ended as {run.status.name}, not as cancelled by its caller"

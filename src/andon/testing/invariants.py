@@ -17,7 +17,8 @@ from andon.agent.settle import MARKERS
 from andon.core.events import TERMINAL_EVENT, Event, RunEvent
 from andon.core.receipt import Receipt, RunResult
 from andon.core.records import RunRecord
-from andon.core.run.run import Run
+from andon.core.run.run import LocalRun
+from andon.core.run.waits import make_result
 from andon.core.states import CancelMode, RunStatus, StopReason, ToolOutcome
 from andon.errors import describe
 from andon.messages import Message, Text, ToolResult
@@ -47,7 +48,7 @@ LETS = {
 _objections: dict[bytes, list[str]] = {}
 
 
-def check_run(run: Run) -> Iterator[str]:
+def check_run(run: LocalRun) -> Iterator[str]:
     """Everything that one run shows by itself, which has ended or is paused."""
     if not (run.status.final or run.is_paused):
         yield f"the run has not ended: it is {run.status.name}, in phase {run.phase.name}"
@@ -55,10 +56,10 @@ def check_run(run: Run) -> Iterator[str]:
     yield from check_events(run, run.journal.events)
     events = [event for event in run.journal.events if event.run_id == run.run_id]
     if run.is_paused:
-        yield from check_paused(run, run.make_result(), events)
+        yield from check_paused(run, make_result(run), events)
         return
     try:
-        result, own = run.make_result(), run.settlement.messages
+        result, own = make_result(run), run.settlement.messages
     except Exception as error:  # noqa: BLE001 - reported: a run without a result is what we look for
         yield f"the run has no result: {describe(error)}"
         return
@@ -74,7 +75,7 @@ def check_run(run: Run) -> Iterator[str]:
 # -- events -----------------------------------------------------------------------------------------------------------
 
 
-def check_events(run: Run, events: Sequence[Event]) -> Iterator[str]:
+def check_events(run: LocalRun, events: Sequence[Event]) -> Iterator[str]:
     """One beginning, one end, no gaps; and events of other runs only if those are children that show theirs here."""
     if [event.seq for event in events] != list(range(1, len(events) + 1)):
         yield f"the sequence numbers are {[event.seq for event in events]}"
@@ -96,7 +97,7 @@ def check_events(run: Run, events: Sequence[Event]) -> Iterator[str]:
         yield f"the events name other runs, sessions or agents: {sorted(ids)}"
 
 
-def check_paused(run: Run, result: RunResult, events: Sequence[Event]) -> Iterator[str]:
+def check_paused(run: LocalRun, result: RunResult, events: Sequence[Event]) -> Iterator[str]:
     """No end yet, and what it asks is said."""
     last = events[-1]
     if ends := [event.event.name for event in events if event.event.terminal]:
@@ -115,7 +116,7 @@ def check_paused(run: Run, result: RunResult, events: Sequence[Event]) -> Iterat
         yield f"it asks for the calls {wrong}, which are not there, or have ended"
 
 
-def check_result(run: Run, result: RunResult, events: Sequence[Event]) -> Iterator[str]:
+def check_result(run: LocalRun, result: RunResult, events: Sequence[Event]) -> Iterator[str]:
     """Status, terminal event and result say the same."""
     last = events[-1]
     if last.event is not TERMINAL_EVENT[run.status]:
@@ -196,7 +197,7 @@ def _call_id(event: Event) -> str:
 # -- a cancel ---------------------------------------------------------------------------------------------------------
 
 
-def check_cancelled(run: Run, result: RunResult, own: Sequence[Message], events: Sequence[Event]) -> Iterator[str]:
+def check_cancelled(run: LocalRun, result: RunResult, own: Sequence[Message], events: Sequence[Event]) -> Iterator[str]:
     """The marker, the receipt, and nothing new after the cancel."""
     receipt = result.receipt
     if receipt is None:
@@ -218,7 +219,7 @@ def check_cancelled(run: Run, result: RunResult, own: Sequence[Message], events:
 
 
 def _check_receipt(
-    run: Run, receipt: Receipt, result: RunResult, own: Sequence[Message], events: Sequence[Event]
+    run: LocalRun, receipt: Receipt, result: RunResult, own: Sequence[Message], events: Sequence[Event]
 ) -> Iterator[str]:
     request = run.signal.request
     if request is not None and (receipt.cause, receipt.reason, receipt.by, receipt.requested_at) != (
@@ -281,7 +282,9 @@ def check_conversation(messages: Sequence[Message]) -> Iterator[str]:
         yield f"the conversation is not valid: {'; '.join(problems)}; it is {_roles(messages)}"
 
 
-def check_stored(run: Run, others: Sequence[Run], stored: Sequence[Message], record: RunRecord | None) -> Iterator[str]:
+def check_stored(
+    run: LocalRun, others: Sequence[LocalRun], stored: Sequence[Message], record: RunRecord | None
+) -> Iterator[str]:
     """The store has what the run left: its messages, once, together and in order, and how it ended."""
     own = _left_by(run)
     holder = next((each for each in (run, *others) if each.is_paused), None)  # its finished calls are stored already
@@ -294,11 +297,11 @@ def check_stored(run: Run, others: Sequence[Run], stored: Sequence[Message], rec
         yield f"the store must have {_roles(own)} {_times(wanted)}, but has it {_times(found)}: {_roles(stored)}"
     if record is None:
         yield "the store has no record of the run"
-    elif (record.status, record.receipt) != (run.status, run.make_result().receipt):
+    elif (record.status, record.receipt) != (run.status, make_result(run).receipt):
         yield f"the run is {run.status.name}, the store's record says {record.status.name}, or has another receipt"
 
 
-def _left_by(run: Run) -> list[Message]:
+def _left_by(run: LocalRun) -> list[Message]:
     """What a run has added to its session, so far."""
     return run.so_far() if run.is_paused else run.settlement.messages
 

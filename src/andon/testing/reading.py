@@ -13,7 +13,8 @@ from contextvars import ContextVar
 from typing import Literal
 
 from andon.core.events import Event
-from andon.core.run.run import Run
+from andon.core.run.handle import local_run
+from andon.core.run.run import LocalRun
 from andon.core.run.stream import EventStream
 
 Way = Literal["break", "aclose"]
@@ -36,7 +37,7 @@ class Reading:
             raise StopAsyncIteration
         if self._track is None:
             return await anext(self._stream)
-        if self._track.should_leave(self._stream.run):
+        if self._track.should_leave(local_run(self._stream.run)):
             await self._leave(self._track.way)
             raise StopAsyncIteration
         event = await anext(self._stream)
@@ -58,14 +59,14 @@ class Reading:
 class Track:
     """What an exploration knows of one reading, without keeping it alive."""
 
-    def __init__(self, leave_after: int | None, way: Way | None, leaves: Callable[[Run], None]) -> None:
+    def __init__(self, leave_after: int | None, way: Way | None, leaves: Callable[[LocalRun], None]) -> None:
         self.events = 0
         self.way = way
         self._leave_after = leave_after
         self._leaves = leaves
         self.reading: Callable[[], Reading | None] = lambda: None
 
-    def should_leave(self, run: Run) -> bool:
+    def should_leave(self, run: LocalRun) -> bool:
         if self._leave_after is None or self.events < self._leave_after:
             return False
         self._leaves(run)

@@ -24,10 +24,12 @@ import msgspec
 from andon.agent.loop import Loop
 from andon.agent.plan import Plan
 from andon.core.run.limits import Limits
-from andon.core.run.run import Run, spectator
+from andon.core.run.run import LocalRun, spectator
+from andon.core.run.waits import make_result, wait_admitted, wait_settled
+from andon.core.runtime import runtime_of
 from andon.core.session import Place
 from andon.core.source_lines import Line, users_line_of
-from andon.core.states import CancelOutcome, RunStatus
+from andon.core.states import CancelCause, CancelOutcome, RunStatus
 from andon.errors import AndonError, SessionPausedError, describe
 from andon.messages import user
 from andon.testing.broken import Aftermath
@@ -81,7 +83,7 @@ class Stage:
         self._threads = set(threading.enumerate())
         self.task: asyncio.Task[object]
         """The scenario's own."""
-        self.runs: list[Run] = []
+        self.runs: list[LocalRun] = []
         self._agains: list[Again | None] = []
         self.readings: list[Track] = []
         self.crew: list[asyncio.Task[Any]] = []
@@ -92,7 +94,7 @@ class Stage:
         self.injected = self.host_cancelled = self.ended_before = self.was_paused = False
         self.leaving: tuple[int, int, Way] | None = None
         self.outcomes: list[CancelOutcome] = []
-        self.watched: Run | None = None
+        self.watched: LocalRun | None = None
         self.aftermath: Aftermath | None = None
         self.line: Line | None = None
         """Where in the user's code it was when that happened."""
@@ -112,7 +114,7 @@ class Stage:
         try:
             self._play(self.task)
             self._play(self._crew(self._wind_up()))
-            while not all(run.at_rest for run in self.runs):  # a paused one, cancelled while we looked after others
+            while not all(run.is_settled for run in self.runs):  # a paused one, cancelled while we looked after others
                 self._play(self._crew(self._wind_up()))
         except StandstillError as error:
             if may_stall:
@@ -154,7 +156,7 @@ class Stage:
 
     async def _wind_up(self) -> None:
         for run in self.runs:  # grows, if a run begins another one
-            await run.attend()
+            await wait_settled(run)
         for task in self.crew:
             if task is not asyncio.current_task():
                 await asyncio.wait([task])
@@ -163,13 +165,13 @@ class Stage:
 
     def _expects(self) -> bool:
         """A run whose task is gone is ended by the portal, on a thread of its own; unless it is paused."""
-        return any((run._task is None or run._task.done()) and not run.at_rest for run in self.runs)
+        return any(run.waits_for_portal for run in self.runs)
 
     # -- what is seen of it -------------------------------------------------------------------------------------------
 
-    def _begins(self, run: Run) -> None:
+    def _begins(self, run: LocalRun) -> None:
         self.runs.append(run)
-        work = run._work
+        work = run.work
         self._agains.append(Again(work.plan, work.max_turns) if isinstance(work, Loop) else None)
 
     def _track(self) -> Track:
@@ -179,7 +181,7 @@ class Stage:
         self.readings.append(track)
         return track
 
-    def note_leaving(self, run: Run) -> None:
+    def note_leaving(self, run: LocalRun) -> None:
         self.injected, self.watched, self.ended_before = True, run, run.signal.fate is not None
         self.was_paused = run.is_paused
         self.line = self.line or users_place_here()
@@ -189,14 +191,14 @@ class Stage:
 
     def _note(self, label: str) -> None:
         alive = tuple(number for number, run in enumerate(self.runs) if not run.status.final)
-        agents = {id(self.runs[number]._cord): number for number in reversed(alive)}
-        alone = [number for number in alive if self.runs[number].runtime.keeper is None]
+        agents = {id(self.runs[number].cord): number for number in reversed(alive)}
+        alone = [number for number in alive if runtime_of(self.runs[number]).worker is None]
         runtimes = {id(self.runs[number].runtime): number for number in reversed(alone)}
         streams = tuple(n for n, track in enumerate(self.readings) if track.stream() is not None)
         firsts = tuple(agents.values()), tuple(runtimes.values())
         self.situations.append(Situation(label, alive, *firsts, len(self.runs), not self.task.done(), streams))
 
-    def time_runs(self, runs: Sequence[Run]) -> None:
+    def time_runs(self, runs: Sequence[LocalRun]) -> None:
         """From here on, note when the last of them was seen alive: the clock only moves between two steps."""
 
         def look(callback: Callable[..., object]) -> None:
@@ -239,7 +241,7 @@ class Stage:
                 yield f"{task.get_name()} raised {describe(error)}"
 
     def _check_tasks(self) -> Iterator[str]:
-        named = {name for run in self.runs for name in run.leftovers}
+        named = {name for run in self.runs for name in run.steps.leftovers}
         for task in tasks_of(self.loop):
             if task not in self.crew and task is not self.task and task.get_name() not in named:
                 yield f"a task was left behind: {name_of(task)} in {where(task)}"
@@ -248,11 +250,11 @@ class Stage:
         """Nobody counts an ended run among those in flight, and everybody a paused one."""
         for number, run in enumerate(self.runs, 1):
             counts = "does not count" if run.is_paused else "counts"
-            if (run in run.runtime.runs) is not run.is_paused:
+            if (run in runtime_of(run).live_runs) is not run.is_paused:
                 yield f"run {number}: its runtime {counts} it as in flight"
-            if (run in run._cord.live) is not run.is_paused:
+            if (run in run.cord.live) is not run.is_paused:
                 yield f"run {number}: its agent {counts} it as in flight"
-            places = run.session._places
+            places = run.session.queue
             if run.is_paused and (not places or places[0].run is not run):
                 yield f"run {number}: it is paused, but does not hold its session"
             if left := [place for place in places if not _may_stay(place, places[0])]:
@@ -260,10 +262,10 @@ class Stage:
 
     async def _check_stores(self) -> None:
         for number, run in enumerate(self.runs, 1):
-            store = run.runtime.store
+            store = runtime_of(run).store
             assert store is not None
             if await store.added(run.run_id) is None:  # rolled back, gone on with, or written when a paused one ends
-                waits = any(place.run is run for place in run.session._places)
+                waits = any(place.run is run for place in run.session.queue)
                 if not waits and await store.find(run.run_id) is None:
                     self.problems.append(f"run {number}: the store has no record of the run")
                 continue
@@ -279,7 +281,7 @@ class Stage:
         """After everything else: no thread is there that was not there before, but for the abandoned ones."""
         self._bounded(self.loop.shutdown_default_executor(), "the end of the loop's own threads")
         new = [thread for thread in threading.enumerate() if thread not in self._threads]
-        named = Counter(name.split(" (")[0] for run in self.runs for name in run.leftovers)
+        named = Counter(name.split(" (")[0] for run in self.runs for name in run.steps.leftovers)
         for thread in new:
             tool = thread.name.removeprefix("andon-tool-")
             if thread.name == "andon-portal" or named[f"thread of {tool}"] > 0:
@@ -302,14 +304,18 @@ class Stage:
             self.problems += self._check_lists()
             self._bounded(self._check_stores(), "looking into the store")
 
-    async def _end_pause(self, number: int, run: Run, again: Again) -> None:
+    async def _begin(self, run: LocalRun) -> None:
+        run.begin_or_refuse()
+        await wait_admitted(run)
+
+    async def _end_pause(self, number: int, run: LocalRun, again: Again) -> None:
         try:
-            await self._make(run, again, "Hello?").begin()
+            await self._begin(self._make(run, again, "Hello?"))
             self.problems.append(f"run {number} is paused, but another one could begin in its session")
         except SessionPausedError:
             pass
-        run.cancel()
-        await run.attend()
+        run.cancel_for(CancelCause.user)
+        await wait_settled(run)
         if run.status is not RunStatus.cancelled:
             self.problems.append(f"run {number} was cancelled in its pause, but is {run.status.name}")
         self.problems += (f"run {number}, cancelled in its pause: {problem}" for problem in check_run(run))
@@ -321,36 +327,36 @@ class Stage:
             if again is not None:
                 self._bounded(self._ask(run, again, prompt), "the next prompt")
 
-    async def _ask(self, before: Run, again: Again, prompt: str) -> None:
+    async def _ask(self, before: LocalRun, again: Again, prompt: str) -> None:
         messages = before.session.messages
         run = self._make(before, again, prompt)
         try:
-            await run.begin()
+            await self._begin(run)
         except AndonError as error:
             self.problems.append(f"the next prompt was refused: {describe(error)}")
             return
-        await run.attend()
+        await wait_settled(run)
         if run.status is not RunStatus.completed:
-            failure = run.make_result().error
+            failure = make_result(run).error
             why = "" if failure is None else f" ({describe(failure)})"
             self.problems.append(f"the next prompt ended as {run.status.name}{why}")
         elif run.session.messages[: len(messages) + 1] != [*messages, user(prompt)]:
             self.problems.append("the next prompt did not go on with the conversation as it was")
         self.problems += (f"the next prompt: {problem}" for problem in check_run(run))
 
-    def _make(self, before: Run, again: Again, prompt: str) -> Run:
+    def _make(self, before: LocalRun, again: Again, prompt: str) -> LocalRun:
         """Another run of the same agent, which goes on with the same session."""
         plan = msgspec.structs.replace(again.plan, history=None)
-        run = Run(
+        run = LocalRun(
             before.runtime,
-            before._cord,
+            before.cord,
             before.session,
             uuid.uuid4().hex,
             on_busy="reject",
             limits=Limits(None, None),
             metadata={},
         )
-        run.employ(Loop(plan, run, [user(prompt)], again.max_turns))
+        run.work = Loop(plan, run, [user(prompt)], again.max_turns)
         return run
 
     # -- clearing away ------------------------------------------------------------------------------------------------
@@ -373,7 +379,7 @@ class Stage:
         self._end(left)
         self._try(self.loop.shutdown_asyncgens())
         self.loop.close()
-        return not left and not any(run.leftovers for run in self.runs)
+        return not left and not any(run.steps.leftovers for run in self.runs)
 
     def forget(self) -> None:
         """Let go of all that the scenario made, so that its garbage can be collected."""
@@ -397,7 +403,7 @@ class Stage:
 
 def _may_stay(place: Place, first: Place) -> bool:
     """A paused run holds its session. Behind it, a cancelled run keeps its place until what it left is written."""
-    return first.run.status is RunStatus.paused and (place is first or place.bequest is not None)
+    return first.run.status is RunStatus.paused and (place is first or place.pending_write is not None)
 
 
 def _label(callback: Callable[..., object]) -> str:

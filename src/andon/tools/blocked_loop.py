@@ -21,8 +21,7 @@ import weakref
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from andon.core.run.children import current
-from andon.core.run.tool_call import ToolCallScope
+from andon.core.run.tool_call import ToolCallScope, current
 from andon.core.source_lines import Line, is_ours, outwards, users_line
 
 if TYPE_CHECKING:

@@ -106,7 +106,7 @@ def _check_room(name: str, scope: ToolCallScope) -> None:
         return
     held = abandoned.copy().items()
     counts = Counter(call.run.user_id for resource, call in held if isinstance(resource, ToolThread))
-    user_id, bounds = scope.run.user_id, scope.run.bounds
+    user_id, bounds = scope.run.user_id, scope.run.runtime.bounds
     share = bounds.abandoned_user_threads
     if user_id is not None and counts[user_id] >= share:
         raise _no_room(name, counts[user_id], " of this user", "abandoned_user_threads")

@@ -1,218 +1,251 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that were started inside another run's tools: its children.
+"""The tree of runs: a run that is started inside a tool of another run is its child.
 
-A cancel goes down the whole tree in the call that asks for it, and a child registers with its parent before it looks
-for the parent's cancel: so none is missed, not even one that is just starting. The ends come up the tree: a run
-settles after its children have, or after it has waited long enough and has named them.
+A cancel goes down the whole tree within the call that requests it. A child registers with its parent first and then
+looks whether the parent was cancelled, so a child that is just starting is not missed. The ends come up the tree: a run
+settles after its children, or after it has waited `child_seconds` for them and has named them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Protocol
 
 from andon.core.budget import Budget, Meter
-from andon.core.receipt import CancelRequest
-from andon.core.run.ending import Estate
+from andon.core.receipt import CancelRequest, Receipt
+from andon.core.records import RunRecord, SessionKey
 from andon.core.selection import Selection
+from andon.core.signal import CancelSignal
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
-from andon.core.steps import CutAloneError
+from andon.core.steps import CutAloneError, StepRunner
 from andon.errors import SessionBusyError, TooDeepError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from andon.core.records import RunRecord
-    from andon.core.run.limits import Limits
-    from andon.core.run.tool_call import CallScope
-    from andon.core.runtime import Runtime
-    from andon.core.session import Session
-
-current: contextvars.ContextVar[CallScope | None] = contextvars.ContextVar("current", default=None)
-"""The tool call that this code is part of. Threads of tools have it too."""
-
 NESTED_RECEIPTS = 10
-"""So many levels of a tree have the receipts of their sub-agents in their own. Runs below have receipts too; but JSON
-with hundreds of them inside each other can't be written.
+"""So many levels of a tree have the receipts of their sub-agents inside their own. Runs further down have receipts too,
+but JSON with hundreds of nested receipts can't be written.
 """
 
-# A tool that forks is at work in the parent. In the child there is no such call, and no run whose children could begin.
-os.register_at_fork(after_in_child=lambda: current.set(None))
+
+class TreeRun(Protocol):
+    """A run, as the tree sees it."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def children(self) -> ChildRuns: ...
+
+    @property
+    def status(self) -> RunStatus: ...
+
+    @property
+    def signal(self) -> CancelSignal: ...
+
+    @property
+    def own_deadline(self) -> float | None: ...
+
+    @property
+    def session_key(self) -> SessionKey: ...
+
+    @property
+    def store(self) -> object: ...
+
+    def cancel_for(self, cause: CancelCause, reason: str | None = None) -> CancelOutcome: ...
+
+    def request_cancel_alone(self, request: CancelRequest) -> CancelOutcome:
+        """Cancel this run, and leave its children alone until it applies the cancel."""
+        ...
 
 
-class Kin(Estate):
-    """A run's place in the tree: its parent, its children that are not settled yet, and the budget that they share."""
+class ParentCall(Protocol):
+    """A tool call, as the runs see it that it starts."""
 
-    limits: Limits
+    children: dict[TreeRun, None]
+    receipt: Receipt | None
+    cancelled: bool
+
+    @property
+    def run(self) -> TreeRun: ...
+
+    @property
+    def call_id(self) -> str: ...
+
+    def end_child(self, child: TreeRun) -> None: ...
+
+
+class ChildRuns:
+    """A run's place in the tree: its parent, its children that have not settled, and the budget that they share."""
 
     __slots__ = (
-        "_children",
-        "_detached",
+        "_live",
+        "_run",
+        "_steps",
         "born_in",
         "budget",
+        "called_by",
         "depth",
+        "detached",
         "meter",
         "parent",
+        "run_id",
         "spent_before",
-        "was_called_by",
     )
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        session: Session,
-        run_id: str,
-        metadata: dict[str, Any],
-        budget: Budget | None,
-        detached: bool,
-    ) -> None:
-        super().__init__(runtime, session, run_id, metadata)
-        self.budget, self._detached = budget, detached
+    def __init__(self, run_id: str, steps: StepRunner, budget: Budget | None, detached: bool) -> None:
+        self.run_id, self._steps, self.budget, self.detached = run_id, steps, budget, detached
         self.spent_before = (0, 0)
-        """The tokens and tool calls that it has spent before it was paused, if that was in another process."""
-        self.parent: Kin | None = None
-        self.was_called_by: str | None = None
-        """The run that had started it, if that was in another process, or in an earlier one."""
+        """The tokens and tool calls that it spent before a pause in another process."""
+        self.called_by: str | None = None
+        """The id of its parent, if it was paused and its parent is not known to this process."""
+        self.parent: ChildRuns | None = None
+        self.born_in: ParentCall | None = None
+        """The parent's tool call that started it."""
         self.depth = 1
-        """How many runs there are from the top of the tree down to this one."""
-        self.born_in: CallScope | None = None
-        """The call of its parent's that started it."""
+        """The number of runs from the top of the tree down to this one."""
         self.meter: Meter | None = None
-        self._children: dict[Kin, None] = {}  # made here: two threads may both be about to add the first one
+        self._run: TreeRun | None = None
+        self._live: dict[ChildRuns, None] = {}  # made here: two threads may be adding the first child at once
+
+    def __bool__(self) -> bool:
+        """Does it have children that have not settled?"""
+        return bool(self._live)
 
     @property
-    def status(self) -> RunStatus:
-        raise NotImplementedError
-
-    def cancel_for(self, cause: CancelCause, reason: str | None = None) -> CancelOutcome:
-        raise NotImplementedError
-
-    def ask_alone(self, request: CancelRequest) -> CancelOutcome:
-        """Cancel this run, and leave its children to themselves until it hears of that."""
-        raise NotImplementedError
+    def live(self) -> list[TreeRun]:
+        """The children that have not settled."""
+        runs = [child._run for child in self._live.copy()] if self._live else []
+        return [run for run in runs if run is not None]
 
     @property
-    def deadline(self) -> float | None:
-        """When its time is up, or that of a run above it, in the terms of `time.time()`."""
-        deadlines = (run.limits.deadline for run in (self, *self.ancestors))
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
-
-    @property
-    def ancestors(self) -> Iterator[Kin]:
-        """The runs above it, the nearest first."""
-        run = self.parent
-        while run is not None:
-            yield run
-            run = run.parent
-
-    @property
-    def children(self) -> list[Kin]:
-        return list(self._children.copy()) if self._children else []
+    def ancestors(self) -> Iterator[ChildRuns]:
+        """The places above this one, the nearest first."""
+        place = self.parent
+        while place is not None:
+            yield place
+            place = place.parent
 
     @property
     def parent_run_id(self) -> str | None:
-        return self.was_called_by if self.parent is None else self.parent.run_id
+        return self.called_by if self.parent is None else self.parent.run_id
 
-    def _call_above(self) -> CallScope | None:
-        """The tool call that starts this run. A call that has ended starts nothing, though tasks of its making may."""
-        call = None if self._detached else current.get()
-        return call if call is not None and call.is_open else None
+    @property
+    def deadline(self) -> float | None:
+        """When the time of this run is up, or of a run above it, in the terms of `time.time()`."""
+        runs = [place._run for place in (self, *self.ancestors)]
+        deadlines = (run.own_deadline for run in runs if run is not None)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
-    def _check_ancestors(self, call: CallScope | None, waits: bool) -> None:
-        """Raise if a run that is started by this call would be too deep in the tree, or would wait for itself."""
-        if call is None:
-            return
-        parent, limit = call.run, call.run.runtime.max_depth
-        if parent.depth >= limit:
-            raise TooDeepError(
-                f"no further agent can be called from here: {limit} runs are at work, each called by the one before it."
-                " Answer with what is known. (Runtime(max_depth=…) allows more.)"
-            )
-        if waits and any(self._shares_session(run) for run in (parent, *parent.ancestors)):
-            raise SessionBusyError(
-                f"session {self.session.key.session_id!r} is held by run {parent.run_id!r}, or by one above it, and the"
-                f" tool call {call.call_id!r} of that run would wait for itself. Use another session; or pass"
-                " detached=True, and don't wait for the run in the tool.",
-                run_id=parent.run_id,
-            )
-
-    def _shares_session(self, other: Kin) -> bool:
-        """Are they in the same line? The same key in another store is another session."""
-        return other.session.key == self.session.key and other.runtime.store is self.runtime.store
-
-    def _join_family(self, scope: CallScope | None) -> None:
-        """Register with the parent, and then look whether that, or the call itself, was cancelled."""
-        parent = None if scope is None else scope.run
-        if parent is not None and parent.status.final and parent.signal.request is None:
-            parent = None  # it came to its own end, and has no say any more
-        if parent is not None:
-            self.parent, self.born_in, self.depth = parent, scope, parent.depth + 1
-            parent._children[self] = None
-            if scope is not None:
-                scope.children[self] = None
-            parent._cascade()
-            if parent.status.final:  # whatever its mode was, it waits for nobody any more
-                self.cancel_for(CancelCause.parent, f"run {parent.run_id} had ended")
-        if scope is not None and scope.cancelled:
-            scope.end_child(self)
-        above = None if parent is None else parent.meter
-        self.meter = above if self.budget is None else Meter(self, self.budget, above, *self.spent_before)
-
+    @property
     def budget_left(self) -> Budget | None:
-        """What is left of its own budget, if it has one."""
+        """What is left of the run's own budget, if it has one."""
         if self.budget is None or self.meter is None:
             return None if self.budget is None else self.budget.less(*self.spent_before)
         return self.meter.left
 
-    def _leave_family(self) -> None:
-        if self.parent is not None:
-            self.parent._children.pop(self, None)
-            if self.born_in is not None:
-                self.born_in.children.pop(self, None)
-                if self.depth <= NESTED_RECEIPTS and self.run_id == child_id(self.parent.run_id, self.born_in.call_id):
-                    self.born_in.receipt = self._receipt
-            self.parent.picked_up(self)
+    def check_child(self, call_id: str, limit: int, key: SessionKey, store: object, waits: bool) -> None:
+        """Raise if a run that this call starts would be too deep in the tree, or would wait for itself."""
+        if self.depth >= limit:
+            raise TooDeepError(
+                f"no further agent can be called from here: {limit} runs are at work, each called by the one before it."
+                " Answer with what is known. (Runtime(max_depth=…) allows more.)"
+            )
+        runs = [place._run for place in (self, *self.ancestors)]
+        # The same key in another store is another session.
+        if waits and any(run is not None and run.session_key == key and run.store is store for run in runs):
+            raise SessionBusyError(
+                f"session {key.session_id!r} is held by run {self.run_id!r}, or by one above it, and the tool call"
+                f" {call_id!r} of that run would wait for itself. Use another session; or pass detached=True, and don't"
+                " wait for the run in the tool.",
+                run_id=self.run_id,
+            )
 
-    def _cascade(self) -> None:
+    # -- joining and leaving ------------------------------------------------------------------------------------------
+
+    def join(self, run: TreeRun, call: ParentCall | None) -> None:
+        """Register with the parent first. Then look whether the parent, or the call itself, was cancelled."""
+        self._run = run
+        parent = None if call is None else call.run
+        if parent is not None and parent.status.final and parent.signal.request is None:
+            parent = None  # it has completed or failed, and does not concern this run any more
+        if parent is not None:
+            place = parent.children
+            self.parent, self.born_in, self.depth = place, call, place.depth + 1
+            place._live[self] = None
+            if call is not None:
+                call.children[run] = None
+            place.cascade()
+            if parent.status.final:  # whatever its mode was, it does not wait for children any more
+                run.cancel_for(CancelCause.parent, f"run {parent.run_id} had ended")
+        if call is not None and call.cancelled:
+            call.end_child(run)
+        above = None if self.parent is None else self.parent.meter
+        if self.budget is None:
+            self.meter = above
+        else:
+            self.meter = Meter(self._out_of_budget, self.budget, above, *self.spent_before)
+
+    def _out_of_budget(self, why: str) -> None:
+        if self._run is not None:
+            self._run.cancel_for(CancelCause.budget, why)
+
+    def leave(self, receipt: Receipt | None) -> None:
+        """The run is over, or did not begin: forget it, so that it is freed without the garbage collector."""
+        run, self._run = self._run, None
+        if self.budget is not None and self.meter is not None:
+            self.meter.release()
+        if run is None or (parent := self.parent) is None:
+            return
+        parent._live.pop(self, None)
+        if (call := self.born_in) is not None:
+            call.children.pop(run, None)
+            if self.depth <= NESTED_RECEIPTS and self.run_id == child_id(parent.run_id, call.call_id):
+                call.receipt = receipt
+            self.born_in = None
+        parent._steps.picked_up(self)
+
+    # -- cancelling and waiting ---------------------------------------------------------------------------------------
+
+    def cascade(self) -> None:
         """Cancel the children, and theirs, if this run was cancelled. A softer mode than `now` lets them finish.
 
-        Not by recursion: a tree may be deeper than the stack. Below a child that was cancelled before, all was told, or
-        is told when that child hears of its own cancel.
+        Not by recursion: a tree may be deeper than the stack. Below a child that was cancelled before, everything was
+        cancelled too, or will be when that child applies its own cancel.
         """
-        cancelled: list[Kin] = [self]
+        cancelled: list[ChildRuns] = [self]
         while cancelled:
-            run = cancelled.pop()
-            if run._children and run.signal.rank >= CancelMode.now.rank:
+            place = cancelled.pop()
+            run = place._run
+            if run is not None and place._live and run.signal.rank >= CancelMode.now.rank:
                 request = CancelRequest.make(CancelCause.parent, f"run {run.run_id} was cancelled")
-                cancelled += [child for child in run.children if child.ask_alone(request) is CancelOutcome.requested]
+                newly = [each for each in place.live if each.request_cancel_alone(request) is CancelOutcome.requested]
+                cancelled += [each.children for each in newly]
 
-    async def _outlast_children(self) -> None:
+    async def wait(self) -> None:
         """Give runs that a tool started and did not wait for a while to end by themselves."""
-        if self._children:
-            for child in self.children:
-                if child.status is RunStatus.paused:  # it won't end by itself, and whom it would ask is not here
-                    child.cancel_for(CancelCause.parent, f"run {self.run_id} ended")
-            with contextlib.suppress(CutAloneError):
-                await self.step(
-                    self._childless, name="child runs", cut_by=CancelMode.now, timeout=self.bounds.child_seconds
-                )
+        if not self._live:
+            return
+        for child in self.live:
+            if child.status is RunStatus.paused:  # it does not end by itself, and its questions are asked by no run
+                child.cancel_for(CancelCause.parent, f"run {self.run_id} ended")
+        seconds = self._steps.bounds.child_seconds
+        with contextlib.suppress(CutAloneError):
+            await self._steps.start(self._childless, name="child runs", cut_by=CancelMode.now, timeout=seconds)
 
-    async def _end_children(self) -> None:
-        """No child outlives its parent, unless it can't be ended; then it is named."""
-        for child in self.children:
+    async def end(self) -> None:
+        """Cancel the children, and wait for their ends. A child that does not end in time is named."""
+        for child in self.live:
             child.cancel_for(CancelCause.parent, f"run {self.run_id} ended")
-        await self.bounded(self._childless, "waiting for child runs", self.bounds.child_seconds)
-        for child in self.children:
-            self.leave_behind(child, f"run {child.run_id} of {child.session.key.agent_id}")
+        await self._steps.bounded(self._childless, "waiting for child runs", self._steps.bounds.child_seconds)
+        for child in self.live:
+            self._steps.leave_behind(child.children, f"run {child.run_id} of {child.session_key.agent_id}")
 
     async def _childless(self) -> None:
-        await self._waiters.wait(lambda: not self._children)
+        await self._steps.waiters.wait(lambda: not self._live)
 
 
 def child_id(run_id: str, call_id: str) -> str:
-    """The id of the run that an agent makes of a call, if it is used as a tool: whoever enters it again finds it."""
+    """The id of the run of a sub-agent. It is made of the call's, so that a call that is entered again finds it."""
     return f"{run_id}.{call_id}"
 
 
@@ -223,7 +256,7 @@ def paused_below(paused: RunRecord) -> list[str]:
 
 
 def orphaned_by(ended: RunRecord) -> Iterator[tuple[Selection, CancelRequest]]:
-    """The children that may be waiting, in another process or an earlier one, for a run that was cancelled."""
+    """The children of a cancelled run that may wait for it in another process, or in an earlier one."""
     for call in ended.cut_calls:
         request = CancelRequest.make(CancelCause.parent, f"run {ended.run_id} was cancelled")
         yield Selection(child_id(ended.run_id, call.call_id)), request

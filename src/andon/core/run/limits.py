@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ends a run from its own side: a deadline, an event that the caller watches for, a grace that runs out.
 
-Each of them ends in the run's own cancel. Whatever is set up here is taken down before the run's terminal event.
+Each of them ends in the run's own cancel. All timers are taken down before the run's terminal event.
 """
 
 from __future__ import annotations
@@ -11,21 +11,18 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from andon.core.receipt import is_seconds
+from andon.core.receipt import CancelRequest, is_seconds
 from andon.core.states import CancelCause, CancelMode
-from andon.core.steps import Step
+from andon.core.steps import Step, StepRunner
 from andon.errors import ConfigurationError, say
-
-if TYPE_CHECKING:
-    from andon.core.receipt import CancelRequest
-    from andon.core.run.life import Life
 
 EVENT_POLL_SECONDS = 0.02
 """How often a `threading.Event` is looked at. It can't wake a task, so this is the one poll there is."""
+
+RequestCancel = Callable[[CancelRequest], object]
 
 
 class Limits:
@@ -41,32 +38,33 @@ class Limits:
         self.timeout, self.cancel_on = timeout, cancel_on
         self.deadline: float | None = None
         """When the run's time is up, in the terms of `time.time()`."""
-        self._due = 0.0  # the same as its loop counts: a clock that is set must not give or take time
+        self._due = 0.0  # the same by the loop's clock, which can't be set
         self._timers: list[asyncio.TimerHandle] | None = None
         self._graces: list[CancelRequest] = []
         self._watch: Step[None] | None = None
 
-    def begin(self, run: Life) -> None:
+    def begin(self, steps: StepRunner, cancel: RequestCancel) -> None:
+        """The run begins, or goes on: set the timer, and watch `cancel_on`."""
         if self.timeout is not None:
-            self.deadline, self._due = time.time() + self.timeout, run.loop.time() + self.timeout
-            self._later(run, self.timeout, functools.partial(run.cancel_for, CancelCause.deadline))
+            self.deadline, self._due = time.time() + self.timeout, steps.loop.time() + self.timeout
+            self._later(steps, self.timeout, functools.partial(_cancel_for, cancel, CancelCause.deadline))
         if self.cancel_on is not None:
             if self.cancel_on.is_set():
-                run.cancel_for(CancelCause.user, "cancel_on was set")
+                _cancel_for(cancel, CancelCause.user, "cancel_on was set")
             else:
-                self._watch = Step(run, functools.partial(_watch, run, self.cancel_on), "cancel_on")
+                self._watch = Step(steps, functools.partial(_watch, steps, cancel, self.cancel_on), "cancel_on")
 
-    def escalate(self, run: Life, request: CancelRequest) -> None:
+    def escalate(self, steps: StepRunner, cancel: RequestCancel, request: CancelRequest) -> None:
         """When the request's grace is over, ask again, with mode `now`."""
         assert request.grace is not None
         if any(known is request for known in self._graces):
             return
         self._graces = [*self._graces, request]
         stronger = msgspec.structs.replace(request, mode=CancelMode.now, grace=None)
-        self._later(run, request.grace, functools.partial(run.ask, stronger))
+        self._later(steps, request.grace, functools.partial(cancel, stronger))
 
     def end(self) -> Step[None] | None:
-        """Take all of it down. Returns what is left to wait for."""
+        """Take all timers down. Returns the watch, if there is one, which has to be waited for."""
         for timer in self._timers or ():
             timer.cancel()
         if self._watch is not None:
@@ -82,23 +80,28 @@ class Limits:
         return watch
 
     def abandon(self) -> None:
-        """The loop on which all of this lived is closed."""
+        """The loop of the timers and of the watch is closed."""
         self._watch = None
 
-    def _later(self, run: Life, seconds: float, action: Callable[[], object]) -> None:
+    def _later(self, steps: StepRunner, seconds: float, action: Callable[[], object]) -> None:
         if self._timers is None:
             self._timers = []
-        self._timers.append(run.loop.call_later(seconds, action))
+        self._timers.append(steps.loop.call_later(seconds, action))
 
 
-async def _watch(run: Life, event: asyncio.Event | threading.Event) -> None:
+def _cancel_for(cancel: RequestCancel, cause: CancelCause, reason: str | None = None) -> None:
+    cancel(CancelRequest.make(cause, reason))
+
+
+async def _watch(steps: StepRunner, cancel: RequestCancel, event: asyncio.Event | threading.Event) -> None:
     if isinstance(event, asyncio.Event):
         try:
             await event.wait()
         except RuntimeError as error:  # it belongs to another loop
-            run.warn(f"cancel_on can't be watched: {say(error)}; use an asyncio.Event of this loop, or threading.Event")
+            advice = "use an asyncio.Event of this loop, or threading.Event"
+            steps.warn(f"cancel_on can't be watched: {say(error)}; {advice}")
             return
     else:
         while not event.is_set():  # noqa: ASYNC110 - another thread's event can't wake a task
             await asyncio.sleep(EVENT_POLL_SECONDS)
-    run.cancel_for(CancelCause.user, "cancel_on was set")
+    _cancel_for(cancel, CancelCause.user, "cancel_on was set")

@@ -7,21 +7,58 @@ then calls the callbacks. So no callback is missed, and none is called twice. He
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import functools
 import logging
+import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from andon.core.bounds import Bounds
+from andon.core.events import Event
+from andon.core.held import HeldResource
+from andon.core.journal import Journal
+from andon.core.receipt import Receipt
+from andon.core.run.children import TreeRun
 from andon.core.states import CancelCause
-
-if TYPE_CHECKING:
-    from andon.core.events import Event
-    from andon.core.held import HeldResource
-    from andon.core.receipt import Receipt
-    from andon.core.run.children import Kin
-    from andon.core.run.life import Life
+from andon.core.steps import StepRunner
 
 log = logging.getLogger(__name__)
+
+
+class CallHost(Protocol):
+    """The runtime, as tool calls see it."""
+
+    abandoned: dict[HeldResource, ToolCallScope]
+
+    @property
+    def bounds(self) -> Bounds: ...
+
+    @property
+    def max_result_bytes(self) -> int: ...
+
+
+class CallingRun(TreeRun, Protocol):
+    """A run, as one of its tool calls sees it."""
+
+    @property
+    def runtime(self) -> CallHost: ...
+
+    @property
+    def journal(self) -> Journal: ...
+
+    @property
+    def steps(self) -> StepRunner: ...
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    @property
+    def agent_id(self) -> str: ...
+
+    @property
+    def user_id(self) -> str | None: ...
 
 
 class ToolCallScope:
@@ -40,14 +77,14 @@ class ToolCallScope:
         "watches_cancel",
     )
 
-    def __init__(self, run: Life, call_id: str, name: str) -> None:
+    def __init__(self, run: CallingRun, call_id: str, name: str) -> None:
         self.run, self.call_id, self.name = run, call_id, name
         self.cancelled = False
         self.watches_cancel = False
         """The tool has looked for a cancel, or has registered a callback, so it may stop by itself."""
         self.entered = False
         """The tool's coroutine is running."""
-        self.children: dict[Kin, None] = {}
+        self.children: dict[TreeRun, None] = {}
         """The runs that the tool has started, and that have not ended."""
         self.receipt: Receipt | None = None
         """The receipt of the sub-agent's run that this call made, if that run was cancelled."""
@@ -79,7 +116,7 @@ class ToolCallScope:
         for child in self.children.copy():
             self.end_child(child)
 
-    def end_child(self, child: Kin) -> None:
+    def end_child(self, child: TreeRun) -> None:
         child.cancel_for(CancelCause.parent, f"call {self.call_id} of run {self.run.run_id} was cancelled")
 
     def relay(self, event: Event) -> None:
@@ -129,7 +166,7 @@ class ToolCallScope:
     def _leave_behind(self, resource: HeldResource) -> None:
         """Name it as left behind until it is gone, and tell it about the cut."""
         self.run.runtime.abandoned[resource] = self
-        self.run.leave_behind(resource, resource.name)
+        self.run.steps.leave_behind(resource, resource.name)
         if resource not in self._held:  # it was released just now, maybe before it was named
             self._forget(resource)
             return
@@ -140,8 +177,11 @@ class ToolCallScope:
 
     def _forget(self, resource: HeldResource) -> None:
         self.run.runtime.abandoned.pop(resource, None)
-        self.run.picked_up(resource)
+        self.run.steps.picked_up(resource)
 
 
-CallScope = ToolCallScope
-"""The name that `core/run` uses today."""
+current: contextvars.ContextVar[ToolCallScope | None] = contextvars.ContextVar("current", default=None)
+"""The tool call that this code is part of. Threads of tools have it too."""
+
+# A tool that forks is at work in the parent. In the child there is no such call, and no run whose children could begin.
+os.register_at_fork(after_in_child=lambda: current.set(None))

@@ -1,222 +1,333 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run's place in a shared store, for as long as this process holds it.
+"""One run in a shared store, for as long as this process holds it: the storage of that run.
 
-What the run does is written by the keeper, in batches, beside the run; the run itself waits for the store at its
-beginning, before its tools start, where it pauses, and at its end. The store has the last word on how a run ends: a
-cancel that it has accepted makes every other end a cancel, and an end that someone else has written is the run's own.
+What the run does is written by the worker, in batches, beside the run. The run itself waits for the store at its
+beginning, before its tools start, where it pauses, and at its end. The store has the last word on how a run ends. A
+cancel that the store has accepted makes every other end a cancel. An end that another process has written is the run's
+end.
+
+No end is told to readers before it is stored. If the store can't be reached, readers are told that, and it is tried
+again, as long as the run's loop goes on. If that loop is being closed, the run gives up, and the store says `lost`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from andon.core.events import Event, RunEvent
+from andon.core.portal import portal
 from andon.core.receipt import CancelRequest
+from andon.core.records import RequestKey, RunRecord, SessionKey
+from andon.core.run.children import paused_below
+from andon.core.run.ending import end_event, make_record
+from andon.core.run.pause import take_pause
+from andon.core.run.run import LocalRun
+from andon.core.run.storage import EndedElsewhere, EndedStorage
+from andon.core.run.work import Settlement
 from andon.core.selection import Selection
-from andon.core.shared.claim import give_back, take_paused_for
-from andon.core.shared.remote import follow
+from andon.core.session import OnBusy
+from andon.core.shared.claim import Claimed, claim_paused, give_back
+from andon.core.shared.leases import Leases
+from andon.core.shared.link import StoreLink
+from andon.core.shared.orphans import Orphans
+from andon.core.shared.remote import StoredReader, follow
 from andon.core.shared.store import Lease, Progress
-from andon.core.states import CancelCause, RunStatus
-from andon.errors import AndonError, SessionBusyError, StoreError
+from andon.core.shared.writer import Writer
+from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus
+from andon.core.steps import STRAY_CANCELS, CutAloneError, StepRunner, StrayCancelError
+from andon.errors import (
+    AndonError,
+    ConfigurationError,
+    IllegalTransitionError,
+    LeaseLostError,
+    SessionBusyError,
+    StartError,
+    StoreError,
+    confide,
+)
+from andon.messages import Message, Usage
 
-if TYPE_CHECKING:
-    from andon.core.records import RequestKey, RunRecord
-    from andon.core.run.run import Run
-    from andon.core.session import OnBusy
-    from andon.core.shared.worker import Keeper
-    from andon.messages import Message
+T = TypeVar("T")
 
 EVENTS_AT_ONCE = 5_000
 """How many events of a run one transaction takes."""
 
 TEXT_SECONDS = 0.15
-"""How often text that only goes on is written."""
+"""How often text is written."""
 
 _TEXT = frozenset({RunEvent.run_content, RunEvent.reasoning})
 
 
-class Tenure:
-    """The hold that this process has on a run."""
+class LeaseState(Enum):
+    """How this process stands to the run in the store."""
+
+    outside = "not entered into the store yet"
+    held = "this process may write the run"
+    pausing = "the store is being asked to take the run's pause"
+    paused = "the pause is stored, and the lease given up: any process may claim the run"
+    claiming = "the store is being asked for the lease again"
+    unsure = "it was asked, and its answer is not known"
+    finishing = "the store is being asked to take the run's end"
+    finishing_paused = "the same for a paused run: there is no lease, and another process may claim it first"
+    elsewhere = "another process has the run"
+    released = "the run is over for this process"
+
+
+_S = LeaseState
+LEASE_STEPS: dict[LeaseState, frozenset[LeaseState]] = {
+    _S.outside: frozenset({_S.held, _S.released}),
+    _S.held: frozenset({_S.held, _S.pausing, _S.finishing, _S.released}),
+    _S.pausing: frozenset({_S.held, _S.paused, _S.finishing, _S.released}),
+    _S.paused: frozenset({_S.claiming, _S.finishing_paused, _S.elsewhere, _S.released}),
+    _S.claiming: frozenset({_S.held, _S.paused, _S.unsure, _S.released}),
+    _S.unsure: frozenset({_S.claiming, _S.elsewhere, _S.released}),
+    _S.finishing: frozenset({_S.finishing, _S.released}),
+    _S.finishing_paused: frozenset({_S.finishing_paused, _S.released}),
+    _S.elsewhere: frozenset({_S.claiming, _S.released}),
+    _S.released: frozenset({_S.released}),
+}
+"""The legal steps."""
+
+
+class WorkerParts(NamedTuple):
+    """The parts of a worker that its runs use."""
+
+    link: StoreLink
+    leases: Leases
+    writer: Writer
+    orphans: Orphans
+    look: Callable[[Sequence[str]], None]
+    """Has the state of these runs read from the store."""
+
+
+class LeasedRun:
+    """The hold that this process has on a run in a shared store."""
 
     __slots__ = (
         "_is_fresh",
-        "_keeper",
+        "_leases",
+        "_link",
         "_listens",
+        "_look",
         "_noted",
+        "_on_busy",
+        "_orphans",
         "_run",
         "_scanned",
         "_text_due",
-        "closing",
-        "has_turn",
+        "_told",
+        "_waiting_children",
+        "_writer",
+        "_written",
+        "cancel_seen",
         "has_waiting_text",
+        "is_away",
         "lease",
-        "noticed",
         "owner",
-        "pausing",
         "refusal",
-        "restoring",
-        "taking",
-        "told",
-        "unsure",
+        "state",
         "valid_until",
-        "waiting",
-        "written",
+        "was_claimed",
     )
 
-    def __init__(self, keeper: Keeper, run: Run) -> None:
-        self._keeper, self._run, self.owner = keeper, run, keeper.owner
+    def __init__(self, worker: WorkerParts, run: LocalRun, on_busy: OnBusy) -> None:
+        self._link, self._leases, self._writer, self._orphans, self._look = worker
+        self._run, self._on_busy, self.owner = run, on_busy, worker.link.owner
+        self.state = LeaseState.outside
         self.lease: Lease | None = None
         self.valid_until = math.inf
-        """When this process must stop the run unless the lease was renewed, as `time.monotonic()` counts."""
         self.refusal: AndonError | None = None
-        """What kept the run from starting; then nothing of it is recorded."""
-        self.written = 0
-        """How many of its events the store is known to have."""
-        self.closing = False
-        """The store is being asked to take the run's end, or its pause."""
-        self.pausing = False
-        """The store is being asked to take the run's pause, or has: from then on it may be answered elsewhere."""
-        self.told = False
-        """The store has answered that it knows of the run's cancel. What was only heard of there is told again if the
-        run takes its time: a database may let others see what it loses then, with its power say.
+        self.is_away = False
+        self.was_claimed = False
+        """The run was paused in another process, and claimed by this one."""
+        self.has_waiting_text = self.cancel_seen = False
+        self._waiting_children: Sequence[str] = ()
+        """The runs below it that were paused with it, in another process: it does not know them as its children."""
+        self._told = False
+        """The store has answered that it knows of the run's cancel. A notification of a cancel is not enough: a
+        database may notify before a power failure, and lose the row in it.
         """
-        self.noticed = False
-        """The keeper has seen that the run was cancelled, in a round of its writing."""
-        self.restoring = False
-        """It was paused, and not here: it was not entered, but taken up."""
-        self.waiting: Sequence[str] = ()
-        """The runs below it that were paused with it, and not here: it does not know them as its children."""
-        self.has_turn = False
-        """When it was entered, nobody was ahead in the line."""
-        self.taking = self.unsure = False
-        """The store is being asked to give the run back after a pause; it was, and what it did is not known."""
-        self.has_waiting_text = False
-        """There is text that is written a little later."""
+        self._written = 0
+        """How many of the run's events the store is known to have."""
         self._noted: tuple[int, int] | None = None
         self._scanned, self._text_due = 0, 0.0
-        """So many events are known to be text, or written; and when text is written the next time."""
+        """How many events are known to be text or written. When text is written the next time."""
         self._is_fresh = self._listens = False
-        """Nothing was said in the session before; the next event of the journal stirs the run."""
+        """The session was empty before the run. The next event of the journal marks the run as changed."""
 
     @property
-    def run(self) -> Run:
-        return self._run
+    def run_id(self) -> str:
+        return self._run.run_id
 
     @property
-    def keeper(self) -> Keeper:
-        return self._keeper
+    def is_admitted(self) -> bool:
+        return self.state is not LeaseState.outside
+
+    @property
+    def is_closing(self) -> bool:
+        return self.state in (_S.pausing, _S.finishing, _S.finishing_paused)
+
+    @property
+    def may_be_elsewhere(self) -> bool:
+        return self.state in (_S.pausing, _S.paused, _S.claiming, _S.unsure, _S.finishing_paused, _S.elsewhere)
+
+    @property
+    def is_settled(self) -> bool:
+        return self._run.is_settled
+
+    @property
+    def is_held(self) -> bool:
+        return self._leases.holds(self)
+
+    def _move(self, to: LeaseState) -> None:
+        if to not in LEASE_STEPS[self.state]:
+            raise IllegalTransitionError(f"a lease can't go from {self.state.name} to {to.name}")
+        self.state = to
 
     # -- the beginning ------------------------------------------------------------------------------------------------
 
-    async def enter(self, record: RunRecord, on_busy: OnBusy) -> None:
-        """Take a place in the session's line, or be refused."""
-        if self.restoring:
+    async def admit(self) -> None:
+        run, steps = self._run, self._run.steps
+        if self.was_claimed:  # it has kept its place in the session
+            steps.gate(CancelMode.after_turn)
+            run.journal.add(RunEvent.run_continued)
             return
-        try:
-            await self._enter(record, on_busy)
-        except AndonError as error:
-            self.refusal = error
-            raise
+        record = make_record(run, RunStatus.pending, Settlement([], "", Usage(), [], []))
+        record = msgspec.structs.replace(record, usage=None)  # from here on it may spend some
+        enter = functools.partial(self._enter, record)
+        if not await steps.start(enter, name="the store", cut_by=CancelMode.after_turn):
+            run.phase = Phase.queued
+            await steps.start(self._wait_turn, name="queue", cut_by=CancelMode.after_turn)
 
-    async def _enter(self, record: RunRecord, on_busy: OnBusy) -> None:
-        leases = self._keeper.leases
+    async def _enter(self, record: RunRecord) -> bool:
+        """Take a place in the session's queue, or be refused. True if no run is ahead."""
+        link, leases = self._link, self._leases
         while True:
             missed = leases.missed
             try:
-                lease = await self._keeper.store.enter(record, self._keeper.owner, self._keeper.seconds, on_busy)
+                lease = await link.store.enter(record, link.owner, link.seconds, self._on_busy)
             except SessionBusyError as error:
-                holder = self._run.runtime.run(error.run_id)
+                holder = self._run.runtime.find(error.run_id)
                 if holder is not None:
                     holder.ensure_ending()
                 request = None if holder is None else holder.signal.request
                 if request is None:
+                    self.refusal = error
                     raise
-                # It was cancelled here, or lost, and does not count as busy: the store must know.
-                await self._keeper.store.request_cancel(Selection(error.run_id), request)
+                # That run was cancelled here, or is lost, so the session does not count as busy: tell the store.
+                await link.store.request_cancel(Selection(error.run_id), request)
+            except AndonError as error:
+                self.refusal = error
+                raise
             else:
-                self.has_turn, self._is_fresh = lease.has_turn, lease.is_fresh
-                self.hold(lease, lease.since, self._keeper.owner)
-                if leases.missed != missed:  # it may have been asked to stop, and nobody here knew of it yet
+                self._is_fresh = lease.is_fresh
+                self.hold(lease, lease.since, link.owner)
+                if leases.missed != missed:  # it may have been cancelled before this process knew of it
                     leases.look([record.run_id])
-                return
+                return lease.has_turn
 
-    async def turn(self) -> None:
-        """Wait until all that are ahead in the line have ended."""
-        keeper, lease = self._keeper, self.lease
+    async def _wait_turn(self) -> None:
+        """Wait until all runs that are ahead in the session have ended."""
+        link, lease = self._link, self.lease
         assert lease is not None
-        with keeper.news.watch(self._run.run_id) as topic:
+        with link.news.watch(self.run_id) as topic:
             while True:
                 seen = topic.count
-                if await keeper.ask(lambda: keeper.store.take_turn(lease)):
+                if await link.retry(lambda: link.store.take_turn(lease)):
                     return
                 await topic.changed(seen)
-                keeper.check_open()
+                link.check_open()
 
-    async def base(self) -> list[Message]:
-        """The conversation before this run: what it has added itself may be there already."""
+    def hold(self, lease: Lease, since: float, owner: str) -> None:
+        """From now on this process holds the run, under that name. The lease counts since then."""
+        self._move(LeaseState.held)
+        self.owner, self.lease = owner, lease
+        self.valid_until = self._leases.validity(since)
+        self._leases.hold(self)
+        self._writer.changed(self)
+        self._link.start()
+        self._run.wake()
+
+    def begin_claimed(self, events: Sequence[Event], record: RunRecord, claimed: Claimed) -> None:
+        """Go on with a run that was paused in another process, from what the store has of it."""
+        run = self._run
+        run.created_at, run.children.called_by = record.created_at, record.parent_run_id
+        self.was_claimed, self._written, self._waiting_children = True, len(events), paused_below(record)
+        run.journal.events.extend(events)
+        try:
+            run.enlist()
+        except BaseException:  # it is refused here, and stays paused
+            give_back(self._link, run.run_id, claimed)
+            raise
+        self.hold(*claimed)
+        self._leases.look([run.run_id])  # it may have been cancelled in between
+        run.begin_claimed()
+
+    async def load(self, session: SessionKey) -> list[Message]:
         said: list[Message] = []
         if self._is_fresh:
             return said
-        for record, messages in await self._keeper.ask(lambda: self._keeper.store.history(self._run.session.key)):
-            if record.run_id == self._run.run_id:
+        for record, messages in await self._link.retry(lambda: self._link.store.history(session)):
+            if record.run_id == self.run_id:  # what the run has added itself may be there already
                 break
             said += messages
         return said
 
-    async def bring(self, history: list[Message]) -> None:
-        """Put this in place of what was said before this run."""
+    async def load_session(self, session: SessionKey) -> list[Message]:
+        return await self._link.store.load(session)
+
+    async def replace_history(self, session: SessionKey, history: list[Message]) -> None:
         lease = self.lease
         assert lease is not None
-        await self._keeper.ask(lambda: self._keeper.store.bring(lease, history))
+        await self._link.retry(lambda: self._link.store.bring(lease, history))
 
-    def hold(self, lease: Lease, since: float, owner: str) -> None:
-        """From now on the run is this process's own, under that name; its lease counts since then."""
-        self.owner, self.lease, self.closing, self.pausing = owner, lease, False, False
-        self.valid_until = self._keeper.leases.validity(since)
-        self._keeper.hold(self)
+    # -- what it does, seen by the worker's writer --------------------------------------------------------------------
 
-    # -- what it does -------------------------------------------------------------------------------------------------
-
-    def stir(self) -> None:
-        """The run has something new, or was asked to stop. Safe from any thread."""
-        self._keeper.writer.stir(self)
+    def changed(self) -> None:
+        self._writer.changed(self)
 
     def listen(self) -> None:
-        """Have the next event of the journal stir the run. First that is said, and then looked what came before."""
+        """Mark the run as changed with the next event of its journal. Register first, then look what came before."""
+        journal = self._run.journal
         if not self._listens:
-            self._listens, entry = True, (None, _Stirring(self))
-            self._run.journal.waiters.wakes.append(entry)
-            if self._run.journal.closed:  # it has ended meanwhile, and wakes nobody any more
-                self._run.journal.waiters.forget(entry)
-        if len(self._run.journal.events) > self.written or self.untold_request is not None:
-            self.stir()
+            self._listens, entry = True, (None, _OnEvent(self))
+            journal.waiters.wakes.append(entry)
+            if journal.closed:  # it has ended meanwhile, and wakes no one any more
+                journal.waiters.forget(entry)
+        if len(journal.events) > self._written or self.untold_request is not None:
+            self.changed()
 
-    def heard(self) -> None:
-        """Called by the journal, once for each time that someone listens."""
+    def on_event(self) -> None:
+        """Called by the journal, once for each `listen`."""
         self._listens = False
-        self.stir()
+        self.changed()
 
     @property
     def untold_request(self) -> CancelRequest | None:
-        """The cancel of the run, if the store is to know of it and does not. To be lost is our own affair."""
         request = self._run.signal.request
-        return None if request is None or self.told or request.cause is CancelCause.lost else request
+        return None if request is None or self._told or request.cause is CancelCause.lost else request
+
+    def cancel_was_stored(self) -> None:
+        self._told = True
 
     def progress(self, now: float, *, hurried: bool) -> Progress | None:
-        """What is new since the last time, if anything is. Called by the keeper, on another thread than the run's.
+        """What is new since the last round. Called on another thread than the run's.
 
-        Text that only goes on may wait a little, unless somebody waits for it to be written (`hurried`).
+        Text may wait a little, unless the run waits for it to be written (`hurried`).
         """
         self.has_waiting_text = False
-        if (lease := self.lease) is None:  # someone else goes on with it
+        if (lease := self.lease) is None:  # another process goes on with it
             return None
-        events = self._run.journal.events[self.written : self.written + EVENTS_AT_ONCE]
+        events = self._run.journal.events[self._written : self._written + EVENTS_AT_ONCE]
         if now < self._text_due and not hurried and self._is_text(events):
             self.has_waiting_text = True
             return None
@@ -224,133 +335,279 @@ class Tenure:
         noted = _size(messages)
         if not events and noted == self._noted:
             return None
-        return Progress(lease, None if noted == self._noted else messages, events, self._run.goes_on_with)
+        return Progress(lease, None if noted == self._noted else messages, events, self._run.continues)
 
     def _is_text(self, events: Sequence[Event]) -> bool:
-        """Is all of it text, and not very much?"""
-        start = max(0, self._scanned - self.written)
+        """Are all events text, and not very many?"""
+        start = max(0, self._scanned - self._written)
         if len(events) == EVENTS_AT_ONCE or not events:
             return False
         if any(event.event not in _TEXT for event in events[start:]):
             return False
-        self._scanned = self.written + len(events)
+        self._scanned = self._written + len(events)
         return True
 
     def note(self, progress: Progress, now: float) -> None:
-        """That much is written."""
-        self.written = max(self.written, progress.events[-1].seq if progress.events else 0)
+        self._written = max(self._written, progress.events[-1].seq if progress.events else 0)
         self._text_due = now + TEXT_SECONDS
         if progress.messages is not None:
             self._noted = _size(progress.messages)
 
-    def hear(self, owner: str, request: CancelRequest) -> None:
-        """The store has told of a cancel itself."""
-        if self.closing:  # the store says so when it takes the end
-            return
-        if owner != self.owner or self.lease is None or self._run.at_rest:
-            # It may be someone else's by now, or be another run of that id: the store knows.
-            self._keeper.look([self._run.run_id])
-        else:
-            self._run.ask(request)
+    async def checkpoint(self) -> None:
+        await self._run.steps.start(self._save, name="the store", cut_by=CancelMode.now)
 
-    async def save(self) -> None:
-        """Wait until what the run has done so far is written."""
+    async def _save(self) -> None:
         size = _size(self._run.so_far())
-        await self._keeper.writer.flushed(self, lambda: self._noted is not None and self._noted >= size)
+        await self._writer.flush(self, lambda: self._noted is not None and self._noted >= size)
 
-    async def take_up(self, request_key: RequestKey | None = None) -> bool:
-        """Hold the run again after a pause. False if someone else does, or has, or it was asked to stop."""
-        self.taking = self.unsure = True
+    # -- what the store tells, seen by the worker's leases ------------------------------------------------------------
+
+    def check_alive(self) -> None:
+        self._run.ensure_ending()
+
+    def cancel_for(self, cause: CancelCause, reason: str) -> CancelOutcome:
+        return self._run.cancel_for(cause, reason)
+
+    def request_cancel(self, request: CancelRequest) -> CancelOutcome:
+        return self._run.request_cancel(request)
+
+    def on_cancel(self, owner: str, request: CancelRequest) -> None:
+        if self.is_closing:  # the store says so when it takes the end
+            return
+        if owner != self.owner or self.lease is None or self._run.is_settled:
+            # Another process may have it by now, or it may be another run of that id: the store knows.
+            self._look([self.run_id])
+        else:
+            self._run.request_cancel(request)
+
+    def on_taken_over(self) -> bool:
+        if self.is_closing or self.state is LeaseState.claiming:  # the store's answer to that says it too
+            return False
+        run = self._run
+        was_at_work = not run.is_settled and run.signal.request is None
+        if take_pause(run, self):  # answered there: that is no end
+            self.lease = None
+            self._move(LeaseState.elsewhere)
+            run.runtime.part_from(run)  # an answer is for the process that has it
+            portal.submit(functools.partial(run.follow, self._watch_elsewhere))
+        else:
+            run.cancel_for(CancelCause.lost, "another worker has taken it over")
+        return was_at_work
+
+    async def _watch_elsewhere(self) -> EndedElsewhere:
+        """Show the run's events here, over every further pause, until it has ended."""
+        run, link, last = self._run, self._link, None
+        with link.news.watch(run.run_id) as topic:
+            while True:
+                seen = topic.count
+                reader = StoredReader(link, run.run_id, len(run.journal.events))
+                while events := await reader.batch():
+                    for event in events:
+                        if event.event.terminal:
+                            last = event
+                        else:
+                            run.journal.publish(event)
+                    run.journal.waiters.wake()
+                record = await link.retry(lambda: link.store.find(run.run_id))
+                if record is None:
+                    assert run.work is not None
+                    return EndedElsewhere(make_record(run, RunStatus.cancelled, run.work.progress()), [], last)
+                if record.status.final:
+                    return EndedElsewhere(record, await self._added(), last)
+                await topic.changed(seen)
+                link.check_open()
+
+    # -- the pause ----------------------------------------------------------------------------------------------------
+
+    async def pause(self, steps: StepRunner, record: RunRecord, messages: Sequence[Message]) -> Event | None:
+        run = self._run
+        self._move(LeaseState.pausing)  # first: a cancel looks for this afterwards
+        if run.signal.fate is not None:  # there is no question any more
+            self._move(LeaseState.held)
+            return None
+        answer = await self._offer(record, messages)
+        if isinstance(answer, CancelRequest):
+            self._move(LeaseState.finishing)
+            run.request_cancel(answer)
+            return None
+        if isinstance(answer, RunRecord):
+            self._move(LeaseState.finishing)
+            run.cancel_for(CancelCause.lost, "another worker has taken it over")
+            return None
+        self._move(LeaseState.paused)
+        self._look([run.run_id])  # a cancel was not looked for meanwhile
+        return answer
+
+    async def reclaim(self, request_key: RequestKey | None = None) -> bool:
+        run, claimed = self._run, None
+        self._move(LeaseState.claiming)
         try:
-            known, seconds = len(self._run.journal.events), self._run.bounds.settle_seconds
-            taken = await take_paused_for(self._keeper, self._run.run_id, known, seconds, request_key)
-            try:
-                if taken is not None:
-                    self.hold(*taken)
-                    self._keeper.leases.look([self._run.run_id])  # it may have been asked to stop in between
-            except BaseException:  # a Ctrl-C, say: nobody would go on with it
-                if taken is not None:
-                    self.release()
-                    give_back(self._keeper, self._run.run_id, taken)
-                raise
-            self.unsure = False
-        finally:
-            self.taking = False
-        return taken is not None
+            known, seconds = len(run.journal.events), run.bounds.settle_seconds
+            claimed = await claim_paused(self._link, run.run_id, known, seconds, request_key)
+            if claimed is None:
+                self._move(LeaseState.paused)
+                return False
+            self.hold(*claimed)
+            self._leases.look([run.run_id])  # it may have been cancelled in between
+        except BaseException:
+            self.state = LeaseState.unsure
+            if claimed is not None:  # a Ctrl-C came in between: no task would go on with the run
+                self._leases.release(self)
+                give_back(self._link, run.run_id, claimed)
+            raise
+        return True
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    async def finish(self, record: RunRecord, messages: list[Message], last: Event) -> RunRecord | CancelRequest | None:
-        """See `SharedStore.finish`. A run that was cancelled before it was entered, or taken up, is that first."""
-        store = self._keeper.store
-        if self.lease is None or self.unsure:
-            if not self.restoring and self.lease is None:
-                fresh = msgspec.structs.replace(record, status=RunStatus.pending, stop_reason=None, receipt=None)
-                lease = await store.enter(fresh, self._keeper.owner, self._keeper.seconds, "queue")
-                self.hold(lease, lease.since, self._keeper.owner)
-            elif not await self.take_up():
-                return await store.find(record.run_id)
+    async def finish(self, record: RunRecord, messages: list[Message]) -> Event | CancelRequest | EndedElsewhere | None:
+        if self.refusal is not None or self.state is LeaseState.released:
+            return None
+        answer = await self._offer(record, messages)
+        if isinstance(answer, CancelRequest):
+            return answer
+        if isinstance(answer, RunRecord):
+            return await self._ended_elsewhere(answer)
+        self._leases.release(self)
+        return answer
+
+    async def _offer(self, record: RunRecord, messages: Sequence[Message]) -> Event | RunRecord | CancelRequest | None:
+        """Ask the store to take the end, or the pause, until it has answered. None if that was given up.
+
+        The event: it is stored, together with it. A request: the run was cancelled before. A record: another process
+        has the run, and that is its state.
+        """
+        run, tries, began = self._run, 0, time.monotonic()
+        while True:
+            last = end_event(run.journal, record)
+            try:
+                answer = await self._uncut(functools.partial(self._store_end, record, messages, last))
+            except (StartError, ConfigurationError) as error:
+                self.refusal = error  # it was cancelled before it was entered, and would have been refused
+                return None
+            except Exception as error:  # noqa: BLE001 - the boundary to the store
+                waited = time.monotonic() - began
+                if self._gives_up(error, tries, waited):
+                    run.steps.warn("the store could not take the run's end", error=error)
+                    return None
+                if tries == 0:
+                    run.journal.add(RunEvent.store_waiting, error=confide(error))
+                if waited > run.bounds.settle_seconds and not self.is_away:
+                    self.is_away = True
+                    run.wake()
+                with contextlib.suppress(StoreError):
+                    await self._uncut(functools.partial(self._link.pause_before_retry, tries))
+                tries += 1
+            else:
+                return last if answer is None else answer
+
+    def _gives_up(self, error: Exception, tries: int, waited: float) -> bool:
+        """Is it of no use to try again?"""
+        if isinstance(error, LeaseLostError):  # the store has nothing of the run any more
+            return True
+        if not isinstance(error, StoreError):  # the store can be reached, but is broken
+            return tries > 5
+        return self._link.closed or (self._run.steps.host_has_cancelled and waited > self._run.bounds.settle_seconds)
+
+    async def _uncut(self, make: Callable[[], Awaitable[T]]) -> T:
+        """Do what no cancel cuts. If the host ends its loop, it has only so long."""
+        steps = self._run.steps
+        for _ in range(STRAY_CANCELS):
+            seconds = steps.bounds.settle_seconds if steps.host_has_cancelled else None
+            try:
+                return await steps.start(make, name="the store", cut_by=None, timeout=seconds)
+            except StrayCancelError:
+                continue
+            except CutAloneError:
+                raise StoreError(f"the store took longer than {seconds:g} s") from None
+        raise StoreError("a call of the store was cancelled again and again, from outside of this package")
+
+    async def _store_end(
+        self, record: RunRecord, messages: Sequence[Message], last: Event
+    ) -> RunRecord | CancelRequest | None:
+        """See `SharedStore.finish`. A run that was cancelled before it was entered, or reclaimed, is that first."""
+        link, store = self._link, self._link.store
+        if self.state is LeaseState.outside:
+            fresh = msgspec.structs.replace(record, status=RunStatus.pending, stop_reason=None, receipt=None)
+            lease = await store.enter(fresh, link.owner, link.seconds, "queue")
+            self.hold(lease, lease.since, link.owner)
+        elif (self.lease is None or self.state is LeaseState.unsure) and not await self.reclaim():
+            return await store.find(record.run_id)
         assert self.lease is not None
-        self.closing = True
-        # First the children: if this process dies once the end is stored, nobody comes back to the run for them.
-        are_nobodys = record.status.final and bool(self.waiting) and await self._cancel_children(self.lease)
-        answer = await store.finish(self.lease, record, messages, [*self._run.journal.events[self.written :], last])
-        if answer is None and are_nobodys:  # they end with it, and not when some keeper comes by
+        if record.status.final:
+            is_paused = self.state is LeaseState.paused or self.state is LeaseState.finishing_paused
+            self._move(LeaseState.finishing_paused if is_paused else LeaseState.finishing)
+        # First the children: if this process dies once the end is stored, no other one comes back to the run for them.
+        cancel_children = record.status.final and bool(self._waiting_children)
+        are_orphans = cancel_children and await self._cancel_children(self.lease)
+        events = [*self._run.journal.events[self._written :], last]
+        answer = await store.finish(self.lease, record, messages, events)
+        if answer is None and are_orphans:  # they end with it, and not at the next look for orphans
             with contextlib.suppress(StoreError, TimeoutError):  # there may be many others to end
                 async with asyncio.timeout(self._run.bounds.settle_seconds):
-                    await self._keeper.end_orphans()
+                    await self._orphans.end_all()
         return answer
 
     async def _cancel_children(self, lease: Lease) -> bool:
-        """Cancel the runs that wait below this one: nobody will answer them. True if no worker has one of them.
+        """Cancel the runs that wait below this one: they will get no answers. True if no worker has one of them.
 
         Those that this run has gone on with have ended before it. If another worker has this run by now, the children
-        are that one's.
+        belong to it there.
         """
-        store, are_nobodys = self._keeper.store, False
+        store, are_orphans = self._link.store, False
         if (await store.renew([lease], None)).lost:
             return False
-        for child in self.waiting:
+        for child in self._waiting_children:
             request = CancelRequest.make(CancelCause.parent, f"run {lease.run_id} ended")
-            are_nobodys |= (await store.request_cancel(Selection(child), request)).nobodys
-        return are_nobodys
+            are_orphans |= (await store.request_cancel(Selection(child), request)).nobodys
+        return are_orphans
 
-    async def follow(self, record: RunRecord, request: CancelRequest | None) -> RunRecord:
-        """Wait until whoever has the run now has ended it. What was asked of it here is asked there."""
-        self.release()
-        if request is not None:
-            await self._keeper.ask(lambda: self._keeper.store.request_cancel(Selection(record.run_id), request))
-        return await follow(self._keeper, record.run_id) or record
+    async def _ended_elsewhere(self, record: RunRecord) -> EndedElsewhere | CancelRequest | None:
+        """Another process has the run: wait until it has ended there."""
+        run, link, asked = self._run, self._link, self._run.signal.request
+        try:
+            if not record.status.final:
+                run.runtime.part_from(run)
+                self._leases.release(self)
+                if asked is not None and asked.cause is not CancelCause.lost:  # what was requested here, counts there
+                    await self._uncut(lambda: link.retry(lambda: self._request_there(asked)))
+                ended = await self._uncut(lambda: follow(link, run.run_id))
+                record = record if ended is None else ended
+            left = await self._uncut(self._added)
+        except StoreError as error:  # the store was closed
+            run.steps.warn("how another worker ends the run is not known", error=error)
+            self._move(LeaseState.released)
+            return None if asked is not None else CancelRequest.make(CancelCause.lost)
+        self._leases.release(self)
+        return EndedElsewhere(record, left)
 
-    def let_go(self) -> None:
-        """Someone else goes on with the run: only cancels of it still go through here."""
-        self.lease, self.closing = None, False
+    async def _request_there(self, request: CancelRequest) -> None:
+        await self._link.store.request_cancel(Selection(self.run_id), request)
 
-    async def left(self) -> list[Message]:
-        """What whoever has ended the run has left of it in its session."""
-        return await self._keeper.ask(lambda: self._keeper.store.added(self._run.run_id)) or []
+    async def _added(self) -> list[Message]:
+        """What the run has left in its session."""
+        return await self._link.retry(lambda: self._link.store.added(self.run_id)) or []
 
-    def rest(self) -> None:
-        """The run is paused: its lease is given up, but it is still known here."""
-        self.closing = False
-        self._keeper.look([self._run.run_id])  # meanwhile nobody has looked whether it was asked to stop
+    async def save(self, steps: StepRunner, record: RunRecord, messages: Sequence[Message]) -> bool:
+        return True  # `finish` has stored it
 
-    def release(self) -> None:
-        self._keeper.leases.release(self)
+    def release(self) -> EndedStorage:
+        self._leases.release(self)
+        self.state = LeaseState.released
+        return EndedStorage(self.refusal)
 
 
-class _Stirring:
+class _OnEvent:
     """What the journal wakes, in place of a thread's lock."""
 
-    __slots__ = ("_tenure",)
+    __slots__ = ("_leased",)
 
-    def __init__(self, tenure: Tenure) -> None:
-        self._tenure = tenure
+    def __init__(self, leased: LeasedRun) -> None:
+        self._leased = leased
 
     def release(self) -> None:
-        self._tenure.heard()
+        self._leased.on_event()
 
 
 def _size(messages: list[Message]) -> tuple[int, int]:
-    """Messages are only ever added, and results to the last one: so their number tells whether there are new ones."""
+    """Messages are only ever added, and results to the last one: so these numbers tell whether there are new ones."""
     return len(messages), len(messages[-1].content) if messages else 0

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leases that a keeper holds: they are renewed, and a run whose lease was not renewed in time is stopped.
+"""The leases of a worker: they are renewed, and a run whose lease was not renewed in time is stopped.
 
-Three things go on side by side: renewing; a look at the clock, which asks nobody; and, where something may have changed
-in the store that was not said, a look at how it stands with the runs. Each renewal looks as well.
+Three loops run side by side. One renews the leases. One looks at the clock, and needs no store for that. One reads the
+state of runs from the store after a notification. Rows are authoritative. Notifications are hints; a lost one is caught
+at the next renewal.
 """
 
 from __future__ import annotations
@@ -11,17 +12,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from andon.core.receipt import CancelRequest
+from andon.core.shared.link import StoreLink
+from andon.core.shared.store import Lease, Renewal
 from andon.core.states import CancelCause, CancelOutcome
 from andon.core.waiters import Waiters
 from andon.errors import StoreError
-
-if TYPE_CHECKING:
-    from andon.core.shared.leased_run import Tenure
-    from andon.core.shared.store import Lease, Renewal
-    from andon.core.shared.worker import Keeper
 
 log = logging.getLogger(__name__)
 
@@ -32,29 +30,66 @@ NAMED = 10
 """How many of the runs that were lost are named in the log."""
 
 
-class Leases:
-    """One for each keeper."""
+class HeldRun(Protocol):
+    """A run that this worker holds, as its leases see it."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper, self._seconds = keeper, keeper.seconds
-        self._held: dict[str, Tenure] = {}
+    valid_until: float
+    """When this process must stop the run unless the lease was renewed, as `time.monotonic()` counts."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def lease(self) -> Lease | None: ...
+
+    @property
+    def is_closing(self) -> bool:
+        """The store is being asked to take the run's end, or its pause."""
+        ...
+
+    @property
+    def is_settled(self) -> bool: ...
+
+    def check_alive(self) -> None:
+        """Have the run end if its event loop was closed."""
+        ...
+
+    def cancel_for(self, cause: CancelCause, reason: str) -> CancelOutcome: ...
+
+    def request_cancel(self, request: CancelRequest) -> CancelOutcome: ...
+
+    def on_cancel(self, owner: str, request: CancelRequest) -> None:
+        """The store has told that the run was cancelled."""
+        ...
+
+    def on_taken_over(self) -> bool:
+        """Another worker has the run. True if it was at work here, and is stopped."""
+        ...
+
+
+class Leases:
+    """The leases of one worker."""
+
+    def __init__(self, link: StoreLink) -> None:
+        self._link, self._seconds = link, link.seconds
+        self._held: dict[str, HeldRun] = {}
         self.lost = 0
         """How many runs were stopped here because their leases were lost."""
         self.missed = 0
         """Counts what was said of runs that are not held here, or may be of any."""
         self._doubted: dict[str, None] = {}
         self._doubts_all = False
-        self._bell = Waiters()
+        self._work_available = Waiters()
 
-    def hold(self, tenure: Tenure) -> None:
-        self._held[tenure.run.run_id] = tenure
+    def hold(self, held: HeldRun) -> None:
+        self._held[held.run_id] = held
 
-    def release(self, tenure: Tenure) -> None:
-        if self._held.get(tenure.run.run_id) is tenure:
-            del self._held[tenure.run.run_id]
+    def release(self, held: HeldRun) -> None:
+        if self._held.get(held.run_id) is held:
+            del self._held[held.run_id]
 
-    def holds(self, tenure: Tenure) -> bool:
-        return self._held.get(tenure.run.run_id) is tenure
+    def holds(self, held: HeldRun) -> bool:
+        return self._held.get(held.run_id) is held
 
     def validity(self, since: float) -> float:
         """Until when a run may go on whose lease counts from then on, as `time.monotonic()` does."""
@@ -69,21 +104,21 @@ class Leases:
             try:
                 rest = self._seconds / 3 if await self._renew() else soon
             except StoreError as error:
-                self._keeper.complain("leases could not be renewed", error)
+                self._link.complain("leases could not be renewed", error)
                 rest = soon
             await asyncio.sleep(max(0.0, began + rest - time.monotonic()))
 
     async def _renew(self) -> bool:
         """False if some could not be renewed now, and are to be tried again soon."""
-        leases = [tenure.lease for tenure in self._tenures() if tenure.lease is not None]
+        leases = [held.lease for held in self._runs() if held.lease is not None]
         if not leases:
             return True
-        renewal = await self._keeper.store.renew(leases, self._seconds)
+        renewal = await self._link.store.renew(leases, self._seconds)
         self._act_on(renewal, leases)
         for lease in leases:
-            tenure = self._held.get(lease.run_id)
-            if tenure is not None and tenure.lease == lease and lease.run_id not in renewal.locked:
-                tenure.valid_until = self.validity(renewal.since)
+            held = self._held.get(lease.run_id)
+            if held is not None and held.lease == lease and lease.run_id not in renewal.locked:
+                held.valid_until = self.validity(renewal.since)
         return not renewal.locked
 
     # -- the clock ----------------------------------------------------------------------------------------------------
@@ -94,17 +129,17 @@ class Leases:
             self._stop_overdue(time.monotonic())
 
     def _stop_overdue(self, now: float) -> None:
-        """Asks nobody: if the store can't be reached, the runs here are stopped before others may take them over.
+        """Needs no store: if that can't be reached, the runs here are stopped before other workers may take them.
 
-        A run whose loop was closed under it is ended as well: nobody else could, while it is held here.
+        A run whose event loop was closed is ended as well: no other worker can, while it is held here.
         """
         overdue = []
-        for tenure in self._tenures():
-            tenure.run.ensure_ending()
-            if tenure.valid_until < now and not tenure.run.at_rest:
-                asked = tenure.run.cancel_for(CancelCause.lost, "its lease could not be renewed in time")
+        for held in self._runs():
+            held.check_alive()
+            if held.valid_until < now and not held.is_settled:
+                asked = held.cancel_for(CancelCause.lost, "its lease could not be renewed in time")
                 if asked is CancelOutcome.requested:
-                    overdue.append(tenure.run.run_id)
+                    overdue.append(held.run_id)
         self.lost += len(overdue)
         if overdue:
             more = f" and {len(overdue) - NAMED} more" if len(overdue) > NAMED else ""
@@ -123,47 +158,44 @@ class Leases:
                 self._doubted[run_id] = None
             if not run_ids:
                 self._doubts_all = True
-            self._bell.wake()
+            self._work_available.wake()
 
-    def hear(self, run_id: str, owner: str, request: CancelRequest) -> None:
+    def on_cancel(self, run_id: str, owner: str, request: CancelRequest) -> None:
         """Someone has asked this run to stop, and the store has said so itself. Called from any thread."""
-        if (tenure := self._held.get(run_id)) is not None:
-            tenure.hear(owner, request)
+        if (held := self._held.get(run_id)) is not None:
+            held.on_cancel(owner, request)
         else:
             self.missed += 1
 
     async def look_again(self) -> None:
         while True:
-            await self._bell.wait(lambda: self._doubts_all or bool(self._doubted))
+            await self._work_available.wait(lambda: self._doubts_all or bool(self._doubted))
             every, self._doubts_all = self._doubts_all, False
             doubted = list(self._doubted.copy())
             for run_id in doubted:  # one by one: others may come meanwhile, from other threads
                 self._doubted.pop(run_id, None)
             # Of one that is ending, the store says so when it takes the end.
-            tenures = (tenure for tenure in self._tenures() if not tenure.closing)
-            leases = [each.lease for each in tenures if each.lease and (every or each.run.run_id in doubted)]
+            helds = (held for held in self._runs() if not held.is_closing)
+            leases = [each.lease for each in helds if each.lease and (every or each.run_id in doubted)]
             try:
                 if leases:
-                    self._act_on(await self._keeper.store.renew(leases, None), leases)
+                    self._act_on(await self._link.store.renew(leases, None), leases)
             except StoreError as error:  # the next renewal looks at all of them
-                self._keeper.complain("cancels can't be heard", error)
+                self._link.complain("cancels can't be heard", error)
 
-    def _tenures(self) -> list[Tenure]:
+    def _runs(self) -> list[HeldRun]:
         return list(self._held.copy().values())  # runs come and go on other threads
 
     def _act_on(self, renewal: Renewal, leases: list[Lease]) -> None:
         for run_id, request in renewal.cancels.items():
-            if (tenure := self._held.get(run_id)) is not None:
-                tenure.run.ask(request)
+            if (held := self._held.get(run_id)) is not None:
+                held.request_cancel(request)
         for lease in leases:
-            if lease.run_id in renewal.lost and (tenure := self._held.get(lease.run_id)) is not None:
-                self._lose(tenure, lease)
+            if lease.run_id in renewal.lost and (held := self._held.get(lease.run_id)) is not None:
+                self._lose(held, lease)
 
-    def _lose(self, tenure: Tenure, lease: Lease) -> None:
-        """The store does not know this lease any more. While the run is ended or taken up here, that is no news."""
-        if tenure.lease != lease or tenure.closing or tenure.taking:
-            return
-        if not tenure.run.at_rest and tenure.run.signal.request is None:
+    def _lose(self, held: HeldRun, lease: Lease) -> None:
+        """The store does not know this lease any more."""
+        if held.lease == lease and held.on_taken_over():
             self.lost += 1
-            log.warning("run %s is stopped as lost: another worker has taken it over", tenure.run.run_id)
-        tenure.run.lose()
+            log.warning("run %s is stopped as lost: another worker has taken it over", held.run_id)

@@ -8,15 +8,17 @@ then its end has a number that was seen before, and is told all the same.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import asyncio
+from typing import Protocol
+
+import msgspec
 
 from andon.core.events import Event, RunEvent
+from andon.core.receipt import Receipt
+from andon.core.records import RunRecord
+from andon.core.shared.link import StoreLink
 from andon.core.single_reader import Seat
-from andon.core.states import RunStatus
-
-if TYPE_CHECKING:
-    from andon.core.records import RunRecord
-    from andon.core.shared.worker import Keeper
+from andon.core.states import CancelOutcome, RunStatus
 
 EVENTS_AT_ONCE = 2_000
 """How many events of a run are asked for with one question."""
@@ -38,8 +40,8 @@ class EventSource(Protocol):
 class StoredReader:
     """Reads a run's events from a shared store."""
 
-    def __init__(self, keeper: Keeper, run_id: str, after: int = 0) -> None:
-        self._keeper, self._run_id, self._taken = keeper, run_id, after
+    def __init__(self, link: StoreLink, run_id: str, after: int = 0) -> None:
+        self._link, self._run_id, self._taken = link, run_id, after
         self._was_going = self.at_end = False
         self._seat = Seat()
 
@@ -52,28 +54,28 @@ class StoredReader:
             self._seat.leave(me)
 
     async def _more(self, limit: int) -> list[Event]:
-        keeper = self._keeper
-        keeper.start()  # it listens for all of us
-        with keeper.news.watch(self._run_id) as topic:
+        link = self._link
+        link.start()  # it listens for all of us
+        with link.news.watch(self._run_id) as topic:
             while not self.at_end:
                 seen = topic.count
                 if events := await self._read(limit):
                     return events
                 if not self.at_end:
                     await topic.changed(seen)
-                    keeper.check_open()
+                    link.check_open()
         return []
 
     async def _read(self, limit: int) -> list[Event]:
         """What is there; nothing, if nothing is new, or it is over."""
-        keeper, record = self._keeper, None
+        link, record = self._link, None
         events = await self._read_events(limit)
         if not events or events[-1].event is RunEvent.run_paused:
             # The record first: what it says is true of all events that are read after it.
-            record = await keeper.ask(lambda: keeper.store.find(self._run_id))
+            record = await link.retry(lambda: link.store.find(self._run_id))
             events = await self._read_events(limit)
             if (record is None or record.status.final) and self._was_going and not events:
-                events = await last_event(keeper, self._run_id)  # not told yet, so it is not what was read before
+                events = await last_event(link, self._run_id)  # not told yet, so it is not what was read before
             self.at_end = self._is_over(record, events, limit)
         else:
             self.at_end = events[-1].event.terminal
@@ -83,7 +85,7 @@ class StoredReader:
         return events
 
     async def _read_events(self, limit: int) -> list[Event]:
-        return await self._keeper.ask(lambda: self._keeper.store.read_events(self._run_id, self._taken, limit))
+        return await self._link.retry(lambda: self._link.store.read_events(self._run_id, self._taken, limit))
 
     def _is_over(self, record: RunRecord | None, events: list[Event], limit: int) -> bool:
         if events and events[-1].event.terminal:
@@ -96,20 +98,74 @@ class StoredReader:
         return paused and (not events or events[-1].event is RunEvent.run_paused)
 
 
-async def last_event(keeper: Keeper, run_id: str) -> list[Event]:
+async def last_event(link: StoreLink, run_id: str) -> list[Event]:
     """The last one of a run, if any are kept."""
-    last = await keeper.ask(lambda: keeper.store.last_event(run_id))
+    last = await link.retry(lambda: link.store.last_event(run_id))
     return [] if last is None else [last]
 
 
-async def follow(keeper: Keeper, run_id: str, *, to_pause: bool = False) -> RunRecord | None:
+async def follow(link: StoreLink, run_id: str, *, to_pause: bool = False) -> RunRecord | None:
     """Wait until a run has ended, wherever that is; or, with `to_pause`, until it waits for a person."""
-    keeper.start()
-    with keeper.news.watch(run_id) as topic:
+    link.start()
+    with link.news.watch(run_id) as topic:
         while True:
             seen = topic.count
-            record = await keeper.ask(lambda: keeper.store.find(run_id))
+            record = await link.retry(lambda: link.store.find(run_id))
             if record is None or record.status.final or (to_pause and record.status is RunStatus.paused):
                 return record
             await topic.changed(seen)
-            keeper.check_open()
+            link.check_open()
+
+
+class RemoteRun:
+    """A run that this process does not hold: another process does, or it has ended. The store has all of it."""
+
+    def __init__(self, link: StoreLink, record: RunRecord) -> None:
+        self._link, self.record = link, record
+
+    @property
+    def run_id(self) -> str:
+        return self.record.run_id
+
+    @property
+    def status(self) -> RunStatus:
+        return self.record.status
+
+    async def look(self) -> RunRecord:
+        """How it stands with it now."""
+        self.record = await self._link.store.find(self.run_id) or self.record
+        return self.record
+
+    async def asked(self, outcome: CancelOutcome) -> None:
+        """It was asked to stop: if that was news, nobody has to look how it stands with it."""
+        if outcome is CancelOutcome.requested:
+            self.record = msgspec.structs.replace(self.record, status=RunStatus.cancelling)
+        else:
+            await self.look()
+
+    async def gone(self, seconds: float) -> Receipt | None:
+        """Wait for its end, for so long at the most. What it has left behind, its own process knows."""
+        try:
+            async with asyncio.timeout(seconds):
+                self.record = await follow(self._link, self.run_id) or self.record
+        except TimeoutError:
+            await self.look()
+        return self.record.receipt
+
+    async def rested(self, after: int) -> RunRecord:
+        """How it stands with it once it has ended, or waits for a person, after the event of that number."""
+        reader = StoredReader(self._link, self.run_id, after)
+        while await reader.batch():
+            pass
+        return await self.look()
+
+    async def reader(self, after: int) -> StoredReader | None:
+        """Its events from a number on; None if there are none to come."""
+        store, rests = self._link.store, self.status.final or self.status is RunStatus.paused
+        if rests and not await store.read_events(self.run_id, after, 1):
+            if after == 0 or await store.read_events(self.run_id, after - 1, 1):
+                return None
+            # It has read what died, unwritten: it is told the end.
+            last = await last_event(self._link, self.run_id)
+            after = last[-1].seq - 1 if last else after
+        return StoredReader(self._link, self.run_id, after)

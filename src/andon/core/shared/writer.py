@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes what runs do into a shared store, in batches, beside the runs.
 
-A run that has something new stirs: the next round of writing looks at it, and at the others that stir, and at no run
-else. When a round finds nothing new of a run, it is left alone until the next event of its journal. So a run that is
-silent costs nothing. Text that only goes on is written in larger batches than all else: each is a row of its own.
+A run that has something new is marked as changed. The next round of writing looks at the changed runs, and at no
+others. When a round finds nothing new of a run, that run is left alone until the next event of its journal. So a silent
+run costs nothing. Text is written in larger batches than other events, because each batch is a row.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
+from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
+from andon.core.shared.link import StoreLink
+from andon.core.shared.store import Lease, Progress
 from andon.core.waiters import Waiters
 from andon.errors import StoreError
-
-if TYPE_CHECKING:
-    from andon.core.shared.leased_run import Tenure
-    from andon.core.shared.store import Progress
-    from andon.core.shared.worker import Keeper
 
 FLUSH_SECONDS = 0.025
 """How long an event waits for others before it is written."""
@@ -30,46 +28,92 @@ AWAY_SECONDS = 0.5
 """How long what is new waits while the store can't be reached."""
 
 
+class WrittenRun(Protocol):
+    """A run that this worker holds, as its writer sees it."""
+
+    cancel_seen: bool
+    """A round of writing has seen that the run was cancelled."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def lease(self) -> Lease | None: ...
+
+    @property
+    def is_closing(self) -> bool: ...
+
+    @property
+    def is_settled(self) -> bool: ...
+
+    @property
+    def is_held(self) -> bool: ...
+
+    @property
+    def has_waiting_text(self) -> bool:
+        """There is text that is written a little later."""
+        ...
+
+    @property
+    def untold_request(self) -> CancelRequest | None:
+        """The cancel of the run, if the store must know of it and does not."""
+        ...
+
+    def progress(self, now: float, *, hurried: bool) -> Progress | None:
+        """What is new since the last round, if anything is."""
+        ...
+
+    def note(self, progress: Progress, now: float) -> None:
+        """That much is written."""
+        ...
+
+    def listen(self) -> None:
+        """Mark the run as changed with the next event of its journal."""
+        ...
+
+    def cancel_was_stored(self) -> None: ...
+
+
 class Writer:
-    """One for each keeper; its rounds are on the keeper's thread."""
+    """Writes for one worker, on the worker's thread."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
-        self._stirring: dict[Tenure, None] = {}
-        self._urgent: dict[object, Tenure] = {}
-        self._bell, self._written = Waiters(), Waiters()
+    def __init__(self, link: StoreLink, look: Callable[[Sequence[str]], None]) -> None:
+        self._link, self._look = link, look
+        self._changed: dict[WrittenRun, None] = {}
+        self._urgent: dict[object, WrittenRun] = {}
+        self._work_available, self._written = Waiters(), Waiters()
 
-    def stir(self, tenure: Tenure) -> None:
+    def changed(self, run: WrittenRun) -> None:
         """The run has something new, or may have. Called from any thread."""
-        if tenure not in self._stirring:
-            self._stirring[tenure] = None
-            self._bell.wake()
+        if run not in self._changed:
+            self._changed[run] = None
+            self._work_available.wake()
 
-    async def flushed(self, tenure: Tenure, done: Callable[[], bool]) -> None:
+    async def flush(self, run: WrittenRun, done: Callable[[], bool]) -> None:
         """Have what is new of the run written now, and wait until that is so."""
         key = object()
-        self._urgent[key] = tenure
+        self._urgent[key] = run
         try:
-            self._bell.wake()
-            await self._written.wait(lambda: done() or self._keeper.closed)
-            self._keeper.check_open()
+            self._work_available.wake()
+            await self._written.wait(lambda: done() or self._link.closed)
+            self._link.check_open()
         finally:
             del self._urgent[key]
 
     def wake(self) -> None:
-        """The keeper is closed: nobody waits any more."""
+        """The worker is closed: wake all that wait."""
         self._written.wake()
 
     async def serve(self) -> None:
         while True:
-            await self._bell.wait(lambda: bool(self._stirring or self._urgent))
+            await self._work_available.wait(lambda: bool(self._changed or self._urgent))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_SECONDS):
-                    await self._bell.wait(lambda: bool(self._urgent))
+                    await self._work_available.wait(lambda: bool(self._urgent))
             try:
                 wrote = await self._write_news()
             except StoreError as error:
-                self._keeper.complain("what runs do is not written yet", error)
+                self._link.complain("what runs do is not written yet", error)
                 await asyncio.sleep(AWAY_SECONDS)
                 continue
             self._written.wake()
@@ -78,51 +122,47 @@ class Writer:
 
     async def _write_news(self) -> bool:
         """False if there was nothing to write."""
-        tenures = self._stirred()
+        runs = self._to_look_at()
         now, hurried = time.monotonic(), set(self._urgent.copy().values())
-        news = [
-            (tenure, progress)
-            for tenure in tenures
-            if (progress := tenure.progress(now, hurried=tenure in hurried)) is not None
-        ]
+        news = [(run, progress) for run in runs if (progress := run.progress(now, hurried=run in hurried)) is not None]
         if news:
             await self._write(news)
-        writing = {tenure for tenure, _ in news}
-        for tenure in tenures:
-            if not await self._tell_cancel(tenure) and tenure not in writing and not tenure.has_waiting_text:
-                self._stirring.pop(tenure, None)
-                tenure.listen()
+        writing = {run for run, _ in news}
+        for run in runs:
+            if not await self._tell_cancel(run) and run not in writing and not run.has_waiting_text:
+                self._changed.pop(run, None)
+                run.listen()
         return bool(news)
 
-    def _stirred(self) -> list[Tenure]:
-        """Those to look at. What a run that ends, or pauses, has done goes with that."""
+    def _to_look_at(self) -> list[WrittenRun]:
+        """The changed runs. What a run that ends, or pauses, has done is stored together with that."""
         found = []
-        for tenure in self._stirring.copy() | dict.fromkeys(self._urgent.copy().values()):
-            if tenure.run.at_rest or tenure.closing or not self._keeper.leases.holds(tenure):
-                self._stirring.pop(tenure, None)  # whoever goes on with it stirs it
+        for run in self._changed.copy() | dict.fromkeys(self._urgent.copy().values()):
+            if run.is_settled or run.is_closing or not run.is_held:
+                self._changed.pop(run, None)  # if it goes on, it is marked again
             else:
-                found.append(tenure)
+                found.append(run)
         return found
 
-    async def _write(self, news: list[tuple[Tenure, Progress]]) -> None:
-        lost = await self._keeper.store.write([progress for _, progress in news])
-        for tenure, progress in news:
-            if tenure.run.run_id not in lost:
-                tenure.note(progress, time.monotonic())
-        if lost:  # paused or ended just now, or taken over: whoever looks for cancels finds out which
-            self._keeper.look(lost)
+    async def _write(self, news: list[tuple[WrittenRun, Progress]]) -> None:
+        lost = await self._link.store.write([progress for _, progress in news])
+        for run, progress in news:
+            if run.run_id not in lost:
+                run.note(progress, time.monotonic())
+        if lost:  # paused or ended just now, or taken over: the leases find out which
+            self._look(lost)
 
-    async def _tell_cancel(self, tenure: Tenure) -> bool:
-        """A run that was cancelled here, and takes its time to end, is known to be cancelled elsewhere too. True if it
-        is told in the next round.
+    async def _tell_cancel(self, run: WrittenRun) -> bool:
+        """Tell the store of the cancel of a run that takes its time to end, so that other processes know it too.
+
+        True if it is told in the next round. Most runs have ended by then, and need not be told of. If another process
+        has the run now, so that there is no lease here, that process hears of the cancel by this alone: it is told now.
         """
-        request = tenure.untold_request
-        if request is None or tenure.closing:
+        request = run.untold_request
+        if request is None or run.is_closing:
             return False
-        # Most have ended by the next round: till then they are left in peace. Of one that another process has now (so
-        # that there is no lease), that process hears by this alone.
-        late, tenure.noticed = tenure.noticed or tenure.lease is None, True
+        late, run.cancel_seen = run.cancel_seen or run.lease is None, True
         if late:
-            await self._keeper.store.request_cancel(Selection(tenure.run.run_id), request)
-            tenure.told = True
+            await self._link.store.request_cancel(Selection(run.run_id), request)
+            run.cancel_was_stored()
         return not late

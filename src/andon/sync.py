@@ -18,7 +18,7 @@ from andon.core.portal import portal
 from andon.core.receipt import OutputT, RunResult
 from andon.core.run.handle import Run, local_run
 from andon.core.run.run import LocalRun
-from andon.core.run.waits import leave, wait_admitted, wait_result_blocking, wait_settled_blocking
+from andon.core.run.waits import begin_and_wait, leave, wait_result_blocking, wait_settled_blocking
 from andon.core.states import CancelCause
 from andon.errors import ConfigurationError, InsideEventLoopError, ReaderBusyError
 
@@ -126,8 +126,7 @@ def _begin(run: LocalRun) -> None:
         )
 
     async def begin() -> None:
-        run.begin_or_refuse()
-        await wait_admitted(run)
+        await begin_and_wait(run)
 
     portal.wait(begin)
 

@@ -212,7 +212,7 @@ def test_what_is_given_back_is_not_what_another_answer_has_got(url: str) -> None
             with pytest.raises(StoreError, match="lost"):
                 await agent.continue_run(run_id, answers)
             may_ask.set()
-            with pytest.raises(NotContinuableError, match="just now|quicker"):
+            with pytest.raises(NotContinuableError, match=r"just now|quicker"):
                 await first
             assert till.did == []
             assert (await agent.continue_run(run_id, answers)).status is RunStatus.completed

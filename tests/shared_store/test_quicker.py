@@ -458,7 +458,7 @@ def test_whoever_is_slower_to_answer_shows_nothing_of_the_run(url: str) -> None:
             third = Runtime(Overtaken(url, before))
             run, result = await paused(on(here, DELETE, tools=till.tools), session_id="s")
             answers = {result.interrupts[0].id: True}
-            with pytest.raises(NotContinuableError, match="just now|quicker"):
+            with pytest.raises(NotContinuableError, match=r"just now|quicker"):
                 await on(third, "Done.", tools=till.tools).continue_run(run.run_id, answers)
             assert seen == [[]]
             assert not third.runs
@@ -499,7 +499,7 @@ def test_an_answer_is_not_given_to_a_later_question(url: str, local: bool) -> No
             mine = on(here, DELETE, tools=till.tools)
             run, result = await paused(mine if local else on(other, DELETE, tools=till.tools), session_id="s")
             answers = {result.interrupts[0].id: True}
-            with pytest.raises(NotContinuableError, match="just now|quicker"):
+            with pytest.raises(NotContinuableError, match=r"just now|quicker"):
                 await mine.continue_run(run.run_id, answers)
             record = await found(there, run.run_id)
             assert record.status is RunStatus.paused

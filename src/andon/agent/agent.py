@@ -36,7 +36,7 @@ from andon.core.run.handle import Run, local_run
 from andon.core.run.limits import Limits
 from andon.core.run.run import LocalRun
 from andon.core.run.stream import EventStream
-from andon.core.run.waits import wait_admitted, wait_result, wait_settled
+from andon.core.run.waits import begin_and_wait, wait_result, wait_settled
 from andon.core.runtime import Runtime
 from andon.core.session import Session
 from andon.core.states import CancelMode, CancelOutcome
@@ -214,8 +214,7 @@ class Agent(Generic[OutputT]):
     ) -> RunResult[Any]:
         """Run to the end and return the result. A cancelled or failed run returns too: see its `status`."""
         run = local_run(self.start(prompt, output_type=output_type, **options))
-        run.begin_or_refuse()
-        await wait_admitted(run)
+        await begin_and_wait(run)
         await wait_settled(run)
         return await wait_result(run)
 

@@ -21,9 +21,9 @@ from andon.core.budget import Budget
 from andon.core.events import RunEvent
 from andon.core.receipt import Interrupt
 from andon.core.records import Bookmark, RequestKey, RunRecord
-from andon.core.run.pause import check_answers
+from andon.core.run.pause import check_answers, resume
 from andon.core.run.run import LocalRun
-from andon.core.run.waits import wait_admitted
+from andon.core.run.waits import begin_and_wait
 from andon.core.runtime import Runtime
 from andon.core.session import Session
 from andon.core.states import RunStatus
@@ -95,7 +95,7 @@ class RunContinuer:
             await self._check_setup(run_id, run.interrupts)
             if (run := self._own_run(run_id)) is not None:  # another caller may have resumed it meanwhile
                 wanted.check()
-                await run.resume(wanted.answers, replaced, wanted.request_key)
+                await resume(run, wanted.answers, replaced, wanted.request_key)
                 return run
         if self._runtime.worker is not None:
             from andon.core.shared.claim import given_back
@@ -131,8 +131,7 @@ class RunContinuer:
         named: RunOptions = {"session_id": key.session_id, "user_id": key.user_id, "run_id": wanted.new_run_id}
         run = self._make_run(messages_to_continue(left), {**wanted.options, **named}, earlier, None, wanted.output_type)
         run.request_key = wanted.request_key
-        run.begin_or_refuse()
-        await wait_admitted(run)
+        await begin_and_wait(run)
         return run
 
     async def _restore(self, record: RunRecord, wanted: ContinueRequest) -> LocalRun:

@@ -28,7 +28,7 @@ from andon.core.run.handle import Run, local_run
 from andon.core.run.run import LocalRun
 from andon.core.run.stream import EventStream
 from andon.core.run.tool_call import current
-from andon.core.run.waits import wait_admitted, wait_result, wait_settled
+from andon.core.run.waits import begin_and_wait, wait_result, wait_settled
 from andon.core.runtime import Runtime
 from andon.core.states import RunStatus, StopReason
 from andon.errors import (
@@ -109,8 +109,7 @@ class AgentTool:
                 deps=self._deps(ctx),
             )
             run = local_run(handle)
-            run.begin_or_refuse()
-            await wait_admitted(run)
+            await begin_and_wait(run)
         elif isinstance(found := await self._resume(agent, run_id, ctx), LocalRun):
             run = found
         else:

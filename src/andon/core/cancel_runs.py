@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cancelling every run that fits, in this process and in a shared store.
 
-Nothing is acknowledged that is not sure. A run that this process works on is asked at once: whatever becomes of the
-store, it ends as cancelled. One that waits for a person is nobody's, and may be answered at another process: it is
-asked only when the store has taken the cancel, and until then nothing here has changed.
+Nothing is acknowledged that is not sure. A run that this process works on is cancelled at once: whatever happens to the
+store, it ends as cancelled. A paused run belongs to no process, and another process may answer it: it is cancelled here
+only when the store has accepted the cancel.
 """
 
 from __future__ import annotations
@@ -11,21 +11,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from andon.core.bounds import Bounds
 from andon.core.receipt import CancelRequest
+from andon.core.run.run import LocalRun
 from andon.core.selection import Outcomes, Selection
 from andon.core.signal import Batch, wake_all
 from andon.core.states import CancelOutcome
 from andon.errors import StoreError
 
 if TYPE_CHECKING:
-    from andon.core.run.run import LocalRun
-    from andon.core.runtime import Runtime
     from andon.core.shared.worker import Worker
 
 
-async def cancel_fitting(runtime: Runtime, which: Selection, request: CancelRequest) -> Outcomes:
+class RunsOfProcess(Protocol):
+    """A runtime, as a cancel of many runs sees it."""
+
+    @property
+    def live_runs(self) -> list[LocalRun]: ...
+
+    @property
+    def worker(self) -> Worker | None: ...
+
+    @property
+    def bounds(self) -> Bounds: ...
+
+    def find(self, run_id: str) -> LocalRun | None: ...
+
+    def has_ended(self, run_id: str) -> bool: ...
+
+
+async def cancel_fitting(runtime: RunsOfProcess, which: Selection, request: CancelRequest) -> Outcomes:
     """Ask them, and say for each what that achieved. See `Runtime.cancel`."""
     sweep = Sweep(runtime, which)
     ask_here([sweep], request)
@@ -40,14 +57,14 @@ def ask_here(sweeps: Iterable[Sweep], request: CancelRequest) -> None:
     try:
         for sweep in sweeps:
             sweep.ask_here(request, batch)
-    finally:  # whoever was asked is woken, even if a Ctrl-C comes in between
+    finally:  # runs that were asked are woken, even if a Ctrl-C comes in between
         wake_all(batch, request)
 
 
 class Sweep:
     """A cancel of the runs of one runtime that fit: first here, and then in its store."""
 
-    def __init__(self, runtime: Runtime, which: Selection) -> None:
+    def __init__(self, runtime: RunsOfProcess, which: Selection) -> None:
         self._runtime, self._which = runtime, which
         self.found: dict[str, LocalRun] = {}
         """The runs of this process that it is about, also those that only the store can stop."""
@@ -118,7 +135,7 @@ def done_here(asked: int) -> str:
     return f"runs of this process were asked to stop: {asked}; ask again for those of others" if asked else ""
 
 
-def _find(runtime: Runtime, which: Selection) -> list[LocalRun]:
+def _find(runtime: RunsOfProcess, which: Selection) -> list[LocalRun]:
     known = runtime.live_runs if which.run_id is None else filter(None, [runtime.find(which.run_id)])
     return [
         run

@@ -23,7 +23,7 @@ from andon.core.held import HeldResource
 from andon.core.portal import portal
 from andon.core.receipt import CancelRequest, is_seconds
 from andon.core.records import SessionKey
-from andon.core.run.caretaker import disown
+from andon.core.run.caretaker import disown, give_up
 from andon.core.run.handle import Run
 from andon.core.run.run import LocalRun
 from andon.core.run.storage import LocalStorage, RunStorage
@@ -414,7 +414,7 @@ def _end_lost() -> None:
 def _give_up() -> list[asyncio.Task[None]]:
     """The portal is being closed: its runs wait for nothing any more but for the store."""
     runs = [run for runtime in list(_runtimes) for run in runtime.live_runs if run.loop is asyncio.get_running_loop()]
-    return [task for run in runs if (task := run.give_up()) is not None]
+    return [task for run in runs if (task := give_up(run)) is not None]
 
 
 portal.on_death.append(_end_lost)

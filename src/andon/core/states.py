@@ -58,11 +58,21 @@ RUN_STEPS: dict[RunState, frozenset[RunState]] = {
     RunState.paused: frozenset({RunState.running, RunState.ending}),
     RunState.ending: frozenset({RunState.ending, RunState.ended}),
     RunState.ended: frozenset({RunState.released}),
-    RunState.released: frozenset(),
+    RunState.released: frozenset({RunState.released}),
 }
 """The legal steps. From `pending` to `released`: the run was refused. From `ending` to `ending`: the task that ended
-the run was stopped, and the portal goes on with the end.
+the run was stopped, and the portal goes on with the end. From `released` to `released`: two threads found that the loop
+of an ended run was closed.
 """
+
+
+STATUS_OF = {
+    RunState.pending: RunStatus.pending,
+    RunState.running: RunStatus.running,
+    RunState.paused: RunStatus.paused,
+    RunState.ending: RunStatus.running,
+}
+"""The status of a run that was not cancelled and has not ended."""
 
 
 def check_step(before: RunState, after: RunState) -> None:

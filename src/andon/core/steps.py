@@ -108,18 +108,13 @@ class Step(Generic[T]):
         except (Cut, KeyboardInterrupt):
             raise
         except BaseException as error:
-            if isinstance(error, GeneratorExit) and self._is_closed():
+            if isinstance(error, GeneratorExit) and is_being_closed(self._task):
                 raise
             self._error = as_exception(error)  # raised where the step is awaited
         # Done here and not in the done-callback, which would cost the waiting run one more turn of the loop.
         self._finish()
         if not self.abandoned:
             self._task.remove_done_callback(self._on_done)
-
-    def _is_closed(self) -> bool:
-        """Is its coroutine being closed, with its task or its loop? Else a GeneratorExit is the work's own."""
-        loop = asyncio._get_running_loop()
-        return loop is None or asyncio.current_task(loop) is not self._task
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait for the end of the step, and return or raise its outcome.
@@ -247,6 +242,12 @@ class Step(Generic[T]):
         self._runner.forget(self)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def is_being_closed(task: asyncio.Task[Any] | None) -> bool:
+    """Is the coroutine of this task being closed, with the task or its loop? Else a GeneratorExit is the work's own."""
+    loop = asyncio._get_running_loop()
+    return loop is None or asyncio.current_task(loop) is not task
 
 
 def as_exception(error: BaseException) -> Exception:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from andon.agent.agent import Agent
+from andon.core.cancel_runs import cancel_fitting
 from andon.core.receipt import CancelRequest, Receipt
 from andon.core.records import SessionKey
 from andon.core.run.run import LocalRun
@@ -19,9 +20,7 @@ async def cancel(agent: Agent, run: LocalRun | RemoteRun, asked: CancelRequest) 
     """Cancel one run. Returns also whether a shared store, if there is one, knows it."""
     if isinstance(run, LocalRun) and agent.runtime.worker is None:
         return run.request_cancel(asked), True
-    outcomes = await agent.runtime.cancel(
-        run_id=run.run_id, reason=asked.reason, by=asked.by, mode=asked.mode, grace=asked.grace
-    )
+    outcomes = await cancel_fitting(agent.runtime, Selection(run.run_id), asked)
     outcome = outcomes.get(run.run_id, CancelOutcome.already_finished)
     if isinstance(run, RemoteRun):
         await run.asked(outcome)

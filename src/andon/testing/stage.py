@@ -25,7 +25,7 @@ from andon.agent.loop import Loop
 from andon.agent.plan import Plan
 from andon.core.run.limits import Limits
 from andon.core.run.run import LocalRun, spectator
-from andon.core.run.waits import make_result, wait_admitted, wait_settled
+from andon.core.run.waits import begin_and_wait, make_result, wait_settled
 from andon.core.runtime import runtime_of
 from andon.core.session import Place
 from andon.core.source_lines import Line, users_line_of
@@ -165,7 +165,7 @@ class Stage:
 
     def _expects(self) -> bool:
         """A run whose task is gone is ended by the portal, on a thread of its own; unless it is paused."""
-        return any(run.waits_for_portal for run in self.runs)
+        return any((run.task is None or run.task.done()) and not run.is_settled for run in self.runs)
 
     # -- what is seen of it -------------------------------------------------------------------------------------------
 
@@ -305,8 +305,7 @@ class Stage:
             self._bounded(self._check_stores(), "looking into the store")
 
     async def _begin(self, run: LocalRun) -> None:
-        run.begin_or_refuse()
-        await wait_admitted(run)
+        await begin_and_wait(run)
 
     async def _end_pause(self, number: int, run: LocalRun, again: Again) -> None:
         try:

@@ -14,16 +14,20 @@ from typing import Protocol
 
 from andon.core.events import TERMINAL_EVENT, Event, RunEvent
 from andon.core.portal import leave_pending, portal
-from andon.core.run.ending import Ending, EndingRun, agree, make_receipt, make_record, pass_on, write
+from andon.core.run.ending import Ending, EndingRun, adopt_end, agree, make_receipt, make_record, pass_on, write
 from andon.core.run.limits import Limits
+from andon.core.run.storage import EndedElsewhere
 from andon.core.run.work import Settlement
 from andon.core.signal import Failed
-from andon.core.states import RunState, RunStatus
+from andon.core.states import CancelCause, CancelOutcome, RunState, RunStatus
 from andon.core.waiters import Waiters
-from andon.errors import HandleError, describe
+from andon.errors import HandleError, StoreError, confide, describe
 from andon.messages import UNKNOWN_USAGE, Message, Text, assistant
 
 log = logging.getLogger(__name__)
+
+
+Watch = Callable[[], Awaitable[EndedElsewhere]]
 
 
 class LostRun(EndingRun, Protocol):
@@ -36,6 +40,10 @@ class LostRun(EndingRun, Protocol):
 
     @property
     def own_messages(self) -> list[Message]: ...
+
+    def move(self, to: RunState) -> None: ...
+
+    def cancel_for(self, cause: CancelCause, reason: str | None = None) -> CancelOutcome: ...
 
     async def end_on_portal(self) -> None: ...
 
@@ -89,6 +97,34 @@ async def force_end(run: LostRun, error: BaseException) -> None:
     why = f"could not be ended properly: {describe(error)}"
     last = run.journal.draft(TERMINAL_EVENT[status], status=status, receipt=ending.receipt, error=why)
     run.tell_end(ending, status, last)
+
+
+async def follow(
+    run: LostRun,
+    watch: Watch,
+    close: Callable[[Ending, RunStatus], Awaitable[None]],
+    finish: Callable[[], Awaitable[None]],
+) -> None:
+    """Another process goes on with the run. `watch` shows here what is done there, and returns its end."""
+    run.steps.loop = asyncio.get_running_loop()
+    run.storage.changed()  # a cancel that was requested here meanwhile is told to the store
+    try:
+        end = await watch()
+        ending = run.ending = run.ending or Ending()
+        adopt_end(run, ending, end)
+        run.move(RunState.ending)
+        await close(ending, end.record.status)
+    except StoreError as error:  # the store was closed: how the run goes on will not be known here
+        run.cancel_for(CancelCause.lost, confide(error))
+        await finish()
+    except Exception as error:  # noqa: BLE001 - the last boundary there is
+        await force_end(run, error)
+
+
+def give_up(run: LostRun) -> asyncio.Task[None] | None:
+    """The run's loop is about to be closed: wait only for the store. Returns its task, if that is at work."""
+    run.steps.abandon_cut()
+    return None if run.task is None or run.task.done() else run.task
 
 
 def disown(run: LostRun) -> None:

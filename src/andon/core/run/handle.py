@@ -14,7 +14,7 @@ from typing import Any, Generic, Self
 from andon.core.journal import Reader
 from andon.core.receipt import CancelRequest, Interrupt, OutputT, Receipt, RunResult
 from andon.core.run.run import LocalRun
-from andon.core.run.waits import leave, wait_admitted, wait_gone, wait_result, wait_settled
+from andon.core.run.waits import begin_or_refuse, leave, wait_admitted, wait_gone, wait_result, wait_settled
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus
 from andon.errors import HandleError
 
@@ -123,7 +123,7 @@ class Run(Generic[OutputT]):
         one too), `RunIdTakenError`, `BlockedError`. Then nothing was recorded, and this handle is used up: to try
         again, start another one. Cancelling the await cancels the run, cause `caller`, and waits for its end.
         """
-        self._local.begin_or_refuse()
+        begin_or_refuse(self._local)
         return Beginning(self._local)
 
     async def __aenter__(self) -> Self:

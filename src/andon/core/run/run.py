@@ -28,7 +28,7 @@ import contextvars
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -42,30 +42,33 @@ from andon.core.portal import portal
 from andon.core.receipt import CancelRequest, Interrupt, Receipt, describe_open
 from andon.core.records import RequestKey, SessionKey
 from andon.core.run import caretaker
+from andon.core.run.caretaker import Watch
 from andon.core.run.children import ChildRuns
-from andon.core.run.ending import Ending, adopt_end, agree, end_event, put_away, settle_as
+from andon.core.run.ending import Ending, agree, end_event, put_away, settle_as
 from andon.core.run.event_limit import EventLimit
 from andon.core.run.host import RunHost
 from andon.core.run.limits import Limits
-from andon.core.run.pause import Pause, pause_run, resume, take_pause
-from andon.core.run.storage import EndedElsewhere
-from andon.core.run.tool_call import ToolCallScope, current
+from andon.core.run.pause import Pause, pause_run, take_pause
+from andon.core.run.tool_call import open_call
 from andon.core.run.work import Settlement, Work
 from andon.core.session import OnBusy, Place, Session
 from andon.core.signal import Batch, CancelSignal, Completed, Failed
-from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunState, RunStatus, StopReason, check_step
-from andon.core.steps import Cut, StepRunner, as_exception
-from andon.errors import HandleError, StartError, StoreError, confide
+from andon.core.states import (
+    STATUS_OF,
+    CancelCause,
+    CancelMode,
+    CancelOutcome,
+    Phase,
+    RunState,
+    RunStatus,
+    StopReason,
+    check_step,
+)
+from andon.core.steps import Cut, StepRunner, as_exception, is_being_closed
+from andon.errors import HandleError, StartError
 from andon.messages import Message
 
 log = logging.getLogger(__name__)
-
-_STATUS = {
-    RunState.pending: RunStatus.pending,
-    RunState.running: RunStatus.running,
-    RunState.paused: RunStatus.paused,
-    RunState.ending: RunStatus.running,
-}
 
 
 class LocalRun:
@@ -127,7 +130,12 @@ class LocalRun:
         self.signal = CancelSignal()
         self.journal = Journal(run_id, session.key.session_id, session.key.agent_id)
         if runtime.max_events or runtime.max_event_bytes:
-            EventLimit(self.journal, self._out_of_events, runtime.max_events, runtime.max_event_bytes)
+            EventLimit(
+                self.journal,
+                functools.partial(self.cancel_for, CancelCause.budget),
+                runtime.max_events,
+                runtime.max_event_bytes,
+            )
         self.steps = StepRunner(run_id, session.key, self.signal, runtime.bounds)
         self.children = ChildRuns(run_id, self.steps, budget, detached)
         self.storage = runtime.storage_for(self)
@@ -208,7 +216,7 @@ class LocalRun:
             return (self.ending and self.ending.status) or RunStatus.error
         if self.signal.request is not None:
             return RunStatus.cancelling
-        return _STATUS[self.state]
+        return STATUS_OF[self.state]
 
     @property
     def is_paused(self) -> bool:
@@ -334,13 +342,6 @@ class LocalRun:
             # A turn later: what was cut ends in the meantime, and a reader is woken once for both events.
             self.loop.call_soon(self.journal.waiters.wake)
 
-    def _host_cancelled(self) -> None:
-        """The host has cancelled the task that does the run's work. The run ends, and then passes that on."""
-        self.cancel_for(CancelCause.caller)
-
-    def _out_of_events(self, why: str) -> None:
-        self.cancel_for(CancelCause.budget, why)
-
     # -- its beginning ------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -363,16 +364,6 @@ class LocalRun:
                 self._withdraw()
             raise
 
-    def begin_or_refuse(self) -> None:
-        """The same, but a `StartError` is kept for `wait_admitted`, which raises it."""
-        try:
-            self.begin()
-        except HandleError:
-            raise
-        except StartError as error:
-            self.refusal = error
-            self.move(RunState.released)
-
     def begin_claimed(self) -> None:
         """Go on with a run that was paused in another process, and was enlisted here."""
         try:
@@ -384,7 +375,7 @@ class LocalRun:
 
     def enlist(self) -> None:
         """Register the run and put it into the session's queue; or raise, and it leaves no trace."""
-        call = self._call_above()
+        call = None if self.children.detached else open_call()
         if call is not None:
             waits = self.on_busy == "queue"
             call.run.children.check_child(call.call_id, self.runtime.max_depth, self.session.key, self.store, waits)
@@ -401,11 +392,6 @@ class LocalRun:
         except BaseException:
             self._withdraw()
             raise
-
-    def _call_above(self) -> ToolCallScope | None:
-        """The tool call that starts this run. A call that has ended starts nothing, though its tasks may go on."""
-        call = None if self.children.detached else current.get()
-        return call if call is not None and call.is_open else None
 
     def _withdraw(self) -> None:
         """Undo `enlist`. Called again, it changes nothing more."""
@@ -426,7 +412,7 @@ class LocalRun:
 
     def bind_loop(self) -> None:
         """Be at work on the running loop from now on."""
-        self.steps.bind(asyncio.get_running_loop(), self._host_cancelled)
+        self.steps.bind(asyncio.get_running_loop(), functools.partial(self.cancel_for, CancelCause.caller))
 
     def go(self) -> None:
         """Begin to work, or go on after a pause."""
@@ -455,7 +441,9 @@ class LocalRun:
         except Cut:
             pass
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) or (isinstance(error, GeneratorExit) and self._is_closed()):
+            if isinstance(error, KeyboardInterrupt) or (
+                isinstance(error, GeneratorExit) and is_being_closed(self.task)
+            ):
                 raise  # the portal ends the run
             self.signal.claim(Failed(as_exception(error)))  # the boundary: a failed run returns its error
         await self._finish()
@@ -464,11 +452,6 @@ class LocalRun:
         assert self.task is not None
         self.task.remove_done_callback(self._task_done)  # released here, which costs the loop one turn less
         self._release()
-
-    def _is_closed(self) -> bool:
-        """Is the coroutine of its task being closed, with the task or with its loop?"""
-        loop = asyncio._get_running_loop()
-        return loop is None or asyncio.current_task(loop) is not self.task
 
     async def _take_turn(self) -> None:
         """Wait until all runs ahead in the session have ended."""
@@ -495,13 +478,6 @@ class LocalRun:
             if self.signal.adopt():
                 self.steps.cut_all()  # here, on their loop: from now on the portal's thread writes
                 portal.submit(self.end_on_portal)
-
-    async def resume(self, answers: Mapping[str, Any], anew: Any = None, request_key: RequestKey | None = None) -> None:
-        """Go on with the answers of a person, on the running loop; or raise, and nothing has changed.
-
-        `anew` is for the work: see `Work.answer`.
-        """
-        await resume(self, answers, anew, request_key)
 
     # -- its end ------------------------------------------------------------------------------------------------------
 
@@ -600,35 +576,13 @@ class LocalRun:
             return False
         return not self.has_ended and (self.caretaker is None or self.caretaker.is_closed())
 
-    async def follow(self, watch: Callable[[], Awaitable[EndedElsewhere]]) -> None:
+    async def follow(self, watch: Watch) -> None:
         """Another process has taken the paused run: show here what is done there, and end as it ends there."""
-        self.steps.loop = asyncio.get_running_loop()
         self.move(RunState.running)
-        self.storage.changed()  # a cancel that was requested here meanwhile is told to the store
-        try:
-            end = await watch()
-            ending = self.ending = self.ending or Ending()
-            adopt_end(self, ending, end)
-            self.move(RunState.ending)
-            await self._close(ending, end.record.status)
-        except StoreError as error:  # the store was closed: how the run goes on will not be known here
-            self.cancel_for(CancelCause.lost, confide(error))
-            await self._finish()
-        except Exception as error:  # noqa: BLE001 - the last boundary there is
-            await caretaker.force_end(self, error)
+        await caretaker.follow(self, watch, self._close, self._finish)
         self._release()
 
-    def give_up(self) -> asyncio.Task[None] | None:
-        """Its loop is about to be closed: wait only for the store. Returns its task, if that is at work."""
-        self.steps.abandon_cut()
-        return None if self.task is None or self.task.done() else self.task
-
-    @property
-    def waits_for_portal(self) -> bool:
-        """Its own task is gone, and the portal has not ended it yet."""
-        return (self.task is None or self.task.done()) and not self.is_settled
-
-    # -- reading and waiting -----------------------------------------------------------------------------------------------
+    # -- reading and waiting ------------------------------------------------------------------------------------------
 
     def read(self, after: int = 0) -> Reader:
         """Read its events from a sequence number on."""

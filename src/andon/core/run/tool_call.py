@@ -183,5 +183,12 @@ class ToolCallScope:
 current: contextvars.ContextVar[ToolCallScope | None] = contextvars.ContextVar("current", default=None)
 """The tool call that this code is part of. Threads of tools have it too."""
 
+
+def open_call() -> ToolCallScope | None:
+    """The tool call that this code is part of. A call that has ended starts no run, though its tasks may go on."""
+    call = current.get()
+    return call if call is not None and call.is_open else None
+
+
 # A tool that forks is at work in the parent. In the child there is no such call, and no run whose children could begin.
 os.register_at_fork(after_in_child=lambda: current.set(None))

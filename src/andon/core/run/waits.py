@@ -24,7 +24,25 @@ from andon.core.run.ending import make_receipt
 from andon.core.run.run import LocalRun
 from andon.core.signal import Failed, stop_reason_of
 from andon.core.states import CancelCause, RunState, RunStatus, StopReason
+from andon.errors import HandleError, StartError
 from andon.messages import assistant
+
+
+def begin_or_refuse(run: LocalRun) -> None:
+    """Begin the run. What keeps it from starting is kept for `wait_admitted`, which raises it."""
+    try:
+        run.begin()
+    except HandleError:
+        raise
+    except StartError as error:
+        run.refusal = error
+        run.move(RunState.released)
+
+
+async def begin_and_wait(run: LocalRun) -> None:
+    """Begin the run, and wait until its store has taken it in."""
+    begin_or_refuse(run)
+    await wait_admitted(run)
 
 
 async def wait_admitted(run: LocalRun) -> None:

@@ -18,7 +18,6 @@ import functools
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from enum import Enum
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -36,6 +35,7 @@ from andon.core.run.work import Settlement
 from andon.core.selection import Selection
 from andon.core.session import OnBusy
 from andon.core.shared.claim import Claimed, claim_paused, give_back
+from andon.core.shared.lease_state import LeaseState, check_lease_step
 from andon.core.shared.leases import Leases
 from andon.core.shared.link import StoreLink
 from andon.core.shared.orphans import Orphans
@@ -47,7 +47,6 @@ from andon.core.steps import STRAY_CANCELS, CutAloneError, StepRunner, StrayCanc
 from andon.errors import (
     AndonError,
     ConfigurationError,
-    IllegalTransitionError,
     LeaseLostError,
     SessionBusyError,
     StartError,
@@ -65,37 +64,6 @@ TEXT_SECONDS = 0.15
 """How often text is written."""
 
 _TEXT = frozenset({RunEvent.run_content, RunEvent.reasoning})
-
-
-class LeaseState(Enum):
-    """How this process stands to the run in the store."""
-
-    outside = "not entered into the store yet"
-    held = "this process may write the run"
-    pausing = "the store is being asked to take the run's pause"
-    paused = "the pause is stored, and the lease given up: any process may claim the run"
-    claiming = "the store is being asked for the lease again"
-    unsure = "it was asked, and its answer is not known"
-    finishing = "the store is being asked to take the run's end"
-    finishing_paused = "the same for a paused run: there is no lease, and another process may claim it first"
-    elsewhere = "another process has the run"
-    released = "the run is over for this process"
-
-
-_S = LeaseState
-LEASE_STEPS: dict[LeaseState, frozenset[LeaseState]] = {
-    _S.outside: frozenset({_S.held, _S.released}),
-    _S.held: frozenset({_S.held, _S.pausing, _S.finishing, _S.released}),
-    _S.pausing: frozenset({_S.held, _S.paused, _S.finishing, _S.released}),
-    _S.paused: frozenset({_S.claiming, _S.finishing_paused, _S.elsewhere, _S.released}),
-    _S.claiming: frozenset({_S.held, _S.paused, _S.unsure, _S.released}),
-    _S.unsure: frozenset({_S.claiming, _S.elsewhere, _S.released}),
-    _S.finishing: frozenset({_S.finishing, _S.released}),
-    _S.finishing_paused: frozenset({_S.finishing_paused, _S.released}),
-    _S.elsewhere: frozenset({_S.claiming, _S.released}),
-    _S.released: frozenset({_S.released}),
-}
-"""The legal steps."""
 
 
 class WorkerParts(NamedTuple):
@@ -174,11 +142,11 @@ class LeasedRun:
 
     @property
     def is_closing(self) -> bool:
-        return self.state in (_S.pausing, _S.finishing, _S.finishing_paused)
+        return self.state.is_closing
 
     @property
     def may_be_elsewhere(self) -> bool:
-        return self.state in (_S.pausing, _S.paused, _S.claiming, _S.unsure, _S.finishing_paused, _S.elsewhere)
+        return self.state.may_be_elsewhere
 
     @property
     def is_settled(self) -> bool:
@@ -189,8 +157,7 @@ class LeasedRun:
         return self._leases.holds(self)
 
     def _move(self, to: LeaseState) -> None:
-        if to not in LEASE_STEPS[self.state]:
-            raise IllegalTransitionError(f"a lease can't go from {self.state.name} to {to.name}")
+        check_lease_step(self.state, to)
         self.state = to
 
     # -- the beginning ------------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def test_taking_a_name_imports_no_extra_and_no_pydantic() -> None:
 
 def test_whichever_name_is_taken_first_is_there() -> None:
     """A name, a part, the list of names, or one of a command: each as the first that a program asks for."""
-    for first in ("Agent", "errors.AndonError", "core.run.run.Run", "__all__", "__dir__()"):
+    for first in ("Agent", "errors.AndonError", "core.run.handle.Run", "__all__", "__dir__()"):
         _modules_after(f"import andon; assert andon.{first}; assert andon.Agent is vars(andon)['Agent']")
     _modules_after("import andon.errors; from andon import cli, tool; assert callable(tool)")
     assert {"Agent", "__version__", "errors"} <= set(dir(andon))

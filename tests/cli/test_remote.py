@@ -370,7 +370,7 @@ def test_whoever_reads_the_output_leaves_while_the_run_is_silent(tmp_path: Path,
             finally:
                 process.kill()
         if command == "watch":
-            assert going is run
+            assert going == run
             assert not probe(going).is_cancelling
         else:
             eventually(lambda: going.receipt is not None and going.receipt.cause is CancelCause.disconnect)

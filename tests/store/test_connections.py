@@ -135,7 +135,7 @@ def test_a_process_has_a_connection_for_each_of_its_threads_and_no_more(postgres
 def test_the_docs_tell_the_number_and_what_each_is_for() -> None:
     text = (Path(__file__).parents[2] / "docs" / "storage.md").read_text()
     section = text.partition("## Connections to Postgres\n")[2].partition("\n## ")[0]
-    assert f"never more than these {database.CONNECTIONS}," in section
+    assert f"at most these {database.CONNECTIONS}," in section
     assert sum(map(int, re.findall(r"^\| (\d+) \|", section, re.MULTILINE))) == database.CONNECTIONS
 
 

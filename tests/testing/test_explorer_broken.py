@@ -91,7 +91,7 @@ def test_the_way_to_cancel_can_be_chosen() -> None:
     seen: set[str] = set()
     broken(
         cancels=Cancel("after_turn", grace=0.05, again="now", later=2),
-        check=lambda runs: seen.update(str(run.signal.mode) for run in runs if run.signal.request),
+        check=lambda runs: seen.update(str(run.receipt.mode) for run in runs if run.receipt),
     ).raise_for_problems()
     assert seen == {"after_turn", "now"}
 
@@ -155,7 +155,7 @@ def test_a_cancel_that_is_delivered_once_or_never(monkeypatch: pytest.MonkeyPatc
     """Nobody looks whether the run has heard of it: neither who cancels again nor who waits, reads, or counts time."""
     monkeypatch.setattr(CancelSignal, "deliver_again", lambda self, batch=None: None)
     report = broken(silent, stalls=True, steps=[5], max_problems=10_000)
-    found(report, "the scenario came to a standstill: .* andon run in wait")
+    found(report, "the scenario came to a standstill: .* andon run in __await__")
     tried = [problem.injection for problem in report.problems if isinstance(problem.injection, BrokenCancel)]
     assert {each.next for each in tried} == {"attend", "result", "read", "again", "timeout"}
     assert {each.way for each in tried} == {"run", "agent", "runtime"}

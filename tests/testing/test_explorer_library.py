@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from andon import Agent, CancelOutcome, Event, Message, Run, Runtime, ToolContext, tool
+from andon import Agent, CancelOutcome, Event, Message, Runtime, ToolContext, tool
 from andon.agent import settle
 from andon.agent.turn import Turn as ModelTurn
 from andon.core.cord import Cord
@@ -111,15 +111,15 @@ def test_two_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_that_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unregister(self: Runtime, run: Run) -> None:
+    def run_ended(self: Runtime, run: LocalRun) -> None:
         self._runs.pop(run.run_id, None)
 
-    monkeypatch.setattr(Runtime, "unregister", unregister)
+    monkeypatch.setattr(Runtime, "run_ended", run_ended)
     found(explore(sound, inject="cancel"), "the cancel of a run that had begun was told unknown")
 
 
 def test_a_run_that_stays_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Runtime, "unregister", lambda self, run: None)
+    monkeypatch.setattr(Runtime, "run_ended", lambda self, run: None)
     found(explore(sound), "its runtime counts it as in flight")
 
 

@@ -51,6 +51,8 @@ class RunState(Enum):
     ended = 5
     released = 6
 
+    __hash__ = object.__hash__  # an Enum's own is written in Python, and slow
+
 
 RUN_STEPS: dict[RunState, frozenset[RunState]] = {
     RunState.pending: frozenset({RunState.running, RunState.ending, RunState.released}),

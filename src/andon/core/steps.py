@@ -268,12 +268,12 @@ class StepRunner:
         "_on_host_cancel",
         "_run_id",
         "_steps",
+        "_warnings",
         "bounds",
         "host_has_cancelled",
         "loop",
         "signal",
         "waiters",
-        "warnings",
     )
 
     loop: asyncio.AbstractEventLoop
@@ -283,11 +283,11 @@ class StepRunner:
         self._run_id, self._key, self.signal, self.bounds = run_id, key, signal, bounds
         self.host_has_cancelled = False
         """The host has cancelled the task that waits for the steps, and maybe the tasks of the steps too."""
-        self.warnings: list[str] = []
         self.waiters = Waiters()
         """Woken when something that was left behind is gone, and whenever the state of the run changes."""
         self._steps: list[Step[Any]] = []
-        self._leftovers: dict[object, str] = {}
+        self._leftovers: dict[object, str] | None = None  # made when it is needed: a waiting run stays small
+        self._warnings: list[str] | None = None
         self._on_host_cancel: Callable[[], object] | None = None
 
     def bind(self, loop: asyncio.AbstractEventLoop, on_host_cancel: Callable[[], object]) -> None:
@@ -312,7 +312,7 @@ class StepRunner:
     @property
     def leftovers(self) -> list[str]:
         """The names of tasks and threads that were left behind and are still running. Normally empty."""
-        return list(self._leftovers.copy().values())
+        return list(self._leftovers.copy().values()) if self._leftovers else []
 
     @property
     def has_leftovers(self) -> bool:
@@ -402,12 +402,21 @@ class StepRunner:
 
     # -- what is left behind, and what went wrong ---------------------------------------------------------------------
 
+    @property
+    def warnings(self) -> list[str]:
+        """What went wrong beside the run's work."""
+        return list(self._warnings or ())
+
     def leave_behind(self, key: object, name: str) -> None:
+        """Name something that could not be stopped. Called on the run's loop."""
+        if self._leftovers is None:
+            self._leftovers = {}
         self._leftovers[key] = name
 
     def picked_up(self, key: object) -> None:
         """Something that was left behind is gone. Safe from any thread."""
-        self._leftovers.pop(key, None)
+        if self._leftovers is not None:
+            self._leftovers.pop(key, None)
         self.waiters.wake()
 
     @property
@@ -429,4 +438,4 @@ class StepRunner:
         why = "" if error is None else f": {cut_line(describe(error))}"
         shown = None if isinstance(error, StoreError) else error  # our own error, whose text says everything
         by.warning("run %s: %s%s", self._run_id, message, why, exc_info=shown, extra={"facts": self.facts})
-        self.warnings.append(message if error is None else f"{message}: {confide(error)}")
+        self._warnings = [*(self._warnings or ()), message if error is None else f"{message}: {confide(error)}"]

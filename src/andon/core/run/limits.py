@@ -10,7 +10,7 @@ import asyncio
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -40,7 +40,7 @@ class Limits:
         """When the run's time is up, in the terms of `time.time()`."""
         self._due = 0.0  # the same by the loop's clock, which can't be set
         self._timers: list[asyncio.TimerHandle] | None = None
-        self._graces: list[CancelRequest] = []
+        self._graces: Sequence[CancelRequest] = ()
         self._watch: Step[None] | None = None
 
     def begin(self, steps: StepRunner, cancel: RequestCancel) -> None:

@@ -54,6 +54,7 @@ from andon.core.run.work import Settlement, Work
 from andon.core.session import OnBusy, Place, Session
 from andon.core.signal import Batch, CancelSignal, Completed, Failed
 from andon.core.states import (
+    RUN_STEPS,
     STATUS_OF,
     CancelCause,
     CancelMode,
@@ -69,6 +70,9 @@ from andon.errors import HandleError, StartError
 from andon.messages import Message
 
 log = logging.getLogger(__name__)
+
+
+_NEEDS_LOOP = frozenset({RunState.pending, RunState.running, RunState.ending})
 
 
 class LocalRun:
@@ -212,11 +216,9 @@ class LocalRun:
     @property
     def status(self) -> RunStatus:
         """Where the run is, as users see it. `cancelling` follows from the signal."""
-        if self.has_ended:
+        if (status := STATUS_OF.get(self.state)) is None:  # it has ended
             return (self.ending and self.ending.status) or RunStatus.error
-        if self.signal.request is not None:
-            return RunStatus.cancelling
-        return STATUS_OF[self.state]
+        return status if self.signal.request is None else RunStatus.cancelling
 
     @property
     def is_paused(self) -> bool:
@@ -285,7 +287,8 @@ class LocalRun:
         return None if self.ending is None or self.ending.record is None else self.ending.record.continues
 
     def move(self, to: RunState) -> None:
-        check_step(self.state, to)
+        if to not in RUN_STEPS[self.state]:
+            check_step(self.state, to)
         self.state = to
 
     # -- cancelling it ------------------------------------------------------------------------------------------------
@@ -342,6 +345,10 @@ class LocalRun:
             # A turn later: what was cut ends in the meantime, and a reader is woken once for both events.
             self.loop.call_soon(self.journal.waiters.wake)
 
+    def _host_cancelled(self) -> None:
+        """The host has cancelled the task that does the run's work."""
+        self.cancel_for(CancelCause.caller)
+
     # -- its beginning ------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -362,15 +369,6 @@ class LocalRun:
                 self.break_off()
             else:
                 self._withdraw()
-            raise
-
-    def begin_claimed(self) -> None:
-        """Go on with a run that was paused in another process, and was enlisted here."""
-        try:
-            self.cord.add(self, 0)
-            self.go()
-        except BaseException:
-            self.break_off()
             raise
 
     def enlist(self) -> None:
@@ -412,7 +410,7 @@ class LocalRun:
 
     def bind_loop(self) -> None:
         """Be at work on the running loop from now on."""
-        self.steps.bind(asyncio.get_running_loop(), functools.partial(self.cancel_for, CancelCause.caller))
+        self.steps.bind(asyncio.get_running_loop(), self._host_cancelled)
 
     def go(self) -> None:
         """Begin to work, or go on after a pause."""
@@ -523,7 +521,7 @@ class LocalRun:
                 self.work.ended()
         finally:
             self.journal.close(last)
-            self.wake()
+            self.steps.waiters.wake()
 
     def _release(self) -> None:
         """The run is over: take back everything that refers to it, so that it is freed with its last handle."""
@@ -533,13 +531,13 @@ class LocalRun:
         self.signal.unbind()
         self.steps.release()
         self.children.leave(self.receipt)
-        self.wake()
+        self.steps.waiters.wake()
 
     # -- if its task or its loop is gone: see caretaker.py ------------------------------------------------------------
 
     def is_lost(self) -> bool:
         """Its loop was closed under it. A paused run needs no loop."""
-        return self.has_begun and not self.has_ended and self.state is not RunState.paused and self.loop.is_closed()
+        return self.state in _NEEDS_LOOP and bool(self.journal.events) and self.steps.loop.is_closed()
 
     def ensure_ending(self) -> None:
         """Called whenever the run is looked at. If it is lost, or a cancel did not reach it, have it end."""

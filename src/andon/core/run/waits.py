@@ -177,7 +177,7 @@ def find_result(run: LocalRun) -> RunResult[Any] | None:
         left, stop_reason, conversation = run.settlement, stop_reason_of(fate), run.conversation or run.session.messages
     else:  # cancelled, or answered, a moment ago
         return None
-    return RunResult[Any](
+    result: RunResult[Any] = RunResult(
         run.run_id,
         run.session_id,
         run.agent_id,
@@ -193,7 +193,8 @@ def find_result(run: LocalRun) -> RunResult[Any] | None:
         list(run.steps.warnings),
         run.metadata,
         left.output,
-    ).with_writer(left.write_output)
+    )
+    return result.with_writer(left.write_output)
 
 
 # -- hosts that cancel again and again --------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ class LeaseState(Enum):
     elsewhere = "another process has the run"
     released = "the run is over for this process"
 
+    __hash__ = object.__hash__  # an Enum's own is written in Python, and slow
+
     @property
     def is_closing(self) -> bool:
         """The store is being asked to take the run's end, or its pause."""

@@ -237,7 +237,12 @@ class LeasedRun:
             raise
         self.hold(*claimed)
         self._leases.look([run.run_id])  # it may have been cancelled in between
-        run.begin_claimed()
+        try:
+            run.cord.add(run, 0)
+            run.go()
+        except BaseException:
+            run.break_off()
+            raise
 
     async def load(self, session: SessionKey) -> list[Message]:
         said: list[Message] = []

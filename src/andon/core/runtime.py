@@ -13,9 +13,10 @@ import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, cast
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakSet
 
 from andon.core.archive import Archive, Latencies
+from andon.core.backend import Backend, LocalBackend
 from andon.core.bounds import Bounds
 from andon.core.cancel_runs import cancel_fitting
 from andon.core.fork import start_over_after_fork
@@ -26,7 +27,7 @@ from andon.core.records import SessionKey
 from andon.core.run.caretaker import disown, give_up
 from andon.core.run.handle import Run
 from andon.core.run.run import LocalRun
-from andon.core.run.storage import LocalStorage, RunStorage
+from andon.core.run.storage import RunStorage
 from andon.core.run.tool_call import ToolCallScope
 from andon.core.run.waits import only_wait_settled
 from andon.core.selection import Block, BlockKind, CancelEntry, Outcomes, Selection
@@ -116,15 +117,14 @@ class Runtime:
         """Looks after the runs in a store that several processes share."""
         self.abandoned: dict[HeldResource, ToolCallScope] = {}
         """What tool calls that were cut still hold, each with its call."""
-        self._local_storage: LocalStorage | None = None
+        self._local = LocalBackend(lambda: self.store, self._cancel_entries)
+        self._backend: Backend = self._local
         self._runs: dict[str, LocalRun] = {}
         self._leaving: dict[LocalRun, None] = {}
         """Runs that are not found by their id any more, but have not settled: in their last hooks, for one."""
         self._ended: set[str] = set()
         self._ended_order: deque[str] = deque()
         self._archive: Archive | None = None
-        self._blocks: dict[tuple[str, str | None], Block] = {}
-        self._sessions: WeakValueDictionary[SessionKey, Session] = WeakValueDictionary()
         self._lock = threading.Lock()
         _runtimes.add(self)
         start_over_after_fork(self)
@@ -135,8 +135,7 @@ class Runtime:
         self._leaving = {}
         for run in runs:
             disown(run)
-        for session in list(self._sessions.values()):
-            session.start_over()
+        self._local.start_over()
         if self._archive is not None:
             self._archive.start_over()
 
@@ -153,6 +152,7 @@ class Runtime:
             store = cast("SharedStore", self.store)
             with self._lock:  # the import takes its time, in which another thread may make an agent as well
                 self.worker = self.worker or Worker(store, self.bounds.lease_seconds, end_orphan, self.keep_days)
+                self._backend = self.worker
 
     async def close(self) -> None:
         """Let go of a shared store, and close it.
@@ -231,7 +231,7 @@ class Runtime:
         Servers want this, for readers that come back. Otherwise an ended run is freed with its last handle.
         """
         if self._archive is None:
-            self._archive = Archive(seconds, max_bytes, lambda: self.worker is not None)
+            self._archive = Archive(seconds, max_bytes, lambda: self._backend.copies_conversations)
 
     @property
     def live_runs(self) -> list[LocalRun]:
@@ -241,12 +241,12 @@ class Runtime:
     @property
     def lag(self) -> float:
         """How many seconds a run that begins now would wait for a shared store to take it in."""
-        return 0.0 if self.worker is None else self.worker.store.lag
+        return self._backend.lag
 
     @property
     def lost_leases(self) -> int:
         """How many runs were stopped here because their leases on a shared store were lost."""
-        return 0 if self.worker is None else self.worker.leases.lost
+        return self._backend.lost_leases
 
     @property
     def live(self) -> int:
@@ -298,21 +298,16 @@ class Runtime:
         >>> await runtime.cancel(user_id="mallory")
         """
         block = Block(kind, id, by, reason, time.time())
-        if self.worker is not None:
-            await self.worker.store.block(block)
-        else:
-            self._blocks[kind, id] = block
+        await self._backend.block(block)
         return block
 
     async def unblock(self, kind: BlockKind, id: str) -> bool:
         """Take new runs again. False if there was no such block."""
-        if self.worker is not None:
-            return await self.worker.store.unblock(kind, id)
-        return self._blocks.pop((kind, id), None) is not None
+        return await self._backend.unblock(kind, id)
 
     async def blocks(self) -> list[Block]:
         """What is blocked, the oldest first."""
-        return list(self._blocks.copy().values()) if self.worker is None else await self.worker.store.blocks()
+        return await self._backend.blocks()
 
     async def check_blocks(self, key: SessionKey) -> None:
         """Raise if nothing of this user, or of this agent, is to go on that waits."""
@@ -322,40 +317,25 @@ class Runtime:
 
     async def cancel_log(self, which: Selection, limit: int = 100) -> list[CancelEntry]:
         """Who cancelled what, when and why, newest first; of ended runs, if `keep_ended` was called."""
-        if self.worker is not None:
-            return await self.worker.store.cancel_log(which, limit)
-        going = [
-            CancelEntry(run.run_id, run.signal.request, run.session.key)
-            for run in self.live_runs
-            if run.signal.request is not None
-        ]
+        return await self._backend.cancel_log(which, limit)
+
+    def _cancel_entries(self) -> list[CancelEntry]:
+        """The cancels of runs of this process: of those that have ended not long ago, and of those that are ending."""
         ended = [] if self._archive is None else list(self._archive.cancels.copy())
-        entries = {entry.run_id: entry for entry in [*ended, *going]}.values()
-        fitting = [entry for entry in entries if entry.fits(which)]
-        return sorted(fitting, key=lambda entry: -entry.request.requested_at)[:limit]
+        requests = [(run, run.signal.request) for run in self.live_runs]
+        going = [CancelEntry(run.run_id, request, run.session.key) for run, request in requests if request is not None]
+        return [*ended, *going]
 
     def session(self, key: SessionKey) -> Session:
-        """The session of this key. It lives as long as someone holds it; the conversation lives in the store.
-
-        On a store that several processes share, the line is there, and each run has a session of its own here.
-        """
-        if self.worker is not None:
-            return Session(key)
-        with self._lock:
-            session = self._sessions.get(key)
-            if session is None:
-                session = self._sessions[key] = Session(key)
-            return session
+        """The session of this key. The conversation itself is in the store."""
+        return self._backend.session(key)
 
     def holds(self, key: SessionKey) -> bool:
-        """Is there a run in this session that has not ended, or anybody else who holds it?"""
-        return key in self._sessions
+        """Does a run that has not ended, or anything else, refer to the session of this key?"""
+        return self._local.has_session(key)
 
     def register(self, run: LocalRun) -> None:
-        if self._blocks:
-            for key in (("user", run.user_id), ("agent", run.agent_id)):
-                if (block := self._blocks.get(key)) is not None:
-                    raise block.refusal()
+        self._backend.check_blocked(run)
         if run.run_id in self._ended or self._runs.setdefault(run.run_id, run) is not run:
             raise RunIdTakenError.of(run.run_id)
 
@@ -365,12 +345,7 @@ class Runtime:
 
     def storage_for(self, run: LocalRun) -> RunStorage:
         """Where this run is kept."""
-        if self.worker is not None:
-            return self.worker.storage_for(run, run.on_busy)
-        if self._local_storage is None or not self._local_storage.is_for(self.store):
-            assert self.store is not None
-            self._local_storage = LocalStorage(self.store)
-        return self._local_storage
+        return self._backend.storage_for(run)
 
     def withdraw(self, run: LocalRun) -> None:
         """Take back a registration: the run did not start, or goes on elsewhere."""

@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection
 from andon.agent.agent import Agent, RunOptions
 from andon.agent.json_schema import JsonSchema
 from andon.agent.options import ContinueOptions
-from andon.core.cancel_runs import Sweep
+from andon.core.cancel_runs import Sweep, cancel_fitting
 from andon.core.escaping import escaped
 from andon.core.receipt import CancelRequest
 from andon.core.records import RequestKey, RunRecord, SessionKey
@@ -250,15 +250,8 @@ class AuthorizedHost:
         principal = self.principal
         if not principal.admin and not principal.user_id:
             return False
-        outcomes = await agent.runtime.cancel(
-            run_id=run_id,
-            agent_id=agent.id,
-            user_id=None if principal.admin else principal.user_id,
-            reason=asked.reason,
-            by=asked.by,
-            mode=asked.mode,
-            grace=asked.grace,
-        )
+        user_id = None if principal.admin else principal.user_id
+        outcomes = await cancel_fitting(agent.runtime, Selection(run_id, None, user_id, agent.id), asked)
         return outcomes.get(run_id) is CancelOutcome.requested
 
     # -- cancelling many, and blocking ---------------------------------------------------------------------------------

@@ -17,8 +17,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from andon.core.fork import start_over_after_fork
 from andon.core.portal import portal
+from andon.core.records import SessionKey
 from andon.core.run.run import LocalRun
-from andon.core.session import OnBusy
+from andon.core.selection import Block, BlockKind, CancelEntry, Selection
+from andon.core.session import Session
 from andon.core.shared.clock import ClockWatch
 from andon.core.shared.leased_run import LeasedRun, WorkerParts
 from andon.core.shared.leases import Leases
@@ -39,7 +41,9 @@ MENDING_SECONDS = 1.0
 
 
 class Worker:
-    """Holds a runtime's runs in a shared store."""
+    """Holds a runtime's runs in a shared store. It is the runtime's backend (`core/backend.py`)."""
+
+    copies_conversations = True
 
     def __init__(
         self, store: SharedStore, seconds: float, end_orphan: EndOrphan, keep_days: float | None = None
@@ -66,9 +70,36 @@ class Worker:
 
     # -- for runs -----------------------------------------------------------------------------------------------------
 
-    def storage_for(self, run: LocalRun, on_busy: OnBusy) -> LeasedRun:
+    def storage_for(self, run: LocalRun) -> LeasedRun:
         parts = WorkerParts(self.link, self.leases, self.writer, self.orphans, self.look)
-        return LeasedRun(parts, run, on_busy)
+        return LeasedRun(parts, run, run.on_busy)
+
+    def session(self, key: SessionKey) -> Session:
+        """An object for this run alone: the queue of the session is in the store."""
+        return Session(key)
+
+    def check_blocked(self, run: LocalRun) -> None:
+        """The store refuses the run when it is entered."""
+
+    @property
+    def lag(self) -> float:
+        return self.store.lag
+
+    @property
+    def lost_leases(self) -> int:
+        return self.leases.lost
+
+    async def block(self, block: Block) -> None:
+        await self.store.block(block)
+
+    async def unblock(self, kind: BlockKind, id: str) -> bool:
+        return await self.store.unblock(kind, id)
+
+    async def blocks(self) -> list[Block]:
+        return await self.store.blocks()
+
+    async def cancel_log(self, which: Selection, limit: int) -> list[CancelEntry]:
+        return await self.store.cancel_log(which, limit)
 
     def read(self, run_id: str, after: int) -> StoredReader:
         """The events of a run, whichever process has it, as they are written."""

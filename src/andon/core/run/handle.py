@@ -184,6 +184,13 @@ class Run(Generic[OutputT]):
         self.cancel(reason, by, mode, grace)
         return await wait_gone(self._local, timeout)
 
+    async def gone(self, timeout: float | None = None) -> Receipt | None:
+        """Wait until the run has ended and nothing of it is left, for `timeout` seconds at the most. Never cancels.
+
+        The receipt names what is left then. A run that was not cancelled has no receipt.
+        """
+        return await wait_gone(self._local, timeout)
+
     def cancel_tool(self, call_id: str, reason: str | None = None) -> CancelOutcome:
         """Cancel one tool call and keep the run: the model is told, and the turn goes on. Safe from anywhere."""
         return self._local.cancel_tool(call_id, reason)

@@ -508,7 +508,6 @@ class LocalRun:
         self.tell_end(ending, status, ending.last_event or end_event(self.journal, ending.record))
         if not self.was_refused:
             await self.work.farewell()
-        self.work = None
 
     def tell_end(self, ending: Ending, status: RunStatus, last: Event) -> None:
         """Have ended. From here on the run is found among the ended ones."""
@@ -531,6 +530,7 @@ class LocalRun:
         self.signal.unbind()
         self.steps.release()
         self.children.leave(self.receipt)
+        self.work = None
         self.steps.waiters.wake()
 
     # -- if its task or its loop is gone: see caretaker.py ------------------------------------------------------------

@@ -6,13 +6,13 @@ A map of the package. Imports point one way, from the bottom of this list to its
     errors      the error tree
     plain       structs as plain data: for JSON, pydantic and FastAPI
     messages    provider-neutral messages and blocks, usage
-    core/       runs and their cancelling: signal, step, run, journal, session, cord, receipt, runtime
+    core/       runs and their cancelling: signal, steps, journal, session; a run (run/); shared stores (shared/); runtime
     models/     one protocol (base); the parts of all providers (common); OpenAI's models; the scripted model
     tools/      async functions, and sync functions in threads of our own
-    store/      the in-memory store, and SQLite or Postgres (an extra); the seams are core/store and core/shared
+    store/      the in-memory store, and SQLite or Postgres (an extra); the seams are core/store, core/shared/store
     sync        the blocking facade
     telemetry/  OpenTelemetry: spans and metrics, imported when somebody listens
-    agent/      the definition (agent), THE loop (loop), the loop under telemetry (traced), settling (settle), hooks
+    agent/      the definition (agent), THE loop (loop), its tool calls (tool_runner), settling (settle), hooks
     surface     every public name, re-exported; loaded when the first one is taken
     testing/    what you need to test your own agents: the cancel-everywhere explorer, history validators
     server/     agents over HTTP: a FastAPI app (an extra)

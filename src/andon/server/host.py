@@ -310,14 +310,14 @@ class Host:
         """The run that this idempotency key has started or continued, if any, and the number of its last event before
         that.
         """
-        keeper = agent.runtime.worker
-        if keeper is None:
+        worker = agent.runtime.worker
+        if worker is None:
             use = self.idempotency_keys.find(agent.id, user_id, wanted.key)
         else:
-            use = await keeper.store.find_key(agent.id, user_id, wanted.key)
+            use = await worker.store.find_key(agent.id, user_id, wanted.key)
             # If the answer of that request was not accepted, the key will be free in a moment.
-            if use is not None and await given_back(keeper.link, use.run_id, agent.runtime.bounds.settle_seconds):
-                use = await keeper.store.find_key(agent.id, user_id, wanted.key)
+            if use is not None and await given_back(worker.link, use.run_id, agent.runtime.bounds.settle_seconds):
+                use = await worker.store.find_key(agent.id, user_id, wanted.key)
         if use is None:
             return None
         named = f"the idempotency key {wanted.key!r}"

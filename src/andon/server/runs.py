@@ -188,20 +188,20 @@ async def respond_to_start(host: AuthorizedHost, agent: Agent, wanted: ResponseO
     run, after = found.run, found.after
     if isinstance(run, LocalRun):
         return _respond_with_live_run(host, agent, wanted, run, after, owned=found.fresh)
-    distant = host.stored_run(agent, run)
+    remote = host.stored_run(agent, run)
     if wanted.stream:
-        reader = None if distant is None else await distant.reader(after)
+        reader = None if remote is None else await remote.reader(after)
         if reader is None:
             raise _events_gone(run)
         return _stream(host, agent, run.run_id, reader, everything=wanted.events == "all")
     if wanted.background:
         started = {"run_id": run.run_id, "session_id": run.session.session_id, "status": run.status}
         return json_response(started, 202, host.location_headers(agent, run.run_id))
-    if distant is None:
+    if remote is None:
         return json_response(record_output(agent, run), headers=run_headers(run.run_id))
 
     async def result() -> Response:
-        return json_response(record_output(agent, await distant.rested(after)), headers=run_headers(run.run_id))
+        return json_response(record_output(agent, await remote.rested(after)), headers=run_headers(run.run_id))
 
     return DelayedResponse(result)
 

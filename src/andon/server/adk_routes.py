@@ -66,7 +66,7 @@ from andon.server.body import (
 from andon.server.host import HasMaxState, store_of
 from andon.server.pages import Page, page_response
 from andon.server.problems import Problem, problem_of
-from andon.server.remote_runs import cancel, live_in
+from andon.server.remote_runs import live_in
 from andon.server.responses import json_response, large_json_response, to_json
 from andon.server.run_location import run_headers
 from andon.server.runs import Cancel, cancel_all, respond_when_ended
@@ -361,7 +361,7 @@ async def delete_session(request: Request, app: str, user: str, session: str) ->
         async with asyncio.timeout(DELETE_SECONDS):
             while runs := await _all_in(agent, key):  # new ones may begin meanwhile
                 for run in runs:
-                    await cancel(agent, run, asked)
+                    await host.cancel(agent, run, asked)
                 for run in runs:
                     await (wait_result(run) if isinstance(run, LocalRun) else run.gone(DELETE_SECONDS))
     except TimeoutError:

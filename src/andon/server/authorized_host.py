@@ -32,7 +32,6 @@ from andon.server.access import Principal, principal_of
 from andon.server.host import Host, session_of, user_of
 from andon.server.pages import Position
 from andon.server.problems import Problem
-from andon.server.remote_runs import cancel
 from andon.server.run_location import run_headers, run_path
 from andon.server.settings import Settings
 
@@ -145,14 +144,14 @@ class AuthorizedHost:
 
     async def stored_runs(self, which: Selection, limit: int, before: Position | None = None) -> list[RunRecord]:
         """The runs in the shared stores: of each agent the newest `limit` before this position."""
-        keepers = [runtime.worker for runtime in self._host.runtimes if runtime.worker is not None]
+        workers = [runtime.worker for runtime in self._host.runtimes if runtime.worker is not None]
         wanted = [
             msgspec.structs.replace(which, agent_id=agent_id)
             for agent_id in self._host.directory.ids
             if which.agent_id in (None, agent_id)
         ]
         found = [
-            each for keeper in keepers for one in wanted for each in await keeper.store.list_runs(one, limit, before)
+            each for worker in workers for one in wanted for each in await worker.store.list_runs(one, limit, before)
         ]
         return [each for each in found if self.principal.may_see(each.session.user_id)]
 
@@ -236,10 +235,22 @@ class AuthorizedHost:
         found = here if here is not None and not here.status.final else await self.find_anywhere(agent, run_id)
         if isinstance(found, RunRecord):
             return CancelledRun(CancelOutcome.already_finished, found)
-        outcome, stored = await cancel(agent, found, asked)
+        outcome, stored = await self.cancel(agent, found, asked)
         if isinstance(found, LocalRun) and (not outcome or found.was_refused):
             found = await self.reread_ended(agent, found)
         return CancelledRun(outcome, found, stored)
+
+    async def cancel(self, agent: Agent, run: LocalRun | RemoteRun, asked: CancelRequest) -> tuple[CancelOutcome, bool]:
+        """Cancel a run that was found. Returns also whether a shared store, if there is one, knows it."""
+        if isinstance(run, LocalRun) and agent.runtime.worker is None:
+            return run.request_cancel(asked), True
+        outcomes = await agent.runtime.cancel(
+            run_id=run.run_id, reason=asked.reason, by=asked.by, mode=asked.mode, grace=asked.grace
+        )
+        outcome = outcomes.get(run.run_id, CancelOutcome.already_finished)
+        if isinstance(run, RemoteRun):
+            await run.asked(outcome)
+        return outcome, outcomes.stored
 
     async def cancel_elsewhere(self, agent: Agent, run_id: str, asked: CancelRequest) -> bool:
         """Cancel a run of another process without looking it up first. False if it was cancelled before or had ended,

@@ -1,30 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cancelling and finding runs, whichever process has them."""
+"""Finding runs, and waiting for their end, whichever process has them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from andon.agent.agent import Agent
-from andon.core.cancel_runs import cancel_fitting
-from andon.core.receipt import CancelRequest, Receipt
+from andon.core.receipt import Receipt
 from andon.core.records import SessionKey
 from andon.core.run.run import LocalRun
 from andon.core.run.waits import wait_gone
 from andon.core.selection import Selection
 from andon.core.shared.remote import RemoteRun
-from andon.core.states import CancelOutcome, RunStatus
-
-
-async def cancel(agent: Agent, run: LocalRun | RemoteRun, asked: CancelRequest) -> tuple[CancelOutcome, bool]:
-    """Cancel one run. Returns also whether a shared store, if there is one, knows it."""
-    if isinstance(run, LocalRun) and agent.runtime.worker is None:
-        return run.request_cancel(asked), True
-    outcomes = await cancel_fitting(agent.runtime, Selection(run.run_id), asked)
-    outcome = outcomes.get(run.run_id, CancelOutcome.already_finished)
-    if isinstance(run, RemoteRun):
-        await run.asked(outcome)
-    return outcome, outcomes.stored
+from andon.core.states import RunStatus
 
 
 async def wait_until_gone(run: LocalRun | RemoteRun, seconds: float) -> Receipt | None:

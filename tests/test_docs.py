@@ -12,8 +12,11 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import importlib
 import inspect
 import io
+import itertools
+import operator
 import os
 import re
 import runpy
@@ -220,6 +223,83 @@ def test_every_module_of_the_core_is_named() -> None:
     modules = {name for name in modules if not name.endswith("__init__")}
     named_before = {"signal", "run/run", "runtime", "events", "journal", "receipt"}
     assert not [name for name in modules - named_before if f"`{name}`" not in page]
+
+
+# -- walks ------------------------------------------------------------------------------------------------------------
+
+SOURCE = ROOT / "src" / "andon"
+MAX_CHANGES_OF_A_CANCEL = 12
+
+_WALK = re.compile(r"^## Walk: (?P<name>[^\n]+)\n(?P<body>.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+_STEP = re.compile(r"^\d+\. `([\w.]+)`", re.MULTILINE)
+_FUNCTION = re.compile(r"`((?:agent|core|models|server|store)\.[\w.]+)`")
+_CHANGES = re.compile(r"^Files change (\d+) times", re.MULTILINE)
+
+
+def walks_of(text: str) -> dict[str, str]:
+    return {walk["name"]: walk["body"] for walk in _WALK.finditer(text)}
+
+
+def architecture_walks() -> dict[str, str]:
+    return walks_of((ROOT / "docs" / "architecture.md").read_text("utf-8"))
+
+
+def module_of(name: str) -> str | None:
+    """The module in which something is that a walk names: `core.signal` for `core.signal.CancelSignal.cancel`."""
+    parts = name.split(".")
+    while parts and not SOURCE.joinpath(*parts).with_suffix(".py").is_file():
+        parts.pop()
+    return ".".join(parts) or None
+
+
+def exists(name: str) -> bool:
+    """Is there a function of this name?"""
+    module = module_of(name)
+    if module is None or module == name:
+        return False
+    try:
+        found = operator.attrgetter(name.removeprefix(f"{module}."))(importlib.import_module(f"andon.{module}"))
+    except AttributeError:
+        return False
+    return callable(found)
+
+
+def changes_of_file(walk: str) -> int:
+    """How often one step of a walk is in another file than the step before it."""
+    modules = map(module_of, _STEP.findall(walk))
+    return sum(before != after for before, after in itertools.pairwise(modules))
+
+
+def test_every_function_of_a_walk_exists() -> None:
+    walks = architecture_walks()
+    assert list(walks) == ["a cancel over HTTP", "a token", "a run on a shared store"]
+    for name, walk in walks.items():
+        lines = re.findall(r"^\d+\. ", walk, re.MULTILINE)
+        assert len(lines) == len(_STEP.findall(walk)) > 5, f"{name}: a step does not begin with a function"
+        assert not [each for each in _FUNCTION.findall(walk) if not exists(each)], name
+
+
+def test_a_walk_counts_its_changes_of_file() -> None:
+    walks = architecture_walks()
+    for name, walk in walks.items():
+        assert _CHANGES.findall(walk) == [str(changes_of_file(walk))], name
+    assert changes_of_file(walks["a cancel over HTTP"]) <= MAX_CHANGES_OF_A_CANCEL
+
+
+def test_a_wrong_walk_is_found() -> None:
+    """What the two tests above would not notice, they would not test."""
+    wrong = (
+        "core.signal.CancelSignal.pull",
+        "core.signals.CancelSignal.cancel",
+        "core.signal",
+        "core.run.run.LocalRun.task",
+    )
+    steps = "core.signal.CancelSignal.cancel", "core.signal.wake_all", "core.cord.Cord.pull", "core.signal.wake_all"
+    text = "".join(f"{number}. `{step}` does it.\n" for number, step in enumerate(steps, 1))
+    assert list(walks_of(f"## Walk: one\n\n{text}\n## Else\n")) == ["one"]
+    assert changes_of_file(text) == 2
+    assert all(map(exists, steps))
+    assert not any(map(exists, wrong))
 
 
 if __name__ == "__main__":

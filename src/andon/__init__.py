@@ -6,7 +6,7 @@ A map of the package. Imports point one way, from the bottom of this list to its
     errors      the error tree
     plain       structs as plain data: for JSON, pydantic and FastAPI
     messages    provider-neutral messages and blocks, usage
-    core/       runs and their cancelling: signal, steps, journal, session; a run (run/); shared stores (shared/); runtime
+    core/       runs and their cancels: signal, steps, journal, session; a run (run/), shared stores (shared/); runtime
     models/     one protocol (base); the parts of all providers (common); OpenAI's models; the scripted model
     tools/      async functions, and sync functions in threads of our own
     store/      the in-memory store, and SQLite or Postgres (an extra); the seams are core/store, core/shared/store

@@ -244,9 +244,7 @@ class AuthorizedHost:
         """Cancel a run that was found. Returns also whether a shared store, if there is one, knows it."""
         if isinstance(run, LocalRun) and agent.runtime.worker is None:
             return run.request_cancel(asked), True
-        outcomes = await agent.runtime.cancel(
-            run_id=run.run_id, reason=asked.reason, by=asked.by, mode=asked.mode, grace=asked.grace
-        )
+        outcomes = await cancel_fitting(agent.runtime, Selection(run.run_id), asked)
         outcome = outcomes.get(run.run_id, CancelOutcome.already_finished)
         if isinstance(run, RemoteRun):
             await run.asked(outcome)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from andon.core.receipt import CancelRequest
 from andon.core.run.handle import Run
@@ -19,11 +19,10 @@ from andon.core.run.run import LocalRun
 from andon.core.run.waits import wait_result, wait_settled
 from andon.core.runtime import runtime_of
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus
-from andon.testing.breaking import Break, Trace, trace_call
+from andon.testing.aftermath import Aftermath
+from andon.testing.breaking import Break, trace_call
 from andon.testing.injections import CLOCK_SLACK, REASON, Cancel, Injection, Moment
-
-if TYPE_CHECKING:
-    from andon.testing.stage import Stage
+from andon.testing.stage import Stage
 
 AGAIN = "the explorer cancelled it again"
 TIMEOUT_SECONDS = 1.0
@@ -36,30 +35,11 @@ Next = Literal["attend", "result", "read", "again", "timeout"]
 """What comes next: somebody who waits for the run (in two ways), a new reader, another cancel, or its deadline."""
 
 
-@dataclass
-class Aftermath:
-    """What a cancel that was broken off had done by then, and what has followed."""
-
-    begun: int
-    """How many runs had begun."""
-    targets: list[LocalRun]
-    """Whom it was meant for."""
-    trace: Trace | None = None
-    asked: list[LocalRun] = field(default_factory=list)
-    """Who was cancelled by it, or more so than before, when it was broken off."""
-    owed: list[LocalRun] = field(default_factory=list)
-    """Who has to end as cancelled."""
-    told: list[CancelOutcome] = field(default_factory=list)
-    """What the call returned, if it came to its end after all."""
-    told_next: list[CancelOutcome] = field(default_factory=list)
-    """What the second cancel was told."""
-    can_time_out: bool = False
-
-
 @dataclass(frozen=True)
-class BrokenCancel(Moment):
-    """Our cancel, broken off; the first time it is left whole, and its lines are counted."""
+class BrokenCancel(Injection):
+    """A cancel that an exception interrupts. The first time it is not interrupted, and its lines are counted."""
 
+    moment: Moment
     number: int
     way: Way
     cancel: Cancel
@@ -70,10 +50,13 @@ class BrokenCancel(Moment):
     def __str__(self) -> str:
         whom = _WHOM[self.way].format(self.number + 1)
         if self.breaking is None:
-            return f"{self.cancel} of {whom}, while its lines are counted, {self.at()}"
-        return f"{self.cancel} of {whom} {self.at()}, broken off {self.breaking}, {_WORDS[self.next]}"
+            return f"{self.cancel} of {whom}, while its lines are counted, {self.moment}"
+        return f"{self.cancel} of {whom} {self.moment}, broken off {self.breaking}, {_WORDS[self.next]}"
 
     # -- doing it -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, stage: Stage) -> None:
+        self.moment.schedule(stage, self.act)
 
     def act(self, stage: Stage) -> bool:
         if self.number >= len(stage.runs):

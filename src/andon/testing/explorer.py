@@ -31,7 +31,16 @@ from andon.core.run.handle import Run
 from andon.core.run.run import LocalRun
 from andon.errors import InsideEventLoopError, describe
 from andon.testing.broken import BrokenCancel, Way
-from andon.testing.injections import Cancel, CancelHost, CancelRun, CloseStream, Injection, LeaveStream, TearDown
+from andon.testing.injections import (
+    Cancel,
+    CancelHost,
+    CancelRun,
+    CloseStream,
+    Injection,
+    LeaveStream,
+    Moment,
+    TearDown,
+)
 from andon.testing.stage import Scenario, Situation, Stage
 from andon.testing.surroundings import Surroundings
 
@@ -261,20 +270,20 @@ def _plan(seen: _Seen, options: _Options) -> Iterator[Injection]:
     for step, now in enumerate(seen.situations, 1):
         if steps is not None and step not in steps:
             continue
-        label = now.label
+        moment = Moment(step, now.label)
         if "cancel" in inject:
             # With none in flight, the newest one: a late cancel must change nothing, not even the next prompt.
             for number in now.alive or range(now.begun)[-1:]:
-                yield from (CancelRun(step, label, number, cancel, within) for cancel in cancels)
+                yield from (CancelRun(moment, number, cancel, within) for cancel in cancels)
         if "broken_cancel" in inject:
             for way, number in _ways(now):
-                yield from (BrokenCancel(step, label, number, way, cancel, within) for cancel in cancels)
+                yield from (BrokenCancel(moment, number, way, cancel, within) for cancel in cancels)
         if "host" in inject and now.host_alive:
-            yield CancelHost(step, label)
+            yield CancelHost(moment)
         if "teardown" in inject:
-            yield TearDown(step, label)
+            yield TearDown(moment)
         if "leave" in inject:
-            yield from (CloseStream(step, label, number) for number in now.streams)
+            yield from (CloseStream(moment, number) for number in now.streams)
     if "leave" in inject and steps is None:
         for number, events in enumerate(seen.events):
             for count in range(1, events + 1):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from andon.core.receipt import CancelRequest
 from andon.core.run.handle import local_run
@@ -21,11 +21,9 @@ from andon.core.run.stream import EventStream
 from andon.core.run.waits import make_result
 from andon.core.runtime import runtime_of
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
+from andon.testing.stage import Stage
 from andon.testing.virtual import tasks_of
 from andon.testing.whereabouts import users_place
-
-if TYPE_CHECKING:
-    from andon.testing.stage import Stage
 
 REASON = "the explorer cancelled it"
 CLOCK_SLACK = 1e-6
@@ -73,45 +71,48 @@ class Injection(ABC):
 
 
 @dataclass(frozen=True)
-class Moment(Injection):
-    """An injection that comes exactly before a step."""
+class Moment:
+    """The moment exactly before a step."""
 
     step: int
     label: str = field(compare=False)
     """What was about to happen there when the scenario ran undisturbed."""
 
-    def prepare(self, stage: Stage) -> None:
-        stage.loop.before(self.step, functools.partial(self._happen, stage))
-
-    def _happen(self, stage: Stage) -> None:
-        stage.line = users_place(stage.loop, self._hits(stage))  # now: a moment later it waits elsewhere
-        stage.injected |= self.act(stage)
-
-    def _hits(self, stage: Stage) -> asyncio.Task[Any] | None:
-        """The task in which it lands, as far as that is known. The scenario's own only waits for the others."""
-        return None if stage.loop.next is stage.task else stage.loop.next
-
-    @abstractmethod
-    def act(self, stage: Stage) -> bool:
-        """Do it; False if there is nobody to do it to, because the scenario took another way this time."""
-
-    def at(self) -> str:
+    def __str__(self) -> str:
         return f"before step {self.step} ({self.label})"
+
+    def schedule(self, stage: Stage, act: Callable[[Stage], bool]) -> None:
+        """Have `act` called at this moment. It returns False if the scenario took another way, so it did nothing."""
+        stage.loop.before(self.step, functools.partial(_happen, stage, act))
+
+
+def _happen(stage: Stage, act: Callable[[Stage], bool]) -> None:
+    stage.line = users_place(stage.loop, _task_hit(stage))  # now: a moment later the task waits elsewhere
+    stage.injected |= act(stage)
+
+
+def _task_hit(stage: Stage) -> asyncio.Task[Any] | None:
+    """The task that takes the step, if it is known. The scenario's own task only waits for the others."""
+    return None if stage.loop.next is stage.task else stage.loop.next
 
 
 # -- ours -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class CancelRun(Moment):
+class CancelRun(Injection):
     """Our cancel, by run id."""
 
+    moment: Moment
     number: int
     cancel: Cancel
     within: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.cancel} of run {self.number + 1} {self.at()}"
+        return f"{self.cancel} of run {self.number + 1} {self.moment}"
+
+    def prepare(self, stage: Stage) -> None:
+        self.moment.schedule(stage, self.act)
 
     def act(self, stage: Stage) -> bool:
         if self.number >= len(stage.runs):
@@ -164,11 +165,16 @@ class CancelRun(Moment):
 
 
 @dataclass(frozen=True)
-class CancelHost(Moment):
+class CancelHost(Injection):
     """The host's own `task.cancel()`, on the task that the scenario runs in."""
 
+    moment: Moment
+
     def __str__(self) -> str:
-        return f"task.cancel() by the host {self.at()}"
+        return f"task.cancel() by the host {self.moment}"
+
+    def prepare(self, stage: Stage) -> None:
+        self.moment.schedule(stage, self.act)
 
     def act(self, stage: Stage) -> bool:
         accepted = stage.task.cancel()
@@ -177,11 +183,16 @@ class CancelHost(Moment):
 
 
 @dataclass(frozen=True)
-class TearDown(Moment):
+class TearDown(Injection):
     """Every task of the loop is cancelled, which is what `asyncio.run` does when its main function is gone."""
 
+    moment: Moment
+
     def __str__(self) -> str:
-        return f"the loop is torn down {self.at()}"
+        return f"the loop is torn down {self.moment}"
+
+    def prepare(self, stage: Stage) -> None:
+        self.moment.schedule(stage, self.act)
 
     def act(self, stage: Stage) -> bool:
         stage.host_cancelled |= not stage.task.done()
@@ -195,13 +206,17 @@ class TearDown(Moment):
 
 
 @dataclass(frozen=True)
-class CloseStream(Moment):
+class CloseStream(Injection):
     """Another task calls `aclose()` on the stream that the scenario reads."""
 
+    moment: Moment
     number: int
 
     def __str__(self) -> str:
-        return f"stream {self.number + 1} is closed from outside {self.at()}"
+        return f"stream {self.number + 1} is closed from outside {self.moment}"
+
+    def prepare(self, stage: Stage) -> None:
+        self.moment.schedule(stage, self.act)
 
     def act(self, stage: Stage) -> bool:
         stream = stage.readings[self.number].stream() if self.number < len(stage.readings) else None

@@ -17,7 +17,7 @@ import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -32,8 +32,7 @@ from andon.core.source_lines import Line, users_line_of
 from andon.core.states import CancelCause, CancelOutcome, RunStatus
 from andon.errors import AndonError, SessionPausedError, describe
 from andon.messages import user
-from andon.testing.broken import Aftermath
-from andon.testing.injections import Injection
+from andon.testing.aftermath import Aftermath
 from andon.testing.invariants import check_run, check_stored
 from andon.testing.reading import Track, Way, tracker
 from andon.testing.virtual import EndlessError, StandstillError, VirtualLoop, name_of, tasks_of, where
@@ -67,6 +66,14 @@ class Situation:
     """The streams that were being read, by number."""
 
 
+class Disturbance(Protocol):
+    """What a stage asks of an injection (`injections`)."""
+
+    def prepare(self, stage: Stage) -> None: ...
+
+    def check(self, stage: Stage) -> Iterator[str]: ...
+
+
 class Again(NamedTuple):
     """What another run like this one needs. The run's agent is not known to it."""
 
@@ -77,7 +84,7 @@ class Again(NamedTuple):
 class Stage:
     """Where a scenario is performed."""
 
-    def __init__(self, scenario: Scenario, injection: Injection | None, *, max_steps: int, stalls: bool) -> None:
+    def __init__(self, scenario: Scenario, injection: Disturbance | None, *, max_steps: int, stalls: bool) -> None:
         self.loop = VirtualLoop(max_steps)
         self._scenario, self._injection, self._stalls = scenario, injection, stalls
         self._threads = set(threading.enumerate())

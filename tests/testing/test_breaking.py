@@ -66,7 +66,12 @@ def test_it_is_broken_off_at_each_line_once() -> None:
 
 
 def _raised_at(error: BaseException) -> str:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/testing/" not in frame.filename]
+    explorers = ("andon/testing/", "tests/testing/")
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(folder in frame.filename for folder in explorers)
+    ]
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}"
 
 

@@ -57,7 +57,7 @@ CORE_LAYERS = {
     "cutting escaping jsonable source_lines",
     "run": "run",
     "shared": "shared",
-    "top": "runtime archive cancel_runs",
+    "top": "runtime backend archive cancel_runs",
 }
 """The layers of `core`, lowest first, with their modules; `run` and `shared` are folders.
 

@@ -19,6 +19,7 @@ NAMES = {
     "cancel_tool",
     "continues",
     "events",
+    "gone",
     "interrupts",
     "leftovers",
     "metadata",

@@ -66,7 +66,7 @@ def test_what_a_tools_own_task_does_to_the_loop_is_nobody_elses_end(
     release.set()
     worker.done()
     assert results == [RunStatus.completed]
-    assert "it goes on" in caplog.text
+    assert "the loop goes on" in caplog.text
     assert Agent("Other", ScriptedModel(then="Hi.")).run("hello").status is RunStatus.completed
 
 

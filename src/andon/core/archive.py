@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that ended not long ago, for whoever comes late: a reader that reconnects, a client that asks how it went.
+"""Keeps runs that ended recently, for a reader that reconnects, or a client that asks for the result later.
 
-A server switches this on (`Runtime.keep_ended`); without it an ended run is freed with its last handle. What is held is
-bounded twice: by time, kept by one timer, and by bytes, where the oldest go first. The store knows more, for longer.
+A server switches this on (`Runtime.keep_ended`). Without it an ended run is freed with its last handle. The archive is
+bounded by time, with one timer, and by bytes: the oldest runs are dropped first. The store keeps more, for longer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CANCELS_KEPT = 10_000
 
 
 class Latencies:
-    """How long cancels took, counted as Prometheus wants it: in each bucket those that took no longer than it says."""
+    """A histogram of how long cancels took, with buckets as Prometheus wants them: by their upper bounds."""
 
     BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -42,30 +42,30 @@ class Latencies:
 
 
 class Archive:
-    """Ended runs and their journals, for `seconds`, and at the most `max_bytes` of them."""
+    """Ended runs and their journals, kept for `seconds`, and at most `max_bytes` of them."""
 
     def __init__(self, seconds: float, max_bytes: int, have_copies: Callable[[], bool] = lambda: False) -> None:
         self.seconds, self.max_bytes = seconds, max_bytes
         self._have_copies = have_copies
-        """Does each run have a copy of its conversation, read from a shared store? Else runs of a session share it."""
+        """True if each run has its own copy of the conversation, read from a shared store. Else runs share it."""
         self.held = 0
-        """The bytes that are held, roughly."""
+        """How many bytes are kept, roughly."""
         self.counts: Counter[RunStatus] = Counter()
         """How many runs have ended so far, and how."""
         self.cancels: deque[CancelEntry] = deque(maxlen=CANCELS_KEPT)
-        """Who cancelled the last of them, when and why; these outlive the runs."""
+        """The last cancels: by whom, when and why. They are kept longer than the runs."""
         self.causes: Counter[CancelCause] = Counter()
         self.latencies = Latencies()
         self._runs: dict[str, LocalRun] = {}
         self._sizes: dict[str, int] = {}
         self._order: deque[tuple[float, str]] = deque()
-        self._lock = threading.Lock()  # runs end on any loop; nothing waits under it, and a cancel never takes it
+        self._lock = threading.Lock()  # runs end on any loop; its holder never waits, and a cancel never takes it
         self._timer: asyncio.TimerHandle | None = None
-        self._home: asyncio.AbstractEventLoop | None = None  # whose timer it is
+        self._home: asyncio.AbstractEventLoop | None = None  # the loop of the timer
         self._due = 0.0
 
     def start_over(self) -> None:
-        """In a forked child the lock may be held for ever, and the timer is the parent's."""
+        """Start over in a forked child: the lock may be held for ever there, and the timer is the parent's."""
         self._lock, self._timer, self._home = threading.Lock(), None, None
 
     def find(self, run_id: str) -> LocalRun | None:
@@ -76,7 +76,7 @@ class Archive:
         return list(self._runs.copy().values())
 
     def add(self, run: LocalRun) -> None:
-        """Keep a run that ends, on its own loop."""
+        """Keep a run that ends. Called on the run's own loop."""
         now = time.monotonic()
         with self._lock:
             self.counts[run.status] += 1
@@ -87,7 +87,7 @@ class Archive:
             self._runs[run.run_id] = run
             self._order.append((now, run.run_id))
             self._drop(now)
-        # Later, because it takes a while, and someone waits for the event that the run is about to write.
+        # Later, because it takes a while, and readers wait for the terminal event that the run is about to write.
         asyncio.get_running_loop().call_soon(self._weigh, run)
         if not self._is_armed(now):
             self._arm(now)
@@ -107,16 +107,16 @@ class Archive:
                 self._drop(time.monotonic())
 
     def sweep(self) -> None:
-        """Let go of what is too old."""
+        """Drop the runs that are too old."""
         now = time.monotonic()
         with self._lock:
             self._drop(now)
-        self._timer = self._home = None  # no loop is kept alive by us
+        self._timer = self._home = None  # the archive keeps no loop alive
         if self._order:
             self._arm(now)
 
     def _is_armed(self, now: float) -> bool:
-        # The timer of a loop that was closed, or that stands still, never fires: the next run that ends sets another.
+        # The timer of a loop that was closed, or does not run, never fires. The next run that ends sets another one.
         if self._timer is None or self._home is None or self._home.is_closed():
             return False
         return now <= self._due + self.seconds

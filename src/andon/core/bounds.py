@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long anything may take after a cancel. See `Runtime` for what each bound means."""
+"""The time limits after a cancel, and the other limits of a runtime. `Runtime` documents each of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from andon.errors import ConfigurationError
 
 
 class Bounds(Struct, frozen=True, gc=False):
-    """The bounds of a runtime's runs; all in seconds, but for the last two."""
+    """The bounds of a runtime's runs. All are in seconds, except the last two."""
 
     arm_seconds: float
     cut_seconds: float
@@ -23,7 +23,7 @@ class Bounds(Struct, frozen=True, gc=False):
     abandoned_user_threads: int
 
     def check(self) -> None:
-        """Raise if one of them is no bound."""
+        """Raise if one of them is not a valid bound."""
         for name in Bounds.__struct_fields__:
             if (value := getattr(self, name)) is None or not is_seconds(value):
                 raise ConfigurationError(f"{name} is {value!r}; it must be a number, 0 or more")

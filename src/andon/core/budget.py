@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much a run may spend, in tokens and in tool calls, its children included.
 
-A budget never stops an answer that is complete. It is looked at before anything new begins, and while text streams in;
-a run that has none left is cancelled like any other, with cause `budget`.
+A budget never stops an answer that is complete. It is checked before each model call and each tool call, and while text
+streams in. A run that has used up its budget is cancelled like any other, with cause `budget`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Budget(Struct, frozen=True, gc=False):
         return budget
 
     def less(self, tokens: int, tool_calls: int) -> Budget:
-        """What is left of it when so much is spent."""
+        """The rest of the budget after so much is spent."""
         return Budget(
             None if self.tokens is None else max(0, self.tokens - tokens),
             None if self.tool_calls is None else max(0, self.tool_calls - tool_calls),
@@ -57,10 +57,10 @@ class Meter:
         self._cancel: Callable[[str], object] | None = cancel
         self._budget, self._parent = budget, parent
         self.tokens, self.calls = tokens, calls  # not 0 if the run was paused in another process
-        self._lock = threading.Lock()  # children may live on other threads; a cancel never takes it
+        self._lock = threading.Lock()  # children may run on other threads; a cancel never takes it
 
     def release(self) -> None:
-        """The run is over: forget it, so that it is freed without the garbage collector."""
+        """The run is over: drop the reference to it, so that it is freed without the garbage collector."""
         self._cancel = None
 
     def spend(self, tokens: int = 0, calls: int = 0) -> None:
@@ -76,7 +76,7 @@ class Meter:
         return self._budget.less(self.tokens, self.calls)
 
     def check(self, tokens: int = 0, calls: int = 0) -> None:
-        """Cancel the run if what it has spent, and would spend now, leaves nothing; and so for each run above it."""
+        """Cancel the run if what it has spent, plus this, uses up its budget. The same for each run above it."""
         meter: Meter | None = self
         while meter is not None:
             meter._check(tokens, calls)
@@ -92,7 +92,7 @@ class Meter:
             cancel(f"all {budget.tool_calls} tool calls are spent")
 
     def watch(self, write: Callable[[str], None]) -> Callable[[str], None]:
-        """The same `write`, looked at as it goes: an answer need not be complete to be too long."""
+        """The same `write`, with a check at each piece of text: an incomplete answer may already be too long."""
         seen = 0
 
         def watched(text: str) -> None:

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text that users, models and tools wrote, as it may stand in a log or on a terminal.
+"""Escapes text of users, models and tools for logs and terminals.
 
-What could begin another line, steer a terminal, or turn around what is shown, is written out (`\\x1b`, `\\u202e`).
+Characters that could begin a new line, control a terminal, or change the direction of text are replaced by their codes
+(`\\x1b`, `\\u202e`).
 """
 
 from __future__ import annotations
 
 BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-"""What changes the direction in which text is shown."""
+"""Characters that change the direction of text."""
 
 LINES = "\u2028\u2029"
-"""What some take for the end of a line, besides the control characters."""
+"""Characters that some programs treat as the end of a line, besides the control characters."""
 
 CONTROLS = "".join(map(chr, (*range(0x20), *range(0x7F, 0xA0))))
 
@@ -24,10 +25,10 @@ _IN_JSON = str.maketrans({char: f"\\u{ord(char):04x}" for char in CONTROLS + LIN
 
 
 def escaped(text: str) -> str:
-    """The text in one line that does nothing but stand there."""
+    """The text as one line without control characters."""
     return text if text.isascii() and text.isprintable() else text.translate(_ESCAPES)
 
 
 def escaped_json(text: str) -> str:
-    """The same JSON, in which only what it says itself is written out: such characters occur in its strings alone."""
+    """The same JSON with such characters as `\\u` escapes. They occur only in its strings, so it means the same."""
     return text if text.isascii() and "\x7f" not in text else text.translate(_IN_JSON)

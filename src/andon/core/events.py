@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run tells its readers, one frozen struct per event.
+"""The events of a run, as its readers get them: one frozen struct per event.
 
 Every run's events are numbered from 1 without gaps, begin with `run_started`, and end with exactly one terminal event.
 """
@@ -60,7 +60,7 @@ class ToolView(Plain, frozen=True, gc=False, omit_defaults=True):
 
 
 class ContextView(Plain, frozen=True, gc=False):
-    """How much of a conversation there was, and how much of it is sent. Tokens are an estimate."""
+    """The size of a conversation, and of the part that is sent to the model. Tokens are an estimate."""
 
     messages_before: int
     messages_after: int
@@ -69,13 +69,13 @@ class ContextView(Plain, frozen=True, gc=False):
 
 
 class Event(Plain, frozen=True, gc=False, omit_defaults=True):
-    """One thing that happened in a run.
+    """One event of a run.
 
-    `content` is the text of content events, and all of it on terminal ones; `tool` is set on tool events; `status`,
-    `usage` and, after a cancel, `receipt` on terminal ones. `model_retry` says in `error` why a model call failed that
-    will be tried again, and in `delay` after how many seconds. `store_waiting` says that the run's end could not be
-    stored, and why: it is tried again, and the terminal event comes when it is. `context_reduced` says in `context`
-    how much of the conversation is sent to the model, because all of it would be too long.
+    `content` is the text of content events; on terminal events it is the whole text. `tool` is set on tool events.
+    `status`, `usage` and, after a cancel, `receipt` are set on terminal events. `model_retry`: a model call failed, and
+    is tried again. `error` says why it failed, and `delay` in how many seconds the next try begins. `store_waiting`:
+    the run's end could not be stored; `error` says why. It is tried again, and the terminal event comes once it is
+    stored. `context_reduced`: the conversation is too long for the model. `context` says how much of it is sent.
     """
 
     event: RunEvent
@@ -102,11 +102,11 @@ class Event(Plain, frozen=True, gc=False, omit_defaults=True):
 
 
 EVENT_BYTES = 250
-"""What an event takes in memory besides its text, roughly."""
+"""The memory of an event without its text, in bytes, roughly."""
 
 
 def approximate_size(event: Event) -> int:
-    """The bytes that an event takes in memory, roughly."""
+    """The memory of an event, in bytes, roughly."""
     if event.tool is None and event.interrupts is None:
         return EVENT_BYTES + len(event.content)
     tool = event.tool

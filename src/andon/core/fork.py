@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What starts over in a forked child.
+"""Objects that start over in a forked child.
 
-Of the threads only the one that forked goes on there, so locks may be held for ever and loops are served by nobody. The
-runs in flight are the parent's, and go on in the parent.
+Only the thread that forked exists in the child. So locks may be held for ever there, and loops have no thread. The
+runs in flight belong to the parent, and go on in the parent.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from weakref import WeakSet
 
 
 class StartsOver(Protocol):
-    """Whatever holds runs, or a lock."""
+    """An object that holds runs, or a lock."""
 
     def start_over(self) -> None:
-        """Be as new, and hold nothing of the parent's. Called in the child, by the thread that forked."""
+        """Become as new, and hold nothing of the parent's. Called in the child, by the thread that forked."""
         ...
 
 
@@ -24,7 +24,7 @@ _known: WeakSet[StartsOver] = WeakSet()
 
 
 def start_over_after_fork(thing: StartsOver) -> None:
-    """Have it start over in every forked child, for as long as it lives."""
+    """Call `thing.start_over()` in every forked child, for as long as `thing` lives."""
     _known.add(thing)
 
 

@@ -19,7 +19,7 @@ class HeldResource(Protocol):
 
     @property
     def name(self) -> str:
-        """How the receipt's `leftovers` name it while it runs on after a cut."""
+        """Its name in the receipt's `leftovers`, if it is still running after a cut."""
         ...
 
     def on_cut(self) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The append-only record of a run's events, and the wake-ups of whoever reads it.
+"""The append-only record of a run's events, and the wake-ups of its readers.
 
-One writer (the run's loop), any number of readers, on any loop or thread, from any sequence number. The writer appends
-and *then* wakes (`core/waiters.py`), so no lock is needed. A woken reader takes all there is: a burst of events costs
-one wake-up.
+There is one writer (the run's loop), and any number of readers, on any loop or thread, from any sequence number. The
+writer appends and *then* wakes (`core/waiters.py`), so no lock is needed. A woken reader takes all new events: a burst
+of events costs one wake-up.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from andon.core.single_reader import Seat
 from andon.core.waiters import Waiters
 
 LOOK_TEXT = 65_536
-"""With so many characters more than at the last look, the limit on what a run may write is looked at again."""
+"""After each such number of characters, the limit on what a run may write is checked again."""
 
 
 class Journal:
-    """A run's events. Closed by its terminal event; what comes later is refused."""
+    """A run's events. The terminal event closes it; later events are ignored."""
 
     __slots__ = (
         "_agent_id",
@@ -47,19 +47,19 @@ class Journal:
         self.waiters = Waiters()
         self.closed = False
         self.resting = False
-        """The run is paused: readers end here, though it may go on."""
+        """The run is paused: readers end here, though the run may go on later."""
 
     def limit(self, first: float, look: Callable[[], float]) -> None:
-        """Have `look` called with the event of this number, with each that is of a tool, and after every 64 KB of text.
-        It says with which event it is to be called again. Each way to write counts for itself: it may be called more
-        often than it asked for.
+        """Call `look` at the event of this number, at each event of a tool, and after every 64 KB of text. It returns
+        the number of the event at which to call it again. Each `pen` counts for itself, and so do all other writes:
+        `look` may be called more often than it asked for.
         """
         self._limit, self._look = first, look
 
     def pen(self, kind: RunEvent) -> Callable[[str], None]:
         """A function that appends one content event and wakes the readers.
 
-        This is the hot path, once per token, so all that it needs is looked up once, here.
+        This is the hot path: it is called once per token. So all that it needs is looked up once, here.
         """
         run_id, session_id, agent_id, now = self._run_id, self._session_id, self._agent_id, time.time
         events, wakes, wake = self.events, self.waiters.wakes, self.waiters.wake
@@ -86,7 +86,7 @@ class Journal:
         return write_up_to_limit
 
     def add(self, kind: RunEvent, content: str = "", **facts: Any) -> None:
-        """Append one event and wake the readers; after the terminal one, nothing."""
+        """Append one event and wake the readers. After the terminal event, append nothing."""
         self.append(kind, content, **facts)
         if self.waiters.wakes:
             self.waiters.wake()
@@ -97,7 +97,7 @@ class Journal:
             self._put(self.draft(kind, content, **facts))
 
     def ends_with(self, kind: RunEvent) -> bool:
-        """Is its last event of this kind, and not one that is shown here for another run?"""
+        """True if the last event is of this kind, and is the run's own, not one relayed from another run."""
         return bool(self.events) and self.events[-1].event is kind and self.events[-1].run_id == self._run_id
 
     def relay(self, event: Event) -> None:
@@ -107,12 +107,12 @@ class Journal:
             self.waiters.wake()
 
     def draft(self, kind: RunEvent, content: str = "", **facts: Any) -> Event:
-        """The next event, to be stored before anybody may read it: then `publish` it."""
+        """The next event, to be stored before readers may see it. Then `publish` it."""
         seq = len(self.events) + 1
         return Event(kind, self._run_id, self._session_id, self._agent_id, seq, time.time(), content, **facts)
 
     def publish(self, event: Event) -> None:
-        """Append what was drafted. Whoever calls it wakes the readers."""
+        """Append a drafted event. The caller wakes the readers."""
         if not self.closed:
             self._put(event if event.seq == len(self.events) + 1 else _numbered(event, len(self.events) + 1))
 
@@ -128,11 +128,11 @@ class Journal:
         """Append the terminal event."""
         self.publish(event)
         self.closed = True
-        self._look = None  # it knows the run: let go
+        self._look = None  # it refers to the run: drop the reference
         self.waiters.wake()
 
     def rest(self, event: Event) -> None:
-        """Append an event after which nothing comes for a while. Whoever calls it wakes the readers."""
+        """Append the event of a pause. The caller wakes the readers."""
         self.publish(event)
         self.resting = True
 
@@ -142,10 +142,11 @@ def _numbered(event: Event, seq: int) -> Event:
 
 
 class Reader:
-    """Reads a journal from a sequence number on, and ends after its terminal event, or where the run is paused.
+    """Reads a journal from a sequence number on. It ends after the terminal event, or where the run is paused.
 
-    An object, not a generator: nothing is held open across a `yield`, so a reader may leave at any moment. It is for
-    one task, or one thread: a second one that reads while the first one waits is refused, or events would be lost.
+    It is an object, not a generator: nothing is held open across a `yield`, so a reader may stop at any moment. It is
+    for one task or one thread. A second one that reads while the first one waits is refused, because events would be
+    lost.
     """
 
     __slots__ = ("_journal", "_taken", "at_hand", "seat")
@@ -161,7 +162,7 @@ class Reader:
         return self
 
     async def __anext__(self) -> Event:
-        for event in self.at_hand:  # the quickest way to ask for one that may not be there
+        for event in self.at_hand:  # the quickest way to get the first item of an iterator that may be empty
             return event
         me = object()
         try:
@@ -171,14 +172,14 @@ class Reader:
             self.seat.leave(me)
 
     async def more(self) -> Event:
-        """Wait for what comes next."""
+        """Wait for the next event."""
         await self._journal.waiters.wait(self._ready)
         if (event := self._take()) is None:
             raise StopAsyncIteration
         return event
 
     async def batch(self, limit: int) -> list[Event]:
-        """All that is there, up to a limit, and at least one; empty after the last one."""
+        """Wait for at least one event, and return all new ones, up to a limit. Empty after the last event."""
         me = object()
         try:
             self.seat.take(me)
@@ -191,7 +192,7 @@ class Reader:
 
     @property
     def at_end(self) -> bool:
-        """Has it read the last event that there will be, or that there will be before a person answers?"""
+        """True if it has read the last event, or the last event before a person answers."""
         journal = self._journal
         return (journal.closed or journal.resting) and self._taken >= len(journal.events)
 
@@ -207,15 +208,15 @@ class Reader:
             self.seat.leave(me)
 
     def next_at_hand(self) -> Event | None:
-        """The next event at hand. A reader that has the seat looks again: the one before it may have left some."""
+        """The next event at hand. A reader that has taken the seat looks again: the previous one may have left some."""
         return next(self.at_hand, None)
 
     def drop(self) -> None:
-        """Give out none of the events at hand."""
+        """Drop the events at hand."""
         self.at_hand = iter(())
 
     def wait_blocking(self) -> Event | None:
-        """Wait for what comes next, in a thread that has the seat."""
+        """Wait for the next event, in a thread that has the seat."""
         self._journal.waiters.wait_blocking(self._ready)
         return self._take()
 
@@ -224,7 +225,7 @@ class Reader:
         return journal.closed or journal.resting or self._taken < len(journal.events)
 
     def _take(self) -> Event | None:
-        """Take all there is: the first event is returned, the others are the batch, a copy of what the journal has."""
+        """Take a copy of all new events. Return the first one, and keep the others at hand."""
         events = self._journal.events[self._taken :]
         self._taken += len(events)
         batch = iter(events)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is not ours, as JSON: metadata, arguments, whatever is kept with a run.
+"""Values of users as JSON: metadata, arguments, and all else that is kept with a run.
 
-What must stay true: all of it can be written. What JSON can't express becomes text.
+What must stay true: every value can be written. A value that JSON can't express becomes text.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _encode = msgspec.json.Encoder(enc_hook=show).encode
 def dump(value: object) -> str:
     try:
         return _encode(value).decode()
-    except (UnicodeError, RecursionError):  # half a character, or something without end
+    except (UnicodeError, RecursionError):  # a lone surrogate, or endless nesting
         return _encode(clean(value)).decode()
 
 
 def clean(value: Any, depth: int = 0) -> Any:
-    """The same without what can't be written: half a character, or something without end."""
+    """The same value without lone surrogates and endless nesting, which can't be written."""
     if isinstance(value, str):
         return sendable(value)
     if depth > MAX_DEPTH:
@@ -42,12 +42,12 @@ def clean(value: Any, depth: int = 0) -> Any:
 
 
 def as_json(given: dict[str, Any] | None) -> dict[str, Any]:
-    """A copy of it as JSON has it: a set becomes a list, and what JSON can't express becomes text."""
+    """A copy with JSON types only: a set becomes a list, and a value that JSON can't express becomes text."""
     if not given:
         return {}
     copied: dict[str, Any]
     try:
         copied = msgspec.json.decode(dump(given))
-    except RecursionError:  # it can be written, and not read
+    except RecursionError:  # it was written, but is nested too deeply to be read
         copied = msgspec.json.decode(_encode(clean(given)))
     return copied

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts by which a conversation says that an answer was not finished.
+"""Markers: the texts that show, in a conversation, that an answer was not finished.
 
-A marker is the last text block of an assistant's message. What stands before it was cut.
+A marker is the last text block of an assistant's message. The text before it was cut.
 """
 
 from __future__ import annotations
@@ -28,6 +28,6 @@ _ALL = frozenset({*MARKERS.values(), FAILED, OUT_OF_TURNS, NO_ANSWER})
 
 
 def is_cut(message: Message) -> bool:
-    """Whether the assistant's message ends with a marker, so that the text before it is not complete."""
+    """True if the assistant's message ends with a marker. Then the text before it is not complete."""
     last = message.content[-1] if message.content else None
     return isinstance(last, Text) and last.text in _ALL

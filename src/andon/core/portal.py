@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The portal: one daemon thread with an event loop, for what has no loop of its own.
+"""The portal: one daemon thread with an event loop, for work that has no loop of its own.
 
-Blocking calls run there, and so does the settling of runs whose own loop is gone: the portal is their caretaker. It is
-started when it is first needed, closed at exit, and made anew after a fork. Nothing that runs on its loop can end it: a
-KeyboardInterrupt, a SystemExit or a `loop.stop()` out of a tool is reported, and the loop goes on. If the loop itself
-breaks, that is told (`on_death`), and the next call gets a new one.
+Blocking calls run there. Runs whose own loop is gone are settled there. The portal starts when it is first needed,
+is closed at exit, and starts over after a fork. Nothing that runs on its loop can end it: a KeyboardInterrupt, a
+SystemExit or a `loop.stop()` from a tool is logged, and the loop goes on. If the loop itself breaks, the callbacks
+in `on_death` are called, and the next call gets a new loop.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Future = concurrent.futures.Future
 log = logging.getLogger(__name__)
 
 CANCEL_SECONDS = 0.4
-"""When the portal is closed: how long tasks may take to end. Then tools that have not ended are given up, and named."""
+"""How long tasks may take to end when the portal is closed. Tools that run longer are given up, and named."""
 CLOSE_SECONDS = 0.4
 """How long `close` waits for a loop that may be blocked. An exit must not take longer than a second."""
 TURN_SECONDS = 0.3
 STORE_SECONDS = 5.0
-"""How much longer it waits if the loop has a turn within TURN_SECONDS, and so is not blocked: then all that is left is
-a store that takes its time to keep how runs have ended.
+"""How much longer `close` waits if the loop has a turn within TURN_SECONDS. Then the loop is not blocked, and is only
+waiting for a slow store to keep the ends of runs.
 """
 
 EXIT_ROUNDS = 3
-"""How often it is closed at exit, at the most: while it ends runs, these may hand over others."""
+"""How often the portal is closed at exit, at most: runs that it ends may submit more work."""
 
 
 class Portal:
@@ -49,15 +49,15 @@ class Portal:
     def __init__(self, name: str = "andon-portal") -> None:
         self._name = name
         self.on_death: list[Callable[[], object]] = []
-        """Called when the loop broke, in the thread that it had: whatever lived on it is lost."""
+        """Called after the loop broke, in the thread of that loop. All tasks of the loop are lost."""
         self.on_hurry: list[Callable[[], list[asyncio.Task[None]]]] = []
-        """Called on the loop, a while after its tasks were cancelled because the portal is closed. Gives up what does
-        not end, and returns the tasks for which it is worth waiting on.
+        """Called on the loop, CANCEL_SECONDS after its tasks were cancelled because the portal is closed. Gives up
+        steps that do not end, and returns the tasks for which the portal still waits.
         """
         self._start_over()
 
     def forget(self) -> None:
-        """In a forked child the thread is gone and its lock may be held for ever: start over."""
+        """Start over in a forked child: the thread is gone there, and the lock may be held for ever."""
         leave_pending(task for task in self._open.values() if task is not None)
         self._start_over()
 
@@ -67,11 +67,11 @@ class Portal:
         self._thread: threading.Thread | None = None
         self._tells: dict[Future[Any], Callable[[], object]] = {}
         self._open: dict[Future[Any], asyncio.Task[Any] | None] = {}
-        """What was asked for and is not done, with its task once it has begun. (A loop holds its tasks weakly.)"""
+        """The work that was submitted and has not ended, with its task if it has begun. Loops hold tasks weakly."""
         self.exited = False
-        """The process is exiting, and `exit` was called: what is asked for from now on may not be done any more."""
+        """The process is exiting, and `exit` was called: work that is submitted from now on may not be done."""
         self._soon: dict[object, Make[Any]] = {}
-        """What was asked for without the lock, and has not begun."""
+        """The work that was submitted without the lock, and has not begun."""
 
     def submit(self, make: Make[T], tell: Callable[[], object] | None = None) -> Future[T]:
         """Run a coroutine in a copy of the caller's context. When it has ended, `tell` is called, in any thread."""
@@ -79,7 +79,7 @@ class Portal:
         context = contextvars.copy_context()
         if tell is not None:
             self._tells[future] = tell
-        with self._lock:  # or a `close` in between would leave it undone, and its caller waiting
+        with self._lock:  # without it, a `close` in between would leave the work undone, and its caller waiting
             loop = self._started()
             self._open[future] = None
             loop.call_soon_threadsafe(context.run, self._begin, make, future)
@@ -88,7 +88,7 @@ class Portal:
     def wait(self, make: Make[T]) -> T:
         """Run a coroutine, and block this thread until it has ended. An interrupt (Ctrl-C) gets through.
 
-        Not by `future.result()`: interrupted in there, it may keep a lock that the portal would then wait for.
+        `future.result()` is not used: an interrupt in it may leave a lock held for which the portal would then wait.
         """
         waiters, over = Waiters(), list[bool]()
 
@@ -101,16 +101,16 @@ class Portal:
         return future.result()
 
     def submit_soon(self, key: object, make: Make[Any]) -> None:
-        """The same without a lock, so from a signal handler too, and in a context of its own.
+        """The same without a lock, so it is safe in a signal handler too. The coroutine runs in a context of its own.
 
-        It has begun before the process exits. Who was interrupted in here may ask again, with the same key: it may then
-        be begun twice, and must see to it that once is enough.
+        It begins before the process exits. A caller that was interrupted in this method may call it again with the same
+        key. Then the coroutine may begin twice, and must do its work only once.
         """
         self._soon[key] = make
         loop = self._loop
         if loop is None or not call_on(loop, self._begin_soon):
             with _no_threads_at_exit():
-                # A raw thread, because this may be a signal handler that interrupted whoever holds the lock.
+                # A raw thread, because this may be a signal handler that interrupted the holder of the lock.
                 _thread.start_new_thread(self._start_soon, ())
 
     def _start_soon(self) -> None:
@@ -125,8 +125,8 @@ class Portal:
     def _begin(self, make: Make[T], future: Future[T], context: contextvars.Context | None = None) -> None:
         try:
             task = self._open[future] = asyncio.get_running_loop().create_task(make(), context=context)
-        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
-            # `make` raised it; or this loop begins tasks at once (asyncio.eager_task_factory), and the work did.
+        except BaseException as error:  # noqa: BLE001 - the future delivers it
+            # `make` raised it. Or the loop starts tasks at once (asyncio.eager_task_factory), and the work raised it.
             self._open.pop(future, None)
             future.set_exception(error)
             self._over(future)
@@ -156,7 +156,7 @@ class Portal:
             except RuntimeError:
                 loop.close()
                 raise
-            # Last: whatever interrupts the lines above leaves no loop that nobody serves.
+            # Last: if an exception interrupts the lines above, `_loop` is never a loop without a thread.
             self._loop, self._thread = loop, thread
         return self._loop
 
@@ -172,27 +172,27 @@ class Portal:
             self._die(loop, error)
 
     def _serve_here(self) -> None:
-        """Do in this thread what is left to do: there can be no other any more."""
+        """Do the rest of the work in this thread: no other thread can be started any more."""
         loop = asyncio.new_event_loop()
         loop.call_soon(self._begin_soon)
         loop.call_soon(loop.call_soon, loop.stop)
         self._serve(loop)
 
     def _served(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Serve until the loop stops. True if that was asked for by `close`."""
+        """Serve until the loop stops. True if `close` stopped it."""
         why = "loop.stop()"
         try:
             loop.run_forever()
-        except (KeyboardInterrupt, SystemExit) as error:  # no Ctrl-C reaches this thread: it is something's own
+        except (KeyboardInterrupt, SystemExit) as error:  # raised by a task: no Ctrl-C reaches this thread
             why = show(error)
         with self._lock:
             closed = self._loop is not loop
         if not closed:
-            log.error("%s: something that runs on its event loop raised or called %s; it goes on", self._name, why)
+            log.error("%s: a task on its event loop raised or called %s; the loop goes on", self._name, why)
         return closed
 
     async def _end_all(self) -> None:
-        """What `asyncio.run` does at its end, but bounded: runs see it as their host's cancellation, and settle."""
+        """What `asyncio.run` does at its end, but bounded. Runs see it as a cancellation by their host, and settle."""
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -206,13 +206,13 @@ class Portal:
                 await asyncio.wait(worth)
         for task in tasks:
             if task.done() and not task.cancelled():
-                task.exception()  # seen: nobody else will look
-        leave_pending(tasks)  # of a tool that swallows its cancel: it was named when it was given up
+                task.exception()  # mark it as retrieved: no other code reads it
+        leave_pending(tasks)  # the tasks of tools that swallow their cancel; they were named when they were given up
 
     def _die(self, loop: asyncio.AbstractEventLoop, error: BaseException) -> None:
-        """The loop is broken. Nobody waits for it any more, and the next call gets another one."""
+        """The loop broke. All calls that wait for it fail, and the next call gets a new loop."""
         with self._lock:
-            waiting = self._loop is loop  # else those that have not begun wait for another one
+            waiting = self._loop is loop  # if not, calls that have not begun wait for another loop
             if waiting:
                 self._loop = self._thread = None
             lost = [
@@ -222,9 +222,9 @@ class Portal:
         leave_pending(asyncio.all_tasks(loop))
         try:
             loop.close()
-        except Exception:  # noqa: BLE001 - as broken as the rest of it
+        except Exception:  # noqa: BLE001 - the loop is broken
             if isinstance(loop, asyncio.BaseEventLoop):
-                asyncio.BaseEventLoop.close(loop)  # closed is what counts
+                asyncio.BaseEventLoop.close(loop)  # it must at least be marked as closed
         failure = PortalError(f"the event loop of {self._name} broke ({describe(error)}): try again")
         for future in lost:
             self._open.pop(future, None)
@@ -235,11 +235,11 @@ class Portal:
             tell()
 
     def has_turns(self, seconds: float) -> bool:
-        """Has its loop a turn within so many seconds, or does something that runs on it block it?"""
+        """True if its loop has a turn within `seconds`. False if a callback or a task blocks it."""
         return self._loop is not None and _has_turns(self._loop, seconds)
 
     def exit(self) -> None:
-        """Close it for the end of the process, and with it what was handed over from there meanwhile."""
+        """Close it at the end of the process, and end the work that was submitted during that too."""
         for _ in range(EXIT_ROUNDS):
             self.close()
             if self._loop is None and not self._soon:
@@ -247,7 +247,7 @@ class Portal:
         self.exited = True
 
     def close(self) -> None:
-        """End what runs there (each run is settled, bounded) and the thread with it. A later call starts a new one."""
+        """End all tasks (each run is settled, in bounded time), and the thread. A later call starts a new thread."""
         with self._lock:
             if self._soon:
                 with _no_threads_at_exit():
@@ -257,7 +257,7 @@ class Portal:
             if self._soon:
                 self._serve_here()
             return
-        # A turn later, so that all that was submitted has begun: a task that is cancelled before that does nothing.
+        # One turn later, so that all submitted work has begun: a task that is cancelled before it begins does nothing.
         call_on(loop, loop.call_soon, loop.stop)
         thread.join(CLOSE_SECONDS)
         if thread.is_alive() and _has_turns(loop, TURN_SECONDS):
@@ -266,7 +266,7 @@ class Portal:
 
 @contextlib.contextmanager
 def _no_threads_at_exit() -> Iterator[None]:
-    """While the interpreter exits, some versions of Python start no thread: then `exit` does what is left to do."""
+    """While the interpreter exits, some versions of Python start no thread. Then `exit` does the rest of the work."""
     try:
         yield
     except RecursionError:
@@ -277,7 +277,7 @@ def _no_threads_at_exit() -> Iterator[None]:
 
 
 def leave_pending(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Have asyncio not complain that these were destroyed, though they had not ended: that is known, and meant."""
+    """Keep asyncio from logging that these tasks were destroyed while pending: that is intended."""
     for task in tasks:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves in its caller's hands: the request that cancelled it, the receipt, the result.
+"""The data that a run gives to its caller: the cancel request, the receipt, the result.
 
 All are frozen. A receipt says what was true when the run ended; `cancel_and_wait` gives a copy with later leftovers.
 """
@@ -29,7 +29,7 @@ else:  # the default is for type checkers; before Python 3.13 the standard libra
 
 
 def is_seconds(value: object) -> bool:
-    """Whether it is None, or a number of seconds that a timer takes."""
+    """True for None, and for a number of seconds that a timer accepts."""
     if value is None:
         return True
     try:
@@ -39,7 +39,7 @@ def is_seconds(value: object) -> bool:
 
 
 class CancelRequest(Struct, frozen=True, gc=False):
-    """One call to cancel, as it was asked."""
+    """One call to cancel, with its arguments."""
 
     cause: CancelCause
     reason: str | None
@@ -57,21 +57,21 @@ class CancelRequest(Struct, frozen=True, gc=False):
         mode: CancelMode | str = CancelMode.now,
         grace: float | None = None,
     ) -> CancelRequest:
-        """Check what a caller asked for. Raises only for a mode or a grace that means nothing."""
+        """Check the arguments of a caller. Raises only for an invalid mode or grace."""
         try:
             mode = CancelMode(mode)
         except ValueError:
             raise ValueError(f"mode is {mode!r}; use one of {', '.join(m.value for m in CancelMode)}") from None
         if not is_seconds(grace):
             raise ValueError(f"grace is {grace!r}; it is a number of seconds, 0 or more")
-        # What else it may be is a signal handler's number and frame: `signal.signal(SIGINT, agent.cancel)`.
+        # They may also be the number and frame of a signal: `signal.signal(SIGINT, agent.cancel)`.
         reason = reason if isinstance(reason, str | None) else say(reason)
         by = by if isinstance(by, str) else None
         return cls(cause, reason, by, mode, grace, time.time())
 
 
 class ToolReceipt(Plain, frozen=True, gc=False, omit_defaults=True):
-    """What became of one tool call."""
+    """How one tool call ended."""
 
     call_id: str
     name: str
@@ -105,7 +105,7 @@ class Receipt(Plain, frozen=True, gc=False):
         usage: Usage,
         leftovers: list[str],
     ) -> Receipt:
-        """Write it, now. The clock may have been set back since the request; a latency is never negative."""
+        """Make the receipt, now. The clock may have been set back since the request; a latency is never negative."""
         now = time.time()
         latency = max(0.0, now - request.requested_at)
         return cls(
@@ -124,16 +124,16 @@ class Receipt(Plain, frozen=True, gc=False):
 
 
 class Interrupt(Plain, frozen=True, gc=False):
-    """A question to a person, for which a run waits."""
+    """A question to a person. The run waits for the answer."""
 
     id: str
     name: str
     payload: Any = None
     call_id: str | None = None
     approval: bool = False
-    """The call itself is to be approved: the answer is True, False, or `Deny("why")`."""
+    """The question is whether the call may run. The answer is True, False, or `Deny("why")`."""
     call: ToolCall | None = None
-    """The tool call that asks, as the model wants it: its name and its arguments."""
+    """The tool call that asks: its name and its arguments, as the model gave them."""
 
 
 def describe_open(interrupts: Sequence[Interrupt]) -> str:
@@ -142,7 +142,7 @@ def describe_open(interrupts: Sequence[Interrupt]) -> str:
 
 
 class Deny(Struct, frozen=True, gc=False):
-    """An answer to an interrupt that refuses, and says why."""
+    """An answer to an interrupt that refuses, with a reason."""
 
     reason: str = ""
 
@@ -163,16 +163,16 @@ class RunResult(Plain, Generic[OutputT], frozen=True, dict=True):
     content: str
     """The text that was streamed."""
     messages: list[Message]
-    """The whole conversation, as the next run of the session will find it; of a run that was cancelled while it queued,
-    what it will add to the conversation when those ahead of it have ended."""
+    """The whole conversation, as the next run of the session will see it. If the run was cancelled in the queue: the
+    messages that it will add to the conversation when the runs ahead of it have ended."""
     usage: Usage
     interrupts: list[Interrupt]
     receipt: Receipt | None
-    """What the cancel found, if the run was cancelled."""
+    """What the cancel found and cut, if the run was cancelled."""
     error: Exception | None
-    """What went wrong, if the run failed."""
+    """The error, if the run failed."""
     warnings: list[str]
-    """What went wrong beside the run's work: hooks that failed or hung, a store that didn't answer."""
+    """Problems outside the run's own work: hooks that failed or hung, a store that didn't answer."""
     metadata: dict[str, Any]
     output: OutputT | None = None
     """The answer as an `output_type`, if the run was given one and has completed."""
@@ -184,13 +184,13 @@ class RunResult(Plain, Generic[OutputT], frozen=True, dict=True):
         return Plain.to_dict(msgspec.structs.replace(self, output=None)) | {"output": write(self.output)}
 
     def with_writer(self, write: Callable[[Any], Any] | None) -> Self:
-        """The same, which knows how its output is written as JSON. Only its type says that, and a result has none."""
+        """This result, with a function that converts its output to JSON: only the `output_type` knows how."""
         if write is not None:
             self.__dict__[_WRITE] = write
         return self
 
     def raise_for_error(self) -> Self:
-        """Raise what made the run fail; otherwise return this result. A cancelled or paused run raises nothing.
+        """Raise the error of a failed run; otherwise return this result. A cancelled or paused run raises nothing.
 
         >>> answer = agent.run("Hello").raise_for_error().content
         """

@@ -14,7 +14,7 @@ from andon.messages import Usage
 
 
 class SessionKey(NamedTuple):
-    """What makes a session: two users' `s1` never meet."""
+    """Identifies a session. Two users may both have a session `s1`; these are different sessions."""
 
     agent_id: str
     user_id: str | None
@@ -22,7 +22,7 @@ class SessionKey(NamedTuple):
 
 
 class OpenCall(Struct, frozen=True, gc=False):
-    """A tool call that waits for a person, or for others of its turn that do."""
+    """A tool call that waits for a person, or for other calls of its turn that wait for a person."""
 
     call_id: str
     asked: int = 0
@@ -30,55 +30,55 @@ class OpenCall(Struct, frozen=True, gc=False):
     answers: list[Any] = []
     started: bool = False
     sources: dict[str, str] = {}
-    """The questions that it passes on, and the ids that the runs below it gave to them."""
+    """The questions of child runs that it passes on: their ids, and the ids that the child runs gave to them."""
     passed_on: dict[str, Any] = {}
-    """The answers to such questions, by those ids."""
+    """The answers to these questions, by the ids of the child runs."""
 
 
 class Bookmark(Struct, frozen=True):
-    """Where a paused run goes on, if not in the process that paused it."""
+    """Where a paused run continues, if it continues in another process."""
 
     turns: int
     max_turns: int | None = None
     timeout: float | None = None
     tokens: int | None = None
-    """What is left of its budget."""
+    """The tokens that are left of its budget."""
     tool_calls: int | None = None
     calls: list[OpenCall] = []
     ended: list[ToolReceipt] = []
-    """What became of the calls that have ended, of all turns so far."""
+    """The outcomes of the calls that have ended, of all turns so far."""
     output_schema: dict[str, Any] | None = None
-    """The JSON schema that its answer must fit, if it was given as one."""
+    """The JSON schema of its answer, if it was given as a schema."""
     budget: Budget | None = None
-    """All of its budget, what is spent included."""
+    """Its whole budget, with what is spent."""
 
     @property
     def spent(self) -> tuple[int, int]:
-        """The tokens and tool calls that are spent, of a budget that has them."""
+        """The tokens and tool calls that are spent. 0 for a part that the budget does not limit."""
         whole = self.budget or Budget()
         return (whole.tokens or 0) - (self.tokens or 0), (whole.tool_calls or 0) - (self.tool_calls or 0)
 
 
 class Shortened(Struct, frozen=True, gc=False):
-    """A summary that models are sent in place of a conversation's beginning, which itself is kept."""
+    """A summary that is sent to models in place of a conversation's beginning. The store keeps the original."""
 
     covers: int
-    """Of how many messages, from the first one on, it is a summary."""
+    """How many messages it summarises, from the first one on."""
     digest: str
-    """Of those messages: once they are others, it is no summary of them."""
+    """A digest of those messages: if it does not match any more, the summary is not used."""
     summary: str
 
 
 class RequestKey(Struct, frozen=True, gc=False):
-    """The idempotency key of a request: who sends the same one again, with the same key, starts nothing anew."""
+    """The idempotency key of a request: the same request with the same key, sent again, starts no second run."""
 
     key: str
     said: str
-    """A digest of what was asked for."""
+    """A digest of the request."""
 
 
 class RunRecord(Struct, frozen=True):
-    """What is kept of a run."""
+    """What a store keeps of a run."""
 
     run_id: str
     session: SessionKey
@@ -93,25 +93,25 @@ class RunRecord(Struct, frozen=True):
     interrupts: list[Interrupt] = []
     """The questions that are open, if the run is paused."""
     continues: str | None = None
-    """The run that this one goes on with: what that one added is part of what this one adds."""
+    """The run that this one continues. The messages of that run are part of the messages of this one."""
     parent_run_id: str | None = None
     """The run inside which this one was started."""
     cut_calls: list[ToolReceipt] = []
-    """The tool calls that the run's end cut off, with what is known of each: what whoever goes on has to deal with."""
+    """The tool calls that the run's end cut off, with what is known of each. A run that continues it needs them."""
     bookmark: Bookmark | None = None
-    """Where it goes on, if it is paused."""
+    """Where it continues, if it is paused."""
     output: Any = None
     """The answer as JSON, if an `output_type` or a schema asked for one."""
     shortened: Shortened | None = None
-    """The summary that the run has made of its session's beginning, for those that come after it."""
+    """The summary that the run made of its session's beginning. Later runs use it."""
     request_key: RequestKey | None = None
-    """The idempotency key of the request that started it, if that had one."""
+    """The idempotency key of the request that started the run, if it had one."""
     output_schema: dict[str, Any] | None = None
-    """The JSON schema that a server's client asked for, so that a run that goes on after a cut is asked for it too."""
+    """The JSON schema that a server's client asked for. A run that continues this one after a cut uses it too."""
 
 
 class SessionRecord(Struct, frozen=True, gc=False):
-    """What is kept of a session besides its conversation. The state is its users' own; no run reads it."""
+    """What a store keeps of a session besides its conversation. The state belongs to its users; no run reads it."""
 
     key: SessionKey
     state: dict[str, Any]
@@ -120,5 +120,5 @@ class SessionRecord(Struct, frozen=True, gc=False):
 
 
 def brought(record: SessionRecord) -> RunRecord:
-    """Stands for who has put messages into a session, where those of runs have the run's record."""
+    """The record for messages of a session that did not come from a run."""
     return RunRecord("", record.key, RunStatus.completed, record.created_at, {}, StopReason.end_turn)

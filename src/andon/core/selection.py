@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which runs a cancel or a block is about, and what is on record of it."""
+"""Which runs a cancel or a block concerns, and the entries that record cancels and blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from andon.errors import BlockedError
 
 
 class Selection(Struct, frozen=True):
-    """Which runs: those that fit all that is given. With nothing given, all of them."""
+    """Selects the runs that match all given fields. With no field given, it selects all runs."""
 
     run_id: str | None = None
     session_id: str | None = None
@@ -25,19 +25,19 @@ class Selection(Struct, frozen=True):
 
 
 class Outcomes(dict[str, CancelOutcome]):
-    """What a cancel has achieved, by run."""
+    """The outcome of a cancel for each run, by run id."""
 
     stored = True
-    """Does a shared store know of it? If not, this process has stopped the run, and tells the store when it can."""
+    """A shared store has stored the cancel. If not, this process has stopped the run, and tells the store later."""
     nobodys = False
-    """Nobody may hold some of them, who would end them: they are paused, or their holder is gone."""
+    """Some of the runs may have no worker that ends them: they are paused, or their worker is gone."""
 
 
 BlockKind = Literal["user", "agent"]
 
 
 class Block(Struct, frozen=True):
-    """New runs of this user, or of this agent, are refused; those that are paused can't go on."""
+    """New runs of this user, or of this agent, are refused. Paused runs can't continue."""
 
     kind: BlockKind
     id: str
@@ -46,18 +46,18 @@ class Block(Struct, frozen=True):
     at: float = 0.0
 
     def refusal(self) -> BlockedError:
-        """What whoever wants to start one is told."""
+        """The error for a caller that wants to start such a run."""
         why = f" ({self.reason})" if self.reason else ""
-        return BlockedError(f"runs of {self.kind} {self.id!r} are blocked{why}, until someone unblocks them")
+        return BlockedError(f"runs of {self.kind} {self.id!r} are blocked{why}, until they are unblocked")
 
 
 class CancelEntry(Struct, frozen=True):
-    """Who asked for which run to be cancelled."""
+    """An entry of the cancel log: which run was cancelled, by which request."""
 
     run_id: str
     request: CancelRequest
     session: SessionKey | None = None
-    """Whose run it was, and of which agent."""
+    """The user and the agent of the run."""
 
     def fits(self, which: Selection) -> bool:
         asked = (which.agent_id, which.user_id, which.session_id)

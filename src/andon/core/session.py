@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session is one conversation and a queue of runs: one run at a time has its turn, first come, first served.
+"""A session is one conversation and a queue of runs. One run at a time has its turn, in the order of the queue.
 
 The lock guards only the order of the queue. Nothing waits while it is held, and a cancel never takes it. A run that is
 cancelled in the queue ends at once. Its message and marker keep their place in the queue: the run that leaves the queue
@@ -23,7 +23,7 @@ from andon.errors import SessionBusyError, SessionPausedError
 from andon.messages import Message
 
 LOST_CHECK_SECONDS = 1.0
-"""How often a queued run looks after the runs ahead on other event loops: nothing tells that a loop was closed."""
+"""How often a queued run checks the runs ahead on other event loops: a closed loop sends no notification."""
 
 OnBusy = Literal["reject", "queue", "cancel"]
 
@@ -44,7 +44,7 @@ def refusal(session: SessionKey, holder: str, status: RunStatus, describe_open: 
 
 
 def still_busy(session: SessionKey, holder: str, status: RunStatus) -> SessionBusyError:
-    """The error for a change of a session in which a run is."""
+    """The error for a change of a session while a run is in it."""
     if status is RunStatus.cancelling:
         what, advice = "being cancelled", "Wait for its end."
     else:
@@ -78,7 +78,7 @@ class QueuedRun(Protocol):
 
 
 Write = Callable[[StepRunner], Awaitable[None]]
-"""Writes what a run leaves, with the steps of the run that does it."""
+"""Writes the messages and the marker of a run that ended in the queue, with the steps of another run."""
 
 
 class Place:
@@ -93,11 +93,11 @@ class Place:
         """A run ahead in the queue has moved to another event loop."""
         self.waiters: Waiters | None = None
         self.pending_write: Write | None = None
-        """Writes what the run left that ended in the queue. Called when its turn comes."""
+        """If the run ended in the queue: writes what it left. Called when its turn comes."""
 
 
 class Session:
-    """One conversation, and the queue of runs that go on with it."""
+    """One conversation, and the queue of its runs."""
 
     __slots__ = ("__weakref__", "_lock", "_parts", "_places", "ahead", "changes", "key", "loaded", "view")
 
@@ -111,19 +111,19 @@ class Session:
         self.ahead = False
         """The store could not keep the last run's messages, so the conversation is not read from it."""
         self.view: Session | None = None
-        """Another session object, that shows the conversation of this one."""
+        """Another session object that shows the conversation of this one."""
         self.changes: list[Waiters] = []
         """The waiters for each change of the conversation that is under way, such as a rollback."""
         self._lock = threading.Lock()
         self._places: list[Place] = []
 
     def start_over(self) -> None:
-        """In a forked child the queued runs are the parent's, and the lock may be held for ever."""
+        """Start over in a forked child: the queued runs are the parent's, and the lock may be held for ever."""
         self._lock, self._places, self.changes, self._parts = threading.Lock(), [], [], (self.base, [])
 
     @property
     def queue(self) -> list[Place]:
-        """The places in the queue, the run that has its turn first."""
+        """The places in the queue. The first is that of the run that has its turn."""
         return self._places.copy()
 
     @property
@@ -133,7 +133,7 @@ class Session:
 
     @property
     def tail(self) -> list[Message]:
-        """What that run has added so far."""
+        """The messages that this run has added so far."""
         return self._parts[1]
 
     @property
@@ -156,13 +156,13 @@ class Session:
             self._places.append(place)
 
     def withdraw(self, place: Place) -> None:
-        """Leave the queue before anything was said. The run may not be in it yet."""
+        """Leave the queue before the run added a message. The run may not be in the queue yet."""
         if place in self._places:
             self.leave(place)
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Change the conversation, or raise if a run is in the session. A run that begins meanwhile waits for it."""
+        """Change the conversation, or raise if a run is in the session. A run that begins meanwhile waits."""
         change = Waiters()
         with self._lock:
             holder = next((other.run for other in self._places if other.pending_write is None), None)
@@ -187,7 +187,7 @@ class Session:
         """Cancel every run that is ahead in the queue."""
         with self._lock:
             ahead = self._places[: self._places.index(place)]
-        for other in reversed(ahead):  # the last one first: if one ends at once, the next must not get its turn
+        for other in reversed(ahead):  # last first: if a run ends at once, the next one must not get its turn
             other.run.cancel_for(CancelCause.superseded, f"run {place.run.run_id} takes over")
 
     async def wait_turn(self, place: Place) -> None:
@@ -207,7 +207,7 @@ class Session:
                     run.ensure_ending()
 
     def run_moved(self) -> None:
-        """A paused run goes on, on another event loop: the runs behind it have to look after it there."""
+        """A paused run continues on another event loop: the runs behind it now have to check that loop."""
         with self._lock:
             waiting = [place for place in self._places if place.waiters is not None]
         for place in waiting:
@@ -216,7 +216,7 @@ class Session:
             place.waiters.wake()
 
     def defer_write(self, place: Place, write: Write) -> bool:
-        """Leave the writing to the run ahead. False if there is none: then the run has to do it itself."""
+        """Leave the write to the run ahead. False if there is no run ahead: then this run has to write itself."""
         with self._lock:
             if place.granted:
                 return False
@@ -228,25 +228,25 @@ class Session:
         self._parts = (messages, [])
 
     def begin_turn(self, base: list[Message], tail: list[Message]) -> None:
-        """A run begins its turn: the conversation as the store has it, and the list to which the run adds."""
+        """A run begins its turn. `base` is the conversation in the store, and the run adds to `tail`."""
         self._parts, self.loaded = (base, tail), True
         if self.view is not None:
             self.view.begin_turn(base, tail)
 
     def refresh(self, base: list[Message]) -> None:
-        """The store's conversation has changed. A run that has begun meanwhile has read it, or will."""
+        """The conversation in the store has changed. A run that has begun meanwhile reads it from the store itself."""
         with self._lock:
             if not self._places:
                 self.begin_turn(base, [])
 
     def commit(self, messages: list[Message]) -> None:
-        """End a run's turn: put what it leaves in place of what it had so far."""
+        """End a run's turn: its final messages replace those that it had so far."""
         self._parts = ([*self.base, *messages], [])
-        if self.view is not None and self.loaded:  # else it is not known what came before
+        if self.view is not None and self.loaded:  # if not loaded, the earlier messages are not known
             self.view.show(self.base)
 
     def leave(self, place: Place) -> Place | None:
-        """Give the turn to the next in the queue, and return its place. The caller does its pending write, if any."""
+        """Leave the queue. Give the turn to the next run, and return its place: the caller does its pending write."""
         with self._lock:
             self._places.remove(place)
             if not self._places:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's fate: one atomic slot that cancel, completion and failure race for. The first one wins.
 
-There is no lock, because a signal handler may interrupt the very call that would hold it: `cancel` does nothing but a
+There is no lock, because a signal handler may interrupt the call that holds it. `cancel` does only two things: a
 `setdefault`, which the interpreter does in one step, and `call_soon_threadsafe`. Everything else happens later, on
 the run's own loop. An exception may come between the two (a signal handler that raises, a stack with no room left).
-Then the run has not heard of its cancel; the signal knows that, and whoever comes next wakes the run.
+Then the run has not been told of its cancel. The signal knows that, and the next call of `cancel` or `deliver_again`
+wakes the run.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ Batch = dict[asyncio.AbstractEventLoop, list[Deliver]]
 """Many runs to be woken by one request, with one wake-up per loop."""
 
 MANY, AT_ONCE = 1_000, 20
-"""If they are more than many, so many of them are woken in one turn of their loop."""
+"""If a batch has more than `MANY` runs on one loop, `AT_ONCE` of them are woken per turn of that loop."""
 
 
 class Completed(Struct, frozen=True, gc=False):
-    """The run came to its own end."""
+    """The run ended by itself."""
 
     stop_reason: StopReason
 
 
 class Failed(Struct, frozen=True):
-    """The run broke."""
+    """The run failed with an error."""
 
     error: Exception
 
@@ -69,7 +70,7 @@ class CancelSignal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deliver: Deliver | None = None
         self._heard = NOTHING
-        """What the run has acted on."""
+        """The requests on which the run has acted."""
 
     @property
     def fate(self) -> Fate | None:
@@ -83,7 +84,7 @@ class CancelSignal:
 
     @property
     def mode(self) -> CancelMode | None:
-        """The strongest mode that was asked for so far, None without a cancel."""
+        """The strongest mode that was requested so far. None without a cancel."""
         request = self.request
         if request is None:
             return None
@@ -94,24 +95,24 @@ class CancelSignal:
 
     @property
     def rank(self) -> int:
-        """How much is to be stopped: 0 without a cancel, else the rank of its mode."""
+        """How much to stop: 0 without a cancel, else the rank of its mode."""
         if not self._slot:  # by far the most frequent case
             return 0
         mode = self.mode
         return 0 if mode is None else mode.rank
 
     def claim(self, end: Completed | Failed) -> Fate:
-        """Try to end the run otherwise than by a cancel; returns what it really ends by."""
+        """Try to end the run by completion or failure. Returns the fate that won."""
         return cast(Fate, self._slot.setdefault("fate", end))
 
     def overrule(self, fate: Fate) -> None:
-        """Put another fate in place: the one that a store, which several processes share, has decided on."""
+        """Replace the fate by the one that was decided in a store that several processes share."""
         self._slot["fate"] = fate
 
     def cancel(self, request: CancelRequest, batch: Batch | None = None) -> CancelOutcome:
-        """Ask. Safe from any thread, loop or signal handler; never waits, never raises.
+        """Request a cancel. Safe from any thread, loop or signal handler; never waits, never raises.
 
-        With a `batch`, the wake-up is left to whoever asks many runs at once.
+        With a `batch`, the run is only added to it. The caller wakes all runs of the batch together (`wake_all`).
         """
         winner = self._slot.setdefault("fate", request)
         if winner is request:
@@ -119,7 +120,7 @@ class CancelSignal:
             return CancelOutcome.requested
         if not isinstance(winner, CancelRequest):
             return CancelOutcome.already_finished
-        # A stronger mode escalates; so does a grace, when its time comes.
+        # A stronger mode escalates at once, and a grace when its time is over.
         stronger = request.mode.rank > self.rank
         entered = stronger and self._slot.setdefault(request.mode.value, request) is request
         if not entered and _end_of_grace(request) < min(map(_end_of_grace, self.graces), default=math.inf):
@@ -129,43 +130,43 @@ class CancelSignal:
 
     @property
     def asked(self) -> Asked:
-        """How much was asked for so far; it only ever grows."""
+        """How much was requested so far. It only grows."""
         return self.rank, len(self._slot.get("graces", ()))
 
     @property
     def graces(self) -> list[CancelRequest]:
-        """The requests that become stronger after a while; of those that came later, each ends before the others."""
+        """The requests with a grace, which become stronger later. One that came later is kept if it ends earlier."""
         requests = [self.request, *map(self._slot.get, _STRONGER), *self._slot.get("graces", ())]
         return [each for each in requests if each and each.grace is not None and each.mode is not CancelMode.now]
 
     def heard(self, asked: Asked) -> None:
-        """The run has acted on so much."""
+        """The run has acted on these requests."""
         self._heard = asked
 
     def deliver_again(self, batch: Batch | None = None) -> None:
-        """Wake the run if it has not heard of all that was asked. Whoever asked may have been interrupted."""
+        """Wake the run if it has not acted on all requests: an earlier call of `cancel` may have been interrupted."""
         if (request := self.request) is not None and self._heard != self.asked:
             self._notify(request, batch)
 
     def bind(self, loop: asyncio.AbstractEventLoop, deliver: Deliver) -> None:
-        """Say where the run lives: `deliver` is called there, on the loop, for every cancel that changes something."""
+        """Set the run's loop. `deliver` is called on that loop for every cancel that changes something."""
         self._deliver, self._loop = deliver, loop
-        # Registered; now look: a cancel that came before saw no loop to wake.
+        # Look for a cancel only after the loop is set: an earlier cancel found no loop to wake.
         if (request := self.request) is not None:
             loop.call_soon(deliver, request)
 
     def unbind(self) -> None:
-        """The run is over: let go of it, so that it is freed without the garbage collector."""
+        """The run is over: drop the reference to it, so that it is freed without the garbage collector."""
         self._deliver = None
 
     def adopt(self) -> bool:
-        """True for the first caller only: who may end the run in place of its own task."""
+        """True for the first caller only, which may then end the run in place of the run's own task."""
         token = object()
         return self._slot.setdefault("adopted", token) is token
 
     @property
     def adopted(self) -> bool:
-        """Someone else ends the run, on another thread: its own loop, if it goes on, has no part in it any more."""
+        """The portal ends the run, on another thread. The run's own loop, if it goes on, must leave the run alone."""
         return "adopted" in self._slot
 
     def _notify(self, request: CancelRequest, batch: Batch | None) -> None:
@@ -176,13 +177,13 @@ class CancelSignal:
             batch.setdefault(loop, []).append(deliver)
             return
         try:
-            call_on(loop, deliver, request)  # if the loop is closed, whoever asked finds the run lost
-        except RecursionError:  # there is no room left on this stack: another one has all that it takes
+            call_on(loop, deliver, request)  # if the loop is closed, the caller finds the run lost
+        except RecursionError:  # this stack has no room left: a new thread has a stack of its own
             _thread.start_new_thread(call_on, (loop, deliver, request))
 
 
 def _end_of_grace(request: CancelRequest) -> float:
-    """When the request becomes stronger; never, if it has no grace or is the strongest already."""
+    """When the request becomes stronger: never (`inf`) if it has no grace, or has the strongest mode already."""
     soft = request.grace is not None and request.mode is not CancelMode.now
     return request.requested_at + (request.grace or 0.0) if soft else math.inf
 
@@ -197,13 +198,13 @@ def wake_all(batch: Batch, request: CancelRequest) -> None:
 def _deliver_to_some(
     loop: asyncio.AbstractEventLoop, delivers: Iterator[Deliver], count: int, request: CancelRequest
 ) -> None:
-    """Deliver it to the next ones, and to the others in later turns.
+    """Deliver the request to the next `count` runs, and to the others in later turns.
 
-    So whatever else lives on the loop has its turn in between; and a run ends while it is still in the caches.
+    So other tasks of the loop have a turn in between; and a run ends while its data is still in the CPU's caches.
     """
     try:
         for deliver in itertools.islice(delivers, count):
             deliver(request)
-    finally:  # also after a Ctrl-C, of which one of them was the victim
+    finally:  # also if a Ctrl-C interrupts one of the calls
         if operator.length_hint(delivers):
             loop.call_soon(_deliver_to_some, loop, delivers, count, request)

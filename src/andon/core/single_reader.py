@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one seat of an iterator: who waits for its next events sits there, and a second one is refused.
+"""The seat of an iterator: only the reader that has it may wait for the next events. A second reader is refused.
 
-Without it two tasks that read one iterator would overwrite each other's batches, and events would be lost without a
-word. There is no lock: a seat is given by one atomic step, so it serves tasks of several loops, and threads.
+Without it, two tasks that read one iterator would overwrite each other's batches, and events would be lost without an
+error. There is no lock: a seat is taken in one atomic step, so it works for tasks of several loops, and for threads.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from andon.errors import ReaderBusyError
 
 
 class Seat:
-    """Taken by one reader at a time, each known by an object of its own.
+    """Taken by one reader at a time. Each reader identifies itself by an object of its own.
 
     >>> me = object()
     >>> try:
@@ -20,7 +20,7 @@ class Seat:
     ... finally:
     ...     seat.leave(me)
 
-    `take` is inside the `try`: a Ctrl-C may come right after it, and the seat is free all the same.
+    `take` is inside the `try`, so that the seat is freed even if a Ctrl-C comes right after it.
     """
 
     __slots__ = ("_taken",)
@@ -29,7 +29,7 @@ class Seat:
         self._taken: dict[str, object] = {}
 
     def take(self, me: object) -> None:
-        """Sit down, or raise if someone else sits there."""
+        """Take the seat, or raise if another reader has it."""
         if self._taken.setdefault("by", me) is not me:
             raise ReaderBusyError(
                 "another task or thread is waiting for the next event of this iterator, and each event is given out"
@@ -37,6 +37,6 @@ class Seat:
             )
 
     def leave(self, me: object) -> None:
-        """Get up, if it is you who sits there."""
+        """Free the seat, if `me` has it."""
         if self._taken.get("by") is me:
             del self._taken["by"]

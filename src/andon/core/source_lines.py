@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which line of a program is the user's own.
+"""Finds the line of the user's own program in a stack.
 
-A stack has our frames, those of Python's library and of installed packages, and somewhere among them the line that a
-user wrote and can change. A report that names only the innermost frame would often name ours.
+A stack has frames of Andon, of Python's library and of installed packages. Among them is the line that a user wrote and
+can change. A report that names only the innermost frame would often name a line of Andon.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _ASYNCIO = os.path.join(os.path.dirname(os.path.abspath(functools.__file__)), "asyncio", "")
 _PACKAGES = {"site-packages", "dist-packages"}
-"""What folders of installed packages are called."""
+"""The names of folders for installed packages."""
 
 
 class Line(NamedTuple):
@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What stands there, as far as its file can be read."""
+        """The source text of the line. Empty if its file can't be read."""
         return linecache.getline(self.file, self.number).strip()
 
     def __str__(self) -> str:
@@ -40,27 +40,27 @@ class Line(NamedTuple):
 
 
 def is_ours(file: str) -> bool:
-    """Is it a file of Andon's?"""
+    """True for a file of Andon."""
     return file.startswith(_OURS)
 
 
 def is_loader(file: str) -> bool:
-    """Is it a part of the interpreter that has no file, such as what imports modules?"""
+    """True for a part of the interpreter that has no file, such as the module loader."""
     return file.startswith("<frozen ")
 
 
 def users_line(frames: Iterable[FrameType]) -> Line | None:
-    """Of these frames, innermost first, the first one that is in the user's own files.
+    """The first of these frames (innermost first) that is in the user's own files.
 
-    Where there is none, the first one that is neither ours nor asyncio's.
+    If there is none, the first one that is neither of Andon nor of asyncio.
     """
     return _first_own(Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames)
 
 
 def users_line_of(error: BaseException) -> Line | None:
-    """The line of the user's own that has led to an error; the innermost one. None for an error without a traceback.
+    """The innermost line of the user's own program that led to an error. None for an error without a traceback.
 
-    Where there is none of the user's own, the line that raised it.
+    If no line is the user's own, the line that raised the error.
     """
     frames = traceback.walk_tb(error.__traceback__)
     lines = [Line(frame.f_code.co_filename, number, frame.f_code.co_name) for frame, number in frames]
@@ -79,14 +79,14 @@ def _first_own(lines: Iterable[Line]) -> Line | None:
 
 
 def outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame, and those that called it."""
+    """A frame and its callers, innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def inwards(awaitable: Any) -> Iterator[FrameType]:
-    """The frames of a coroutine that is suspended, from the outermost to where it waits."""
+    """The frames of a suspended coroutine, from the outermost one to the one that waits."""
     while awaitable is not None:
         frame = getattr(awaitable, "cr_frame", None) or getattr(awaitable, "ag_frame", None)
         frame = frame or getattr(awaitable, "gi_frame", None)
@@ -100,13 +100,13 @@ def inwards(awaitable: Any) -> Iterator[FrameType]:
 
 
 def _is_of_a_library(file: str) -> bool:
-    # Packages may also be where this interpreter does not put its own: the user's site, the system's below a virtual
-    # environment, a folder of `PYTHONPATH`.
+    # Packages may also be outside this interpreter's own folders: in the user's site, in the system's packages below a
+    # virtual environment, or in a folder of `PYTHONPATH`.
     return file.startswith(_libraries()) or not _PACKAGES.isdisjoint(file.split(os.sep))
 
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
-    """Where Python keeps its own library and installed packages."""
+    """The folders of Python's own library and of installed packages."""
     paths = sysconfig.get_paths()
     return tuple({os.path.join(paths[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib")})

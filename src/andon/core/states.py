@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vocabulary of runs: states, modes, causes and outcomes, and the table of legal steps.
 
-Member names are what programs use, values are what goes over the wire. All are strings too, so `mode="now"` and
-`CancelMode.now` are the same thing.
+Programs use the member names; the values are sent over the wire. All members are strings too, so `mode="now"` and
+`CancelMode.now` are the same.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from andon.errors import IllegalTransitionError
 
 
 class Word(StrEnum):
-    """A word of the vocabulary. It equals its value on the wire, so it must hash like it too (and fast)."""
+    """A word of the vocabulary. It equals its value on the wire, so it must have the same hash (and a fast one)."""
 
     __hash__ = str.__hash__
 
 
 class RunStatus(Word):
-    """Where a run is. The last three are final."""
+    """The status of a run. The last three are final."""
 
     pending = "PENDING"
     running = "RUNNING"
@@ -38,9 +38,9 @@ _FINAL = frozenset({RunStatus.completed, RunStatus.cancelled, RunStatus.error})
 
 
 class RunState(Enum):
-    """Where a run of this process stands. The public `RunStatus` follows from it, from the signal and from the end.
+    """The state of a run of this process. The public `RunStatus` follows from it, from the signal and from the end.
 
-    `pending`: made, or waiting for its turn. `ending`: it does nothing more but end. `ended`: its terminal event is
+    `pending`: made, or waiting for its turn. `ending`: it only ends. `ended`: its terminal event is
     written. `released`: its last hooks have been called too, and nothing refers to the run any more.
     """
 
@@ -51,7 +51,7 @@ class RunState(Enum):
     ended = 5
     released = 6
 
-    __hash__ = object.__hash__  # an Enum's own is written in Python, and slow
+    __hash__ = object.__hash__  # the hash of an Enum is written in Python, and slow
 
 
 RUN_STEPS: dict[RunState, frozenset[RunState]] = {
@@ -78,13 +78,13 @@ STATUS_OF = {
 
 
 def check_step(before: RunState, after: RunState) -> None:
-    """Raise for a step that the table of states does not have."""
+    """Raise for a step that is not in the table."""
     if after not in RUN_STEPS[before]:
         raise IllegalTransitionError(f"a run can't go from {before.name} to {after.name}")
 
 
 class StopReason(Word):
-    """Why a run went no further."""
+    """Why a run stopped."""
 
     end_turn = "end_turn"
     cancelled = "cancelled"
@@ -94,7 +94,7 @@ class StopReason(Word):
 
 
 class CancelMode(Word):
-    """How much may still finish; each mode stops more than the one before it."""
+    """How much may still finish. Each mode stops more than the one before it."""
 
     after_turn = "after_turn"
     after_tools = "after_tools"
@@ -123,7 +123,7 @@ class CancelCause(Word):
 
 
 class CancelOutcome(Word):
-    """What a call to cancel achieved. True if the run is, or will be, cancelled by it or by an earlier one."""
+    """The result of a call to cancel. True if this call or an earlier one has cancelled the run, or will."""
 
     requested = "requested"
     already_requested = "already_requested"
@@ -136,10 +136,11 @@ class CancelOutcome(Word):
 
 
 class ToolOutcome(Word):
-    """What became of a tool call.
+    """How a tool call ended.
 
     `failed`: the tool raised, took too long, or gave a result that can't be used. `refused`: by a person, by a hook, or
-    because no such call is possible (an unknown tool, arguments that don't fit). `abandoned` may still be running.
+    because such a call is not possible (an unknown tool, arguments that don't fit). `abandoned`: the tool may still be
+    running.
     """
 
     completed = "completed"
@@ -152,7 +153,7 @@ class ToolOutcome(Word):
 
 
 class Phase(Word):
-    """What a run is doing. `waiting` is for the model's first event; `backoff` before its next try."""
+    """What a run is doing. `waiting`: for the model's first event. `backoff`: until the next try of a model call."""
 
     pending = "pending"
     queued = "queued"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to storage: where conversations and the records of runs are kept.
+"""The interface of a store, which keeps conversations and the records of runs.
 
 A session's conversation is the messages of its runs, in the order in which the runs took their turn. `save` replaces
-what one run added, so it may be called again. A session is there once it was created, or once a run has left something
-in it.
+the messages that one run added, so it may be called again. A session exists once it was created, or once a run has
+added messages to it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Store(Protocol):
     """Keeps sessions and runs. Every method may be cancelled, and must then have done all of its work or none."""
 
     async def load(self, session: SessionKey) -> list[Message]:
-        """The conversation so far; a session that is not there is empty."""
+        """The conversation so far. It is empty if the session does not exist."""
         ...
 
     def save(self, record: RunRecord, messages: Sequence[Message]) -> Awaitable[None]:
-        """Keep a run's record, and the messages that it added to its session, in place of what it saved before.
+        """Keep a run's record, and the messages that it added to its session. They replace what the run saved before.
 
-        A coroutine, or, from a store that need not wait, `DONE`, which spares the run a task.
+        Returns a coroutine. A store that need not wait returns `DONE`, which saves the run a task.
         """
         ...
 
@@ -45,66 +45,66 @@ class Store(Protocol):
         ...
 
     async def added(self, run_id: str) -> list[Message] | None:
-        """What a run has added to its session; None if that is no longer part of it, or was never kept."""
+        """The messages that a run added to its session. None if they are no longer part of it, or were never kept."""
         ...
 
     async def rollback(self, run_id: str) -> None:
-        """Take what a run added out of its session; the record stays. Raises `NotContinuableError` where later runs
-        build on it. What the run had gone on with is part of the session again.
+        """Remove the messages that a run added to its session. The record stays. If the run continued another run, the
+        messages of that run are part of the session again. Raises `NotContinuableError` if later runs build on it.
         """
         ...
 
 
 @runtime_checkable
 class SessionStore(Store, Protocol):
-    """A store that can also say which sessions there are, and what each of them is: what servers address them by."""
+    """A store that can also list, find and change sessions. Servers need that."""
 
     async def history(self, session: SessionKey) -> list[tuple[RunRecord, list[Message]]]:
         """The conversation by its runs: the record of each, and the messages that it added.
 
-        What somebody has put there comes first, as if a run of no id had (see `brought`).
+        Messages that did not come from a run come first, with a record whose run id is empty (see `brought`).
         """
         ...
 
     async def create_session(
         self, session: SessionKey, state: dict[str, Any], messages: Sequence[Message] = ()
     ) -> SessionRecord | None:
-        """Make a session in which this was said; None if it is there already. Raises `StateTooLargeError`."""
+        """Create a session with these messages. None if it exists already. Raises `StateTooLargeError`."""
         ...
 
     async def replace_session(self, session: SessionKey, messages: Sequence[Message]) -> SessionRecord:
-        """Put these messages in place of what was said in the session, and make it if it is not there.
+        """Replace the conversation of a session by these messages. Create the session if it does not exist.
 
-        The records of the runs stay, but what they have added is forgotten. A store that several processes share
-        raises `SessionBusyError` if a run is in the session; of others, the runtime knows that.
+        The records of the runs stay, but the messages that they added are removed. A store that several processes share
+        raises `SessionBusyError` if a run is in the session. For other stores the runtime checks that.
         """
         ...
 
     async def find_session(self, session: SessionKey) -> SessionRecord | None:
-        """The session, if it is there."""
+        """The session, if it exists."""
         ...
 
     async def list_sessions(
         self, agent_id: str, user_id: str | None, limit: int | None = None, after: tuple[float, str] | None = None
     ) -> list[SessionRecord]:
-        """A user's sessions with an agent, oldest first, without their states: so many, or all. `after` is where the
-        page before ended: that session's `created_at` and id.
+        """A user's sessions with an agent, oldest first, without their states: at most `limit`, or all. `after` is the
+        end of the previous page: the `created_at` and the id of its last session.
         """
         ...
 
     async def count_sessions(self, agent_id: str, user_id: str | None) -> int:
-        """How many sessions a user has with an agent; those may count that a run is only about to begin."""
+        """How many sessions a user has with an agent. A session may count whose first run is about to begin."""
         ...
 
     async def update_session(self, session: SessionKey, delta: dict[str, Any]) -> SessionRecord | None:
-        """Set these keys of the session's state, and return what it is then; None if it is not there.
+        """Set these keys of the session's state, and return the changed session. None if it does not exist.
 
-        Raises `StateTooLargeError`, and then nothing has changed.
+        Raises `StateTooLargeError`; then nothing has changed.
         """
         ...
 
     async def delete_session(self, session: SessionKey, *, idle: bool = False) -> bool:
-        """Forget the session and its conversation; the records of its runs may stay. False if it was not there.
+        """Delete the session and its conversation. The records of its runs may stay. False if it did not exist.
 
         With `idle`, a store that several processes share raises `SessionBusyError` if a run is in the session.
         """

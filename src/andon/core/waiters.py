@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tasks and threads that wait for a change, each woken where it waits: on its own event loop, or in its own thread.
 
-Waiters register and *then* look again; who changes something does so and *then* wakes: no wake-up is lost, and no lock
-is needed. A wake-up wakes those that were registered when it began. Those that register again meanwhile wait for the
-next one: else many readers on other loops could keep it going for ever, and with it the run that writes.
+A waiter registers and *then* looks again. A writer makes its change and *then* wakes. So no wake-up is lost, and no
+lock is needed. A wake-up wakes the waiters that were registered when it began. Waiters that register again during it
+wait for the next one: otherwise many readers on other loops could make it endless, and so block the run that writes.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from typing import Protocol, TypeVarTuple
 Ts = TypeVarTuple("Ts")
 
 SIGNAL_SECONDS = 0.25
-"""The safety net under signals. Python runs their handlers in the main thread alone. A signal that comes in the moment
-before that thread begins to wait for a lock, or that the system gives to another thread, does not wake it. So the main
-thread wakes by itself, this often, while it waits.
+"""The safety net for signals: how often the main thread wakes by itself while it waits. Python runs signal handlers in
+the main thread only. A signal does not wake that thread if it comes in the moment before the thread begins to wait for
+a lock, or if the system gives it to another thread.
 """
 
 
 class Latch(Protocol):
-    """What is released when it is woken: a thread's lock, say."""
+    """Something that is released to wake its owner, for example a lock for which a thread waits."""
 
     def release(self) -> None: ...
 
 
 Entry = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"] | tuple[None, Latch]
-"""A future on its loop; or a lock that its thread waits to get. A bare lock: an interrupt (Ctrl-C) can leave the inner
-lock of a `threading.Event` or a `concurrent.futures.Future` taken, and then whoever wakes it waits for ever.
+"""A future and its loop; or a lock that a thread waits to acquire. It is a bare lock, because an interrupt (Ctrl-C) can
+leave the inner lock of a `threading.Event` or a `concurrent.futures.Future` taken. Then the waking thread would wait
+for ever.
 """
 
 
 def call_on(loop: asyncio.AbstractEventLoop, callback: Callable[[*Ts], object], *args: *Ts) -> bool:
-    """Have something called on a loop, from any thread. False if that loop is closed: it never will be.
+    """Call `callback` on a loop, from any thread. False if that loop is closed: then it is never called.
 
-    Anything else that goes wrong is raised. A RecursionError, which is a RuntimeError as well, is no closed loop.
+    All other errors are raised. A RecursionError is a RuntimeError too, but does not mean a closed loop.
     """
     try:
         loop.call_soon_threadsafe(callback, *args)
@@ -51,16 +52,16 @@ def call_on(loop: asyncio.AbstractEventLoop, callback: Callable[[*Ts], object], 
 
 
 class Waiters:
-    """Wakes all who wait, each where it waits: a task on its own loop, or a blocked thread."""
+    """Wakes all waiters, each where it waits: a task on its own loop, or a blocked thread."""
 
     __slots__ = ("wakes",)
 
     def __init__(self) -> None:
-        # A list, not a deque: an idle run must stay small. Its append, copy and remove are atomic.
+        # A list, not a deque, because an idle run must stay small. Its append, copy and remove are atomic.
         self.wakes: list[Entry] = []
 
     def wake(self) -> None:
-        """Wake all that registered before this call. Safe from any thread."""
+        """Wake all waiters that registered before this call. Safe from any thread."""
         here = asyncio._get_running_loop()
         entries = self.wakes.copy()
         elsewhere: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] | None = None
@@ -75,14 +76,14 @@ class Waiters:
                 elsewhere.setdefault(entry[0], []).append(entry[1])
         if elsewhere is not None:
             for loop, futures in elsewhere.items():
-                call_on(loop, _resolve_all, futures)  # or it was closed, and its readers with it
-        # Last: if an exception interrupts the lines above, the next wake-up finds whoever was not woken. The oldest
-        # stand first, so that each is found at once.
+                call_on(loop, _resolve_all, futures)  # if that loop is closed, its readers are gone too
+        # Last: if an exception interrupts the lines above, the next wake-up finds the waiters that were not woken. The
+        # oldest entries are at the front of the list, so `remove` finds each at once.
         for entry in entries:
             self.forget(entry)
 
     async def wait(self, ready: Callable[[], bool]) -> None:
-        """Return when `ready` holds. A cancelled wait leaves nothing behind."""
+        """Return when `ready()` is true. A cancelled wait leaves no entry behind."""
         loop = asyncio.get_running_loop()
         while not ready():
             future = loop.create_future()
@@ -93,12 +94,12 @@ class Waiters:
                 return
             try:
                 await future
-            except BaseException:  # it was cancelled, or closed
+            except BaseException:  # the wait was cancelled or closed
                 self.forget(entry)
                 raise
 
     def wait_blocking(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
-        """The same for a thread; False if `timeout` passed first. An interrupt (Ctrl-C) gets through."""
+        """The same for a thread. False if `timeout` passed first. An interrupt (Ctrl-C) gets through."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not ready():
             lock = threading.Lock()
@@ -115,7 +116,7 @@ class Waiters:
         return True
 
     def forget(self, entry: Entry) -> None:
-        """It need not be woken any more."""
+        """Remove an entry, so that it is not woken."""
         try:
             self.wakes.remove(entry)
         except ValueError:  # woken at the same moment
@@ -123,7 +124,7 @@ class Waiters:
 
 
 def _acquire(lock: threading.Lock, deadline: float) -> bool:
-    """False if the time was up first."""
+    """False if the deadline passed first."""
     longest = SIGNAL_SECONDS if threading.current_thread() is threading.main_thread() else math.inf
     while True:
         seconds = min(longest, max(0.0, deadline - time.monotonic()))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One tool call, seen from its run: whether it was cut, whom to tell of that, and what it holds.
+"""One tool call, as its run sees it: whether it was cut, the callbacks for that, and the resources that it holds.
 
-Tools never hold the signal itself. `on_cancel` registers a callback and then looks at the flag; a cut sets the flag and
-then calls the callbacks. So no callback is missed, and none is called twice. Held resources follow the same rule.
+Tools have no reference to the signal itself. `on_cancel` registers a callback and then looks at the flag. A cut sets
+the flag and then calls the callbacks. So no callback is missed, and none is called twice. Held resources follow the
+same rule.
 """
 
 from __future__ import annotations
@@ -81,11 +82,11 @@ class ToolCallScope:
         self.run, self.call_id, self.name = run, call_id, name
         self.cancelled = False
         self.watches_cancel = False
-        """The tool has looked for a cancel, or has registered a callback, so it may stop by itself."""
+        """The tool has checked for a cancel, or has registered a callback. So it may stop by itself."""
         self.entered = False
         """The tool's coroutine is running."""
         self.children: dict[TreeRun, None] = {}
-        """The runs that the tool has started, and that have not ended."""
+        """The runs that the tool started and that have not ended."""
         self.receipt: Receipt | None = None
         """The receipt of the sub-agent's run that this call made, if that run was cancelled."""
         self._held: list[HeldResource] = []
@@ -93,7 +94,7 @@ class ToolCallScope:
 
     @property
     def is_open(self) -> bool:
-        """The tool is at work, in its coroutine or in what it holds; after a cancel too, until it has really ended."""
+        """The tool is at work, in its coroutine or a held resource. After a cancel too, until it has really ended."""
         return self.entered or bool(self._held)
 
     def fire(self) -> None:
@@ -108,11 +109,11 @@ class ToolCallScope:
                 self._call(key)
 
     def rest(self) -> None:
-        """The tool asks a person, and will be entered again. Then it registers its callbacks again."""
+        """The tool asks a person, and will be called again later. Then it registers its callbacks again."""
         self._callbacks.clear()
 
     def end_children(self) -> None:
-        """Cancel the runs that the tool has started. Safe from any thread."""
+        """Cancel the runs that the tool started. Safe from any thread."""
         for child in self.children.copy():
             self.end_child(child)
 
@@ -150,24 +151,24 @@ class ToolCallScope:
 
     @property
     def has_resources(self) -> bool:
-        """Something that the tool holds is still running."""
+        """A held resource is still running."""
         return bool(self._held)
 
     def hold(self, resource: HeldResource) -> None:
-        """The tool is about to start this. Called on the run's loop."""
+        """The tool is about to start this resource. Called on the run's loop."""
         self._held.append(resource)
 
     def release(self, resource: HeldResource) -> None:
-        """It is gone, or never started. Safe from any thread."""
+        """The resource is gone, or never started. Safe from any thread."""
         self._held.remove(resource)
         if self.cancelled:
             self._forget(resource)
 
     def _leave_behind(self, resource: HeldResource) -> None:
-        """Name it as left behind until it is gone, and tell it about the cut."""
+        """Add the resource to the leftovers until it is gone, and tell it about the cut."""
         self.run.runtime.abandoned[resource] = self
         self.run.steps.leave_behind(resource, resource.name)
-        if resource not in self._held:  # it was released just now, maybe before it was named
+        if resource not in self._held:  # it was released just now, maybe before it became a leftover
             self._forget(resource)
             return
         try:
@@ -185,10 +186,10 @@ current: contextvars.ContextVar[ToolCallScope | None] = contextvars.ContextVar("
 
 
 def open_call() -> ToolCallScope | None:
-    """The tool call that this code is part of. A call that has ended starts no run, though its tasks may go on."""
+    """The tool call that this code is part of. None if the call has ended: its tasks may go on, but not start runs."""
     call = current.get()
     return call if call is not None and call.is_open else None
 
 
-# A tool that forks is at work in the parent. In the child there is no such call, and no run whose children could begin.
+# A tool that forks is at work in the parent only. In the child there is no such call, and no run to start children in.
 os.register_at_fork(after_in_child=lambda: current.set(None))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run does, seen from the run: work to perform, to settle, and to say goodbye to.
+"""The interface between a run and its work.
 
-The agent's loop is the one real implementation; the core knows no more of it than this.
+The agent's loop is the one real implementation. The core knows only this interface of it.
 """
 
 from __future__ import annotations
@@ -20,62 +20,62 @@ from andon.messages import Message, Usage
 
 
 class Settlement(Struct, frozen=True, gc=False):
-    """What a run leaves, in its final and valid form."""
+    """What a run leaves: its messages and outcomes, in their final and valid form."""
 
     messages: list[Message]
-    """What the run added to its session."""
+    """The messages that the run added to its session."""
     content: str
     usage: Usage
     tools: list[ToolReceipt]
     cancelled: list[ToolView]
     """The calls that the end of the run cancelled."""
     cut_calls: list[ToolReceipt] = []
-    """Those of them that nobody had cancelled alone: what whoever goes on with the run has to deal with."""
+    """Those of them that were not cancelled one by one before. A run that continues this one needs them."""
     interrupts: list[Interrupt] = []
-    """The questions that are open, if it paused."""
+    """The questions that are open, if the run paused."""
     bookmark: Bookmark | None = None
-    """Where it goes on, if it paused."""
+    """Where the run continues, if it paused."""
     output: Any = None
-    """The answer as what `output_type` asked for."""
+    """The answer as a value of the `output_type`."""
     output_data: Any = None
-    """The same as JSON has it."""
+    """The same as JSON."""
     write_output: Callable[[Any], Any] | None = None
-    """What makes that of it."""
+    """The function that converts the output to JSON."""
     shortened: Shortened | None = None
-    """The summary that the run has made of the conversation's beginning."""
+    """The summary that the run made of the conversation's beginning."""
 
 
 class Work(Protocol):
-    """What a run does."""
+    """The work of a run."""
 
     @property
     def continues(self) -> str | None:
-        """The ended run whose messages are part of this one's, if it goes on with one."""
+        """The ended run that this one continues, if any. The messages of that run are part of this one's."""
         ...
 
     def begin(self) -> None:
-        """The run begins, here and now: called where that was asked for, before the run has a task."""
+        """The run begins. Called by the code that starts the run, in its thread, before the run has a task."""
         ...
 
     async def perform(self) -> StopReason:
         """Do the work. Everything that may wait is a step of the run.
 
-        With `StopReason.interrupt` it waits for a person: `answer` is called with the answers, and then this again.
+        With `StopReason.interrupt` it waits for a person. Then `answer` is called, and after it `perform` again.
         """
         ...
 
     def so_far(self) -> list[Message]:
-        """What it has added to the conversation, with the results that there are. Safe from any thread."""
+        """The messages that it has added to the conversation, with the tool results so far. Safe from any thread."""
         ...
 
     def progress(self) -> Settlement:
-        """How far it has come, and the questions that are open."""
+        """How far the work has come, and the questions that are open."""
         ...
 
     def answer(self, answers: Mapping[str, Any], anew: Any = None) -> None:
-        """Take the answers, one for each question that is open; and what whoever brings them gives anew, if anything.
+        """Take the answers, one for each question that is open.
 
-        What that can be is between the work and whoever brings it.
+        `anew` is what the caller gives again for the rest of the run, if anything. The core passes it on unread.
         """
         ...
 
@@ -84,13 +84,13 @@ class Work(Protocol):
         ...
 
     def settle(self, fate: Fate) -> Settlement:
-        """Bring what was seen so far into its final form. Pure: no waiting, no side effects."""
+        """Bring the work so far into its final form. Pure: no waiting, no side effects."""
         ...
 
     def ended(self) -> None:
-        """All is final; readers are told next. Called on every path, and twice if the first time broke."""
+        """The end is final; the terminal event comes next. Called on every path, and again if the first call raised."""
         ...
 
     async def farewell(self) -> None:
-        """Tell the hooks, after the terminal event."""
+        """Call the last hooks, after the terminal event."""
         ...

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claiming a run that is paused in a shared store, in order to go on with it; and giving it back.
+"""Claims a run that is paused in a shared store, in order to continue it, and gives it back.
 
 The caller may be cancelled before the store has answered, or the answer may be lost. Then the run is given back: it
-stays paused. A run that is held without anyone knowing would be lost when its lease runs out.
+stays paused. Otherwise it would be held without a process that works on it, and be lost when its lease expires.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from andon.errors import StoreError
 
 
 class Claimed(NamedTuple):
-    """What the store has given."""
+    """A run that was claimed."""
 
     lease: Lease
     since: float
-    """From when on its lease counts, as `time.monotonic()` does."""
+    """When its lease began, by `time.monotonic()`."""
     owner: str
     """The name under which the run is held."""
 
@@ -36,10 +36,10 @@ class Claimed(NamedTuple):
 async def _claim(
     link: StoreLink, run_id: str, known: int, name: str, request_key: RequestKey | None = None
 ) -> Claimed | None:
-    """Claim a paused run of which so many events are known, under this name.
+    """Claim a paused run under this name. The caller knows its first `known` events.
 
-    None if the run is not paused any more, was cancelled, or was answered elsewhere and paused again: then it waits for
-    other answers than these.
+    None if the run is not paused any more, was cancelled, or was answered elsewhere and paused again. In the last case
+    it waits for other answers.
     """
     taken = await link.store.take_up(run_id, name, link.seconds, request_key)
     if taken is None:
@@ -53,11 +53,11 @@ async def _claim(
 async def claim_paused(
     link: StoreLink, run_id: str, known: int, seconds: float, request_key: RequestKey | None = None
 ) -> Claimed | None:
-    """The same for a caller that may be cancelled meanwhile, or may get no answer: then the run stays paused.
+    """The same for a caller that may be cancelled meanwhile, or may get no answer. Then the run stays paused.
 
-    Each call claims under a name of its own. So what is given back is what was claimed under that name, and not what
-    another caller of this process has claimed since. A cancelled caller waits for that, for so many seconds at the
-    most; and so does the next caller.
+    Each call claims under a name of its own. So it gives back only its own claim, and not what another caller of this
+    process has claimed since. A cancelled caller waits until the run is given back, for at most `seconds`. The
+    next caller waits for that too.
     """
     await given_back(link, run_id, seconds)
     name = os.urandom(8).hex()
@@ -65,7 +65,7 @@ async def claim_paused(
     try:
         return await asyncio.shield(asyncio.wrap_future(taking))
     except asyncio.CancelledError:
-        if taking.cancelled():  # by the end of the worker, not by our host
+        if taking.cancelled():  # by the end of the worker, not by the caller's host
             raise StoreError("the runtime was closed while the run was being claimed") from None
         with contextlib.suppress(StoreError):
             _leave(link, run_id, name, taking)
@@ -78,16 +78,14 @@ async def claim_paused(
 
 
 def give_back(link: StoreLink, run_id: str, held: Claimed) -> None:
-    """Have a claimed run stay paused, soon: the caller that claimed it can't go on with it."""
+    """Give a claimed run back soon, so that it stays paused: its caller can't continue it."""
     taking: concurrent.futures.Future[Claimed] = concurrent.futures.Future()
     taking.set_result(held)
     _leave(link, run_id, held.owner, taking)
 
 
 async def given_back(link: StoreLink, run_id: str, seconds: float) -> bool:
-    """Wait, for so many seconds at the most, until a run that was claimed in vain is paused again. False if no such
-    run is being given back.
-    """
+    """Wait until a run that is being given back is paused again, for at most `seconds`. False for any other run."""
     if (leaving := link.giving_back.get(run_id)) is None:
         return False
     await asyncio.wait([asyncio.wrap_future(leaving)], timeout=seconds)
@@ -105,8 +103,8 @@ def _leave(link: StoreLink, run_id: str, name: str, taking: concurrent.futures.F
 
 
 async def _leave_paused(link: StoreLink, run_id: str, name: str, taking: concurrent.futures.Future[Any]) -> None:
-    """Have the run as it was before the claim, if that was successful, which may not be known."""
-    with contextlib.suppress(StoreError):  # the worker is closed: then the run is lost, like every run that is not held
+    """Undo the claim, if it was successful. If its answer was lost, the store is asked."""
+    with contextlib.suppress(StoreError):  # the worker is closed: then the run is lost when its lease expires
         try:
             if await asyncio.wrap_future(taking) is None:
                 return
@@ -121,8 +119,8 @@ async def _leave_paused(link: StoreLink, run_id: str, name: str, taking: concurr
 
 
 async def _give_back(link: StoreLink, taken: Taken) -> None:
-    """Have a claimed run stay paused; or end, if it was cancelled meanwhile."""
-    # If it was claimed twice, because an answer was lost, its record says running; but it has not begun to.
+    """Pause a claimed run again. If it was cancelled meanwhile, end it."""
+    # If it was claimed twice, because an answer was lost, its record says running, though it has not begun.
     taken = taken._replace(record=msgspec.structs.replace(taken.record, status=RunStatus.paused))
     answer = await link.store.finish(taken.lease, taken.record, taken.messages, [])
     if isinstance(answer, CancelRequest):

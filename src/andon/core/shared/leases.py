@@ -24,10 +24,10 @@ from andon.errors import StoreError
 log = logging.getLogger(__name__)
 
 TRUSTED = 0.8
-"""The part of a lease in which a run may go on without a renewal; the rest is for clocks that differ."""
+"""The part of a lease in which a run may go on without a renewal. The rest allows for clocks that differ."""
 
 NAMED = 10
-"""How many of the runs that were lost are named in the log."""
+"""How many of the lost runs are named in the log."""
 
 
 class HeldRun(Protocol):
@@ -51,7 +51,7 @@ class HeldRun(Protocol):
     def is_settled(self) -> bool: ...
 
     def check_alive(self) -> None:
-        """Have the run end if its event loop was closed."""
+        """End the run if its event loop was closed."""
         ...
 
     def cancel_for(self, cause: CancelCause, reason: str) -> CancelOutcome: ...
@@ -59,7 +59,7 @@ class HeldRun(Protocol):
     def request_cancel(self, request: CancelRequest) -> CancelOutcome: ...
 
     def on_cancel(self, owner: str, request: CancelRequest) -> None:
-        """The store has told that the run was cancelled."""
+        """The store has reported that the run was cancelled."""
         ...
 
     def on_taken_over(self) -> bool:
@@ -76,7 +76,7 @@ class Leases:
         self.lost = 0
         """How many runs were stopped here because their leases were lost."""
         self.missed = 0
-        """Counts what was said of runs that are not held here, or may be of any."""
+        """How many notifications concerned runs that are not held here, or may concern any run."""
         self._doubted: dict[str, None] = {}
         self._doubts_all = False
         self._work_available = Waiters()
@@ -92,7 +92,7 @@ class Leases:
         return self._held.get(held.run_id) is held
 
     def validity(self, since: float) -> float:
-        """Until when a run may go on whose lease counts from then on, as `time.monotonic()` does."""
+        """Until when a run may go on whose lease began at `since`, both by `time.monotonic()`."""
         return since + TRUSTED * self._seconds
 
     # -- renewing -----------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class Leases:
             await asyncio.sleep(max(0.0, began + rest - time.monotonic()))
 
     async def _renew(self) -> bool:
-        """False if some could not be renewed now, and are to be tried again soon."""
+        """False if some leases could not be renewed now, and must be tried again soon."""
         leases = [held.lease for held in self._runs() if held.lease is not None]
         if not leases:
             return True
@@ -129,9 +129,10 @@ class Leases:
             self._stop_overdue(time.monotonic())
 
     def _stop_overdue(self, now: float) -> None:
-        """Needs no store: if that can't be reached, the runs here are stopped before other workers may take them.
+        """Stop the runs whose leases were not renewed in time. This needs no store: if the store can't be reached, the
+        runs here are stopped before other workers may take them over.
 
-        A run whose event loop was closed is ended as well: no other worker can, while it is held here.
+        A run whose event loop was closed is ended too: while it is held here, no other worker can end it.
         """
         overdue = []
         for held in self._runs():
@@ -149,7 +150,7 @@ class Leases:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def look(self, run_ids: Sequence[str] = ()) -> None:
-        """Something may have changed in the store: of these runs, or, without any, of all. Called from any thread."""
+        """Something may have changed in the store: in these runs, or, without any, in all. Safe from any thread."""
         mine = [run_id for run_id in run_ids if run_id in self._held]
         if len(mine) < len(run_ids) or not run_ids:
             self.missed += 1
@@ -161,7 +162,7 @@ class Leases:
             self._work_available.wake()
 
     def on_cancel(self, run_id: str, owner: str, request: CancelRequest) -> None:
-        """Someone has asked this run to stop, and the store has said so itself. Called from any thread."""
+        """The store has notified this worker that the run was cancelled. Safe from any thread."""
         if (held := self._held.get(run_id)) is not None:
             held.on_cancel(owner, request)
         else:
@@ -172,19 +173,19 @@ class Leases:
             await self._work_available.wait(lambda: self._doubts_all or bool(self._doubted))
             every, self._doubts_all = self._doubts_all, False
             doubted = list(self._doubted.copy())
-            for run_id in doubted:  # one by one: others may come meanwhile, from other threads
+            for run_id in doubted:  # one by one: other threads may add more meanwhile
                 self._doubted.pop(run_id, None)
-            # Of one that is ending, the store says so when it takes the end.
+            # For a run that is ending, `finish` reports a cancel or a takeover.
             helds = (held for held in self._runs() if not held.is_closing)
             leases = [each.lease for each in helds if each.lease and (every or each.run_id in doubted)]
             try:
                 if leases:
                     self._act_on(await self._link.store.renew(leases, None), leases)
             except StoreError as error:  # the next renewal looks at all of them
-                self._link.complain("cancels can't be heard", error)
+                self._link.complain("cancels could not be read", error)
 
     def _runs(self) -> list[HeldRun]:
-        return list(self._held.copy().values())  # runs come and go on other threads
+        return list(self._held.copy().values())  # a copy: other threads add and remove runs
 
     def _act_on(self, renewal: Renewal, leases: list[Lease]) -> None:
         for run_id, request in renewal.cancels.items():

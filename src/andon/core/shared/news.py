@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits for news of which run: a wake-up wakes those who wait for that run, and nobody else."""
+"""Which tasks wait for news of which run. News of a run wakes only the tasks that wait for that run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _numbers = itertools.count(1)
 
 
 class Topic:
-    """One run that somebody waits for news of."""
+    """One run, and the tasks that wait for news of it."""
 
     __slots__ = ("_news", "_run_id", "_waiters", "count", "users")
 
     def __init__(self, news: News, run_id: str) -> None:
         self._news, self._run_id, self._waiters = news, run_id, Waiters()
         self.count = 0
-        """Another number each time that there was news."""
+        """A new number each time there is news."""
         self.users = 0
 
     def __enter__(self) -> Topic:
@@ -31,23 +31,23 @@ class Topic:
         self._news._leave(self, self._run_id)
 
     async def changed(self, seen: int) -> None:
-        """Wait for news that are later than those that were seen."""
+        """Wait for news that is later than the news of this number."""
         await self._waiters.wait(lambda: self.count != seen)
 
     def tell(self) -> None:
-        self.count = next(_numbers)  # two threads at once may set it back, but never to what a waiter has seen
+        self.count = next(_numbers)  # two threads at once may set it back, but never to a number that a waiter has seen
         self._waiters.wake()
 
 
 class News:
-    """The runs of which somebody waits for news."""
+    """The runs for whose news tasks wait."""
 
     def __init__(self) -> None:
         self._topics: dict[str, Topic] = {}
         self._lock = threading.Lock()
 
     def watch(self, run_id: str) -> Topic:
-        """Be woken by news of this run, until the topic is left: `with news.watch(run_id) as topic`."""
+        """A topic that is woken by news of this run, until it is left: `with news.watch(run_id) as topic`."""
         with self._lock:
             topic = self._topics.get(run_id)
             if topic is None:

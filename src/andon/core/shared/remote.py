@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the events of a run that another process holds, or that has ended: from the store, as they are written.
+"""Reads the events of a run that another process holds, or that has ended: from the store, as they are written.
 
-It reads like `core.journal.Reader`: from any sequence number on, to the terminal event or to a pause. Whoever has read
-the run before may know events that died, unwritten, with its holder, or with the database before they were on its disk;
-then its end has a number that was seen before, and is told all the same.
+A reader works like `core.journal.Reader`: from any sequence number on, to the terminal event or to a pause. A client
+may have read events that were then lost: the run's holder died before it wrote them, or the database before they were
+on disk. Then the terminal event has a number that the client has seen already. It is delivered nevertheless.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from andon.core.single_reader import Seat
 from andon.core.states import CancelOutcome, RunStatus
 
 EVENTS_AT_ONCE = 2_000
-"""How many events of a run are asked for with one question."""
+"""How many events of a run are read with one query."""
 
 
 class EventSource(Protocol):
-    """What can be read in batches."""
+    """A source of events that can be read in batches."""
 
     async def batch(self, limit: int) -> list[Event]:
-        """All that is there, up to a limit, and at least one; empty after the last one."""
+        """Wait for at least one event, and return all new ones, up to a limit. Empty after the last event."""
         ...
 
     @property
     def at_end(self) -> bool:
-        """Has it read the last event that there will be, or that there will be before a person answers?"""
+        """True if it has read the last event, or the last event before a person answers."""
         ...
 
 
@@ -55,7 +55,7 @@ class StoredReader:
 
     async def _more(self, limit: int) -> list[Event]:
         link = self._link
-        link.start()  # it listens for all of us
+        link.start()  # one listener serves all readers
         with link.news.watch(self._run_id) as topic:
             while not self.at_end:
                 seen = topic.count
@@ -67,15 +67,15 @@ class StoredReader:
         return []
 
     async def _read(self, limit: int) -> list[Event]:
-        """What is there; nothing, if nothing is new, or it is over."""
+        """The new events. Empty if there are none, or the run is over."""
         link, record = self._link, None
         events = await self._read_events(limit)
         if not events or events[-1].event is RunEvent.run_paused:
-            # The record first: what it says is true of all events that are read after it.
+            # The record is read first: all that it says holds for the events that are read after it.
             record = await link.retry(lambda: link.store.find(self._run_id))
             events = await self._read_events(limit)
             if (record is None or record.status.final) and self._was_going and not events:
-                events = await last_event(link, self._run_id)  # not told yet, so it is not what was read before
+                events = await last_event(link, self._run_id)  # it was not read yet, though its number was
             self.at_end = self._is_over(record, events, limit)
         else:
             self.at_end = events[-1].event.terminal
@@ -92,20 +92,20 @@ class StoredReader:
             return True
         if len(events) == limit:
             return False
-        if record is None or record.status.final:  # what is not there is not kept any more
+        if record is None or record.status.final:  # events that are missing now are not kept any more
             return not events
         paused = record.status is RunStatus.paused
         return paused and (not events or events[-1].event is RunEvent.run_paused)
 
 
 async def last_event(link: StoreLink, run_id: str) -> list[Event]:
-    """The last one of a run, if any are kept."""
+    """The last event of a run, if the store has any."""
     last = await link.retry(lambda: link.store.last_event(run_id))
     return [] if last is None else [last]
 
 
 async def follow(link: StoreLink, run_id: str, *, to_pause: bool = False) -> RunRecord | None:
-    """Wait until a run has ended, wherever that is; or, with `to_pause`, until it waits for a person."""
+    """Wait until a run has ended, in any process. With `to_pause`, also return when it waits for a person."""
     link.start()
     with link.news.watch(run_id) as topic:
         while True:
@@ -118,7 +118,7 @@ async def follow(link: StoreLink, run_id: str, *, to_pause: bool = False) -> Run
 
 
 class RemoteRun:
-    """A run that this process does not hold: another process does, or it has ended. The store has all of it."""
+    """A run that another process holds, or that has ended. All that is known of it is in the store."""
 
     def __init__(self, link: StoreLink, record: RunRecord) -> None:
         self._link, self.record = link, record
@@ -132,19 +132,19 @@ class RemoteRun:
         return self.record.status
 
     async def look(self) -> RunRecord:
-        """How it stands with it now."""
+        """Read its current record."""
         self.record = await self._link.store.find(self.run_id) or self.record
         return self.record
 
     async def asked(self, outcome: CancelOutcome) -> None:
-        """It was asked to stop: if that was news, nobody has to look how it stands with it."""
+        """It was cancelled. If this was the first request, the status is known without a query."""
         if outcome is CancelOutcome.requested:
             self.record = msgspec.structs.replace(self.record, status=RunStatus.cancelling)
         else:
             await self.look()
 
     async def gone(self, seconds: float) -> Receipt | None:
-        """Wait for its end, for so long at the most. What it has left behind, its own process knows."""
+        """Wait for its end, for at most `seconds`. Later leftovers are known only in its own process."""
         try:
             async with asyncio.timeout(seconds):
                 self.record = await follow(self._link, self.run_id) or self.record
@@ -153,19 +153,19 @@ class RemoteRun:
         return self.record.receipt
 
     async def rested(self, after: int) -> RunRecord:
-        """How it stands with it once it has ended, or waits for a person, after the event of that number."""
+        """Wait until it has ended, or waits for a person, after the event of this number. Returns its record."""
         reader = StoredReader(self._link, self.run_id, after)
         while await reader.batch():
             pass
         return await self.look()
 
     async def reader(self, after: int) -> StoredReader | None:
-        """Its events from a number on; None if there are none to come."""
+        """A reader of its events after a number. None if no more events will come."""
         store, rests = self._link.store, self.status.final or self.status is RunStatus.paused
         if rests and not await store.read_events(self.run_id, after, 1):
             if after == 0 or await store.read_events(self.run_id, after - 1, 1):
                 return None
-            # It has read what died, unwritten: it is told the end.
+            # The client has read events that were lost: it gets the terminal event.
             last = await last_event(self._link, self.run_id)
             after = last[-1].seq - 1 if last else after
         return StoredReader(self._link, self.run_id, after)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to a store that several processes share: who may write a run, and who wants it to stop.
+"""The interface of a store that several processes share: which process may write a run, and which runs must stop.
 
-A run is written by whoever holds its lease. A lease runs out unless it is renewed, and then anybody may take the run
-over; each taker gets the next epoch, and what is written with an older one is refused. So a run has one writer at a
-time, and one end, whatever the clocks and networks in between do. A cancel is first a committed row; only then is
-anybody woken, so that a wake-up may be lost and the cancel is not. A session's line is the order of its runs here.
+The process that holds the lease of a run writes the run. A lease expires unless it is renewed. Then any other process
+may take the run over. Each new holder gets the next epoch, and writes with an older epoch are refused. So a run has one
+writer at a time, and one end, even if clocks or networks fail. A cancel is first committed as a row; only then are
+processes notified. So a notification may be lost, but not the cancel. A session's queue is the order of its runs here.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Lease(NamedTuple):
 
 
 class Granted(Lease):
-    """A lease that was just given. It is the same as any other of that run and epoch."""
+    """A lease that was just given. It equals any other lease of that run and epoch."""
 
     since: float
-    """From when on its seconds count, as `time.monotonic()` does: when its statement was sent."""
+    """When its seconds began, by `time.monotonic()`: when its statement was sent."""
     has_turn: bool
-    """Nobody is ahead in the session's line: the run is running from now on."""
+    """No run is ahead in the session's queue: the run is running from now on."""
     is_fresh: bool
-    """Nothing was said in the session so far."""
+    """The session has no messages yet."""
 
     @classmethod
     def of(cls, run_id: str, epoch: int, since: float, *, has_turn: bool = False, is_fresh: bool = False) -> Granted:
@@ -49,36 +49,36 @@ class Granted(Lease):
 
 
 class Renewal(NamedTuple):
-    """What a worker learns of the runs that it holds."""
+    """What a worker learns about the runs that it holds."""
 
     lost: list[str]
-    """Those that are not its own any more: taken over, or ended, by someone else."""
+    """Runs that it does not hold any more: another process has taken them over, or ended them."""
     cancels: dict[str, CancelRequest]
-    """Those that someone has asked to stop."""
+    """Runs that were cancelled, with the request."""
     since: float
-    """From when on the seconds of those that were renewed count: when the statement was sent."""
+    """When the seconds of the renewed leases began: when the statement was sent."""
     locked: list[str]
-    """Those that could not be renewed now, because somebody is changing them at this moment."""
+    """Runs that could not be renewed now, because another transaction has locked them."""
 
 
 class Glance(NamedTuple):
-    """How it stands with a run, as far as others wait for that."""
+    """The part of a run's state for which other runs wait."""
 
     status: RunStatus
     is_first: bool
-    """Nobody is ahead of it in its session's line."""
+    """No run is ahead of it in its session's queue."""
 
 
 class Progress(NamedTuple):
-    """What is new of a run."""
+    """What a run has done since the last write."""
 
     lease: Lease
     messages: list[Message] | None
-    """All that it has added to its session so far, or None if that is as it was."""
+    """All messages that it has added to its session so far. None if they have not changed."""
     events: Sequence[Event]
-    """What comes after the events that were written before."""
+    """The events after those that were written before."""
     continues: str | None = None
-    """The run whose messages are part of these, if it goes on with one."""
+    """The run that this one continues, if any. The messages of that run are part of these."""
 
 
 class Taken(NamedTuple):
@@ -88,29 +88,29 @@ class Taken(NamedTuple):
     record: RunRecord
     messages: list[Message]
     cancel: CancelRequest | None
-    """What it was asked, if it was asked to stop."""
+    """The request, if the run was cancelled."""
     last_seq: int
-    """The number of its last event that is written, 0 without any."""
+    """The number of its last written event. 0 if there is none."""
     since: float = 0.0
-    """From when on the seconds of the lease count: when its statement was sent."""
+    """When the seconds of the lease began: when its statement was sent."""
 
 
 class KeyUse(NamedTuple):
-    """What an idempotency key was used for."""
+    """The use of an idempotency key."""
 
     run_id: str
     said: str
-    """A digest of what was asked for."""
+    """A digest of the request."""
     after: int
-    """The number of the run's last event before that: 0, unless a paused run was answered."""
+    """The number of the run's last event before the request: 0, unless the request answered a paused run."""
 
 
 Look = Callable[[Sequence[str]], None]
-"""Is told that something may have changed: of these runs, or, if there are none, of any."""
+"""Called when something may have changed: in these runs, or, if the sequence is empty, in any run."""
 Changed = Callable[[Sequence[str]], None]
-"""Is told which runs have made progress, have ended, or have their turn."""
+"""Called with the runs that have made progress, have ended, or have their turn."""
 Asked = Callable[[str, str, CancelRequest], None]
-"""Is told which run was asked to stop, who holds it, and how: who else listens may have another of that id."""
+"""Called with a cancelled run, its holder, and the request. Another listener may have another run of that id."""
 
 
 class Listening(Protocol):
@@ -119,10 +119,10 @@ class Listening(Protocol):
 
 @runtime_checkable
 class SecretStore(Protocol):
-    """A store that can give its processes a secret that all of them share."""
+    """A store that gives all its processes the same secret."""
 
     async def secret(self, name: str) -> str:
-        """Random text, the same for all who ask for this name. It is made when it is asked for the first time."""
+        """Random text, the same at every call with this name. The first call creates it."""
         ...
 
 
@@ -130,59 +130,62 @@ class SecretStore(Protocol):
 class SharedStore(SessionStore, Protocol):
     """A store for many processes. Every method may be cancelled, and does all of its work or none.
 
-    `StoreError` says that the database could not be asked; nothing else is known then, and asking again is safe.
+    `StoreError` means that the database could not be reached. Then the effect of the call is not known, and the call
+    may safely be repeated.
     """
 
     @property
     def lag(self) -> float:
-        """How many seconds what begins now would wait for its turn to be written."""
+        """How many seconds a write that begins now would wait for its turn."""
         ...
 
-    # -- a run, by whoever holds it -----------------------------------------------------------------------------------
+    # -- a run, by the process that holds it --------------------------------------------------------------------------
 
     async def enter(self, record: RunRecord, owner: str, seconds: float, on_busy: OnBusy) -> Granted:
-        """Put a pending run at the end of its session's line, with a lease of so many seconds. If it is the first in
-        it, it is running from now on.
+        """Put a pending run at the end of its session's queue, with a lease of `seconds`. If it is the first in the
+        queue, it is running from now on.
 
-        Raises `RunIdTakenError`; `BlockedError`; and with `reject`, `SessionPausedError` or `SessionBusyError` if
-        someone is in the line who is not being cancelled. With `cancel`, whoever is ahead is asked to stop, superseded.
-        Asked again by the same owner for a run that has not ended, it gives the same lease: the answer may get lost.
-        The record's `request_key` is taken in the same step, or `KeyUsedError` is raised, before any of the others.
+        Raises `RunIdTakenError`; `BlockedError`; and with `reject`, `SessionPausedError` or `SessionBusyError` if a run
+        in the queue is not being cancelled. With `cancel`, all runs ahead are cancelled, with the cause `superseded`.
+        If the same owner calls it again for a run that has not ended, it gives the same lease: the answer may have been
+        lost. The record's `request_key` is taken in the same transaction. If it is used already, `KeyUsedError` is
+        raised, before any of the other errors.
         """
         ...
 
     async def take_turn(self, lease: Lease) -> bool:
-        """If the run is the first in its line, it is running from now on. Raises `LeaseLostError`."""
+        """If the run is the first in its queue, it is running from now on. Raises `LeaseLostError`."""
         ...
 
     async def bring(self, lease: Lease, messages: Sequence[Message]) -> None:
-        """Put these messages in place of what was said in the session before this run, which has its turn. Asked again,
-        it changes nothing more. Raises `LeaseLostError`.
+        """Replace the messages of the session before this run, which has its turn, by these. A second call changes
+        nothing more. Raises `LeaseLostError`.
         """
         ...
 
     async def renew(self, leases: Sequence[Lease], seconds: float | None) -> Renewal:
-        """Hold on to these runs for so many seconds more; with None, only look how it stands with them.
+        """Renew these leases for `seconds`. With None, only read the state of the runs.
 
-        Of a paused run nothing is renewed, but it is told of in the same way.
+        The lease of a paused run is not renewed, but its state is reported in the same way.
         """
         ...
 
     async def write(self, batch: Sequence[Progress]) -> list[str]:
-        """Add what is new: of each run all of it, or nothing. Returns the runs of which it was not added: their leases
-        were not good any more, or someone is ending them, or taking them over, at this very moment.
+        """Write the progress of runs: for each run all of it, or nothing. Returns the runs for which nothing was
+        written: their leases are not valid any more, or another transaction is ending them, or taking them over, now.
 
-        An event that is written already stays as it is.
+        An event that is written already is not changed.
         """
         ...
 
     async def finish(
         self, lease: Lease, record: RunRecord, messages: Sequence[Message], events: Sequence[Event]
     ) -> RunRecord | CancelRequest | None:
-        """End a run, or pause it, together with those of its events that are not written yet; its lease is given up.
+        """End a run, or pause it, and write those of its events that are not written yet. Its lease is given up.
 
-        None if that is stored now. If it was asked to stop and this is another end, that request: nothing is stored,
-        and it must end as cancelled. If someone else has taken it over, its record as they left it so far.
+        Returns None if that is stored. If the run was cancelled and this is another end, it returns the request:
+        nothing is stored, and the run must end as cancelled. If another process has taken the run over, it returns the
+        run's current record.
         """
         ...
 
@@ -191,57 +194,57 @@ class SharedStore(SessionStore, Protocol):
     async def take_up(
         self, run_id: str, owner: str, seconds: float, request_key: RequestKey | None = None
     ) -> Taken | None:
-        """Take a paused run, to go on with it. None if it isn't paused, or was asked to stop.
+        """Take a paused run, to continue it. None if it isn't paused, or was cancelled.
 
-        Asked again by the same owner, who must not have it already, it gives the same lease: the answer may get lost.
-        With a `request_key`, that is taken in the same step, or `KeyUsedError` is raised.
+        If the same owner calls it again, and does not hold the run already, it gives the same lease: the answer may
+        have been lost. A `request_key` is taken in the same transaction, or `KeyUsedError` is raised.
         """
         ...
 
     async def find_key(self, agent_id: str, user_id: str | None, key: str) -> KeyUse | None:
-        """What this user has used an idempotency key for, as long as that run is known."""
+        """How this user has used an idempotency key, as long as the run is known."""
         ...
 
     async def take_orphans(self, owner: str, seconds: float, limit: int) -> list[Taken]:
-        """Take runs that nobody ends: whose leases have run out, and paused ones that were asked to stop."""
+        """Take runs that no process ends: those whose leases have expired, and paused ones that were cancelled."""
         ...
 
     async def request_cancel(self, which: Selection, request: CancelRequest) -> Outcomes:
-        """Ask runs that have not ended to stop, commit that, and wake whoever holds them.
+        """Cancel the selected runs that have not ended: commit that, and then notify their holders.
 
-        One that had ended is named only if it was asked for by its id.
+        A run that has ended is in the outcomes only if it was selected by its id.
         """
         ...
 
     async def read_events(self, run_id: str, after: int, limit: int) -> list[Event]:
-        """A run's events from a number on, as far as they are written."""
+        """The written events of a run after this number."""
         ...
 
     async def last_event(self, run_id: str) -> Event | None:
-        """The last one of a run's events that are written. None if none are, or they are forgotten."""
+        """The last written event of a run. None if no event was written, or they are deleted."""
         ...
 
     async def list_runs(self, which: Selection, limit: int, before: tuple[float, str] | None = None) -> list[RunRecord]:
-        """Newest first, with what a list shows: id, session, status, `created_at`, `continues` and `parent_run_id`.
-        `find` has the rest. `before` is where the page before ended: that run's `created_at` and id.
+        """Newest first, with these fields only: id, session, status, `created_at`, `continues` and `parent_run_id`.
+        `find` has the rest. `before` is the end of the previous page: the `created_at` and the id of its last run.
         """
         ...
 
     async def glance(self, run_ids: Sequence[str]) -> dict[str, Glance]:
-        """How it stands with these runs; without those that are not known."""
+        """The state of these runs, without those that are not known."""
         ...
 
     def listen(self, look: Look, changed: Changed | None = None, asked: Asked | None = None) -> Listening:
-        """Be told, from any thread, of what is committed. None of these may wait.
+        """Call these functions, from any thread, after a commit. None of them may wait.
 
-        `look`: something may have changed: of these runs, which someone has taken over or asked to stop, or, after an
-        outage, of any. `changed`: these runs have made progress, have ended, or have their turn: that is of interest to
-        whoever waits for one of them, and to nobody else. `asked`: this run was asked to stop, in these words, so that
-        nobody has to look for them; where that can't be said in a few words, it is a `look`.
+        `look`: something may have changed: in these runs, which were taken over or cancelled, or, after an outage, in
+        any run. `changed`: these runs have made progress, have ended, or have their turn. Only code that waits for one
+        of them needs it. `asked`: this run was cancelled by this request, so its holder need not read it from the
+        store. If the request does not fit into a notification, `look` is called instead.
         """
         ...
 
-    # -- the service --------------------------------------------------------------------------------------------------
+    # -- administration and maintenance -------------------------------------------------------------------------------
 
     async def block(self, block: Block) -> None: ...
 
@@ -250,23 +253,23 @@ class SharedStore(SessionStore, Protocol):
     async def blocks(self) -> list[Block]: ...
 
     async def cancel_log(self, which: Selection, limit: int) -> list[CancelEntry]:
-        """Who cancelled what, when and why; newest first."""
+        """The cancels: of which run, by whom, when and why. Newest first."""
         ...
 
     async def prune(self, older_than: float, *, dry_run: bool = False) -> dict[str, int]:
-        """Forget what has ended, and was not touched, for more than so many seconds, by the store's clock. Says how
-        many sessions, runs and events; with `dry_run`, how many that would be.
+        """Delete what has ended, and was not changed, for more than `older_than` seconds, by the store's clock. Returns
+        how many sessions, runs and events were deleted; with `dry_run`, how many would be.
         """
         ...
 
     async def clock(self) -> float:
-        """What time it is by the store's clock, in seconds since 1970: the one that ages go by, and, where processes of
-        several machines share the store, leases too. It may be wrong, and may be set.
+        """The time of the store's clock, in seconds since 1970. Ages are measured by this clock, and leases too if
+        processes of several machines share the store. The clock may be wrong, and may be set.
         """
         ...
 
     async def ping(self) -> None:
-        """Raise `StoreError` if the database can't be asked, or takes no changes."""
+        """Raise `StoreError` if the database can't be reached, or can't be written."""
         ...
 
     async def close(self) -> None: ...

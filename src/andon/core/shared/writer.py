@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what runs do into a shared store, in batches, beside the runs.
+"""Writes the events and messages of runs to a shared store, in batches, while the runs go on.
 
-A run that has something new is marked as changed. The next round of writing looks at the changed runs, and at no
-others. When a round finds nothing new of a run, that run is left alone until the next event of its journal. So a silent
-run costs nothing. Text is written in larger batches than other events, because each batch is a row.
+A run that has something new is marked as changed. The next round of writing looks only at the changed runs. If a round
+finds nothing new in a run, that run is not looked at until the next event of its journal. So a silent run costs
+nothing. Text is written in larger batches than other events, because each batch is a row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLUSH_SECONDS = 0.025
 """How long an event waits for others before it is written."""
 
 AWAY_SECONDS = 0.5
-"""How long what is new waits while the store can't be reached."""
+"""How long to wait before the next try while the store can't be reached."""
 
 
 class WrittenRun(Protocol):
@@ -51,20 +51,20 @@ class WrittenRun(Protocol):
 
     @property
     def has_waiting_text(self) -> bool:
-        """There is text that is written a little later."""
+        """It has text that will be written a little later."""
         ...
 
     @property
     def untold_request(self) -> CancelRequest | None:
-        """The cancel of the run, if the store must know of it and does not."""
+        """The cancel of the run, if the store must be told of it and does not know it."""
         ...
 
     def progress(self, now: float, *, hurried: bool) -> Progress | None:
-        """What is new since the last round, if anything is."""
+        """What the run has done since the last round. None if nothing is new."""
         ...
 
     def note(self, progress: Progress, now: float) -> None:
-        """That much is written."""
+        """This progress is written."""
         ...
 
     def listen(self) -> None:
@@ -90,7 +90,7 @@ class Writer:
             self._work_available.wake()
 
     async def flush(self, run: WrittenRun, done: Callable[[], bool]) -> None:
-        """Have what is new of the run written now, and wait until that is so."""
+        """Write all that is new of the run now, and wait until it is written."""
         key = object()
         self._urgent[key] = run
         try:
@@ -101,7 +101,7 @@ class Writer:
             del self._urgent[key]
 
     def wake(self) -> None:
-        """The worker is closed: wake all that wait."""
+        """The worker is closed: wake all calls of `flush`."""
         self._written.wake()
 
     async def serve(self) -> None:
@@ -113,11 +113,11 @@ class Writer:
             try:
                 wrote = await self._write_news()
             except StoreError as error:
-                self._link.complain("what runs do is not written yet", error)
+                self._link.complain("events and messages of runs are not written yet", error)
                 await asyncio.sleep(AWAY_SECONDS)
                 continue
             self._written.wake()
-            if not wrote and self._urgent:  # all is written that they wait for: give them the time to see it
+            if not wrote and self._urgent:  # all that they wait for is written: give them time to see it
                 await asyncio.sleep(FLUSH_SECONDS)
 
     async def _write_news(self) -> bool:
@@ -135,7 +135,7 @@ class Writer:
         return bool(news)
 
     def _to_look_at(self) -> list[WrittenRun]:
-        """The changed runs. What a run that ends, or pauses, has done is stored together with that."""
+        """The changed runs, without those that end or pause: their last progress is stored together with that."""
         found = []
         for run in self._changed.copy() | dict.fromkeys(self._urgent.copy().values()):
             if run.is_settled or run.is_closing or not run.is_held:
@@ -149,14 +149,15 @@ class Writer:
         for run, progress in news:
             if run.run_id not in lost:
                 run.note(progress, time.monotonic())
-        if lost:  # paused or ended just now, or taken over: the leases find out which
+        if lost:  # paused, ended or taken over just now: `Leases` finds out which
             self._look(lost)
 
     async def _tell_cancel(self, run: WrittenRun) -> bool:
-        """Tell the store of the cancel of a run that takes its time to end, so that other processes know it too.
+        """Tell the store of the cancel of a run that does not end at once, so that other processes know it too.
 
-        True if it is told in the next round. Most runs have ended by then, and need not be told of. If another process
-        has the run now, so that there is no lease here, that process hears of the cancel by this alone: it is told now.
+        True if the store is told in the next round. Most runs have ended by then, and the store need not be told. If
+        there is no lease here, another process has the run now. That process learns of the cancel only in this way, so
+        the store is told now.
         """
         request = run.untold_request
         if request is None or run.is_closing:

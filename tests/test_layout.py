@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 CORE_LAYERS = {
     "data": "states events markers selection budget receipt records bounds store",
     "mechanisms": "signal waiters journal portal watchdog steps session cord fork held single_reader "
-    "cutting escaping jsonable source_lines",
+    "log_text jsonable source_lines",
     "run": "run",
     "shared": "shared",
     "top": "runtime backend archive cancel_runs",

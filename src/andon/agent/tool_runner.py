@@ -19,8 +19,8 @@ from andon.agent.call_record import OUT_OF_TIME, CallRecord
 from andon.agent.hooks import AfterTool, BeforeTool
 from andon.agent.plan import Plan
 from andon.agent.sizes import check_questions, check_size, cut_short
-from andon.core.cutting import cut_line
 from andon.core.events import RunEvent
+from andon.core.log_text import cut_line
 from andon.core.receipt import Interrupt
 from andon.core.run.run import LocalRun
 from andon.core.run.tool_call import current

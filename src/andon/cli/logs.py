@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from andon.core.cutting import cut_line, cut_traceback
-from andon.core.escaping import escaped
+from andon.core.log_text import cut_line, cut_traceback, escaped
 from andon.errors import AndonError
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from andon.core.escaping import escaped_json
 from andon.core.events import Event, RunEvent
+from andon.core.log_text import escaped_json
 from andon.core.receipt import Interrupt, Receipt, RunResult
 from andon.core.records import RunRecord
 from andon.core.states import CancelOutcome, Phase, RunStatus, StopReason

@@ -19,7 +19,7 @@ from typing import TextIO
 
 from msgspec import Struct
 
-from andon.core.escaping import BIDI, CONTROLS, LINES
+from andon.core.log_text import BIDI, CONTROLS, LINES
 from andon.core.receipt import Receipt
 from andon.core.states import ToolOutcome
 from andon.messages import Usage

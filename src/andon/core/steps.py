@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from andon.core.cutting import cut_line
+from andon.core.log_text import cut_line
 from andon.core.waiters import Waiters
 from andon.core.watchdog import Watchdog
 from andon.errors import StoreError, confide, describe

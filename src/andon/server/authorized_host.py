@@ -19,7 +19,7 @@ from andon.agent.agent import Agent, RunOptions
 from andon.agent.json_schema import JsonSchema
 from andon.agent.options import ContinueOptions
 from andon.core.cancel_runs import Sweep, cancel_fitting
-from andon.core.escaping import escaped
+from andon.core.log_text import escaped
 from andon.core.receipt import CancelRequest
 from andon.core.records import RequestKey, RunRecord, SessionKey
 from andon.core.run.run import LocalRun

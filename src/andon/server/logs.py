@@ -14,8 +14,7 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from andon.core.cutting import cut_line, cut_traceback
-from andon.core.escaping import escaped, escaped_json
+from andon.core.log_text import cut_line, cut_traceback, escaped, escaped_json
 from andon.core.run.tool_call import current
 from andon.server.authorized_host import RUN_STATE_KEY
 from andon.server.responses import to_json

@@ -12,9 +12,9 @@ import functools
 import logging
 from typing import Any, Protocol
 
-from andon.core.cutting import cut_line
 from andon.core.events import TERMINAL_EVENT, Event, RunEvent
 from andon.core.journal import Journal
+from andon.core.log_text import cut_line
 from andon.core.receipt import CancelRequest, Receipt
 from andon.core.records import RequestKey, RunRecord
 from andon.core.run.storage import EndedElsewhere, RunStorage

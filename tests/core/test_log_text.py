@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from andon.cli.logs import LineFormatter
 from andon.cli.report import to_json
 from andon.cli.terminal import note, one_line, without_controls
-from andon.core.escaping import BIDI, escaped, escaped_json
+from andon.core.log_text import BIDI, escaped, escaped_json
 from andon.server.logs import JsonFormatter, TextFormatter
 
 ODD = "a\nb\r\x1b[31m\x00\x7f\x9b31m\u2028\u202eevil\u2066\u200f\t"

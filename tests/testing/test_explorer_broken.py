@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cancels that are broken off: each line is tried, and a library that loses such a cancel is found out."""
+"""Interrupted cancels: each line is tried, and a library that loses such a cancel is detected."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_is_tried_and_in_which_words(monkeypatch: pytest.MonkeyPatch) -> No
     assert tried == waits | {(way, then) for way in ("run", "agent", "runtime") for then in ("attend", "again")}
     for where in (r"at its line \d+ \(signal.py:\d+ in cancel\)", r"at its line \d+ \(cord.py:\d+ in pull\)",
                   r"at its line \d+ \(runtime.py:\d+ in cancel\)", "with 3 frames left"):  # fmt: skip
-        pattern = rf"cancel \(now\) of .* before step 5 \(the model\), broken off {where}, then it is cancelled again$"
+        pattern = rf"cancel \(now\) of .* before step 5 \(the model\), interrupted {where}, then it is cancelled again$"
         assert any(re.match(pattern, each) for each in words), where
 
 
@@ -176,7 +176,7 @@ def test_a_cancel_that_is_delivered_late(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.no_cover  # hundreds of performances, which the tracer would slow down by more than half
 @pytest.mark.usefixtures("impatient")
 def test_a_recursion_error_that_is_taken_for_a_closed_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told `requested`, and that is all."""
+    """The cancel returns `requested`, and has no effect."""
 
     def careless(self: CancelSignal, request: CancelRequest, batch: Any) -> None:
         assert self._loop is not None
@@ -211,7 +211,7 @@ def test_two_that_are_told_requested(monkeypatch: pytest.MonkeyPatch) -> None:
         return CancelOutcome.requested if original(self, *args) else CancelOutcome.already_finished
 
     monkeypatch.setattr(CancelSignal, "cancel", generous)
-    found(broken(), "the run had been asked already, but the next cancel was told requested")
+    found(broken(), "the run was cancelled already, but the next cancel returned requested")
 
 
 def test_a_cord_that_stays_armed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ def test_a_cord_that_stays_armed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cancel_that_comes_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody was asked when it was broken off, and then somebody was all the same."""
+    """The run was not cancelled when the call was interrupted, and is cancelled by it later."""
     original = CancelSignal.cancel
 
     def haunting(self: CancelSignal, request: CancelRequest, *args: Any) -> CancelOutcome:
@@ -240,4 +240,4 @@ def test_a_cancel_that_comes_back_later(monkeypatch: pytest.MonkeyPatch) -> None
         return original(self, request, *args)
 
     monkeypatch.setattr(CancelSignal, "cancel", haunting)
-    found(broken(), "run 1 had not been asked by the broken call, but was cancelled by it later")
+    found(broken(), "run 1 was not cancelled when the call was interrupted, but was cancelled by it later")

@@ -85,7 +85,7 @@ def test_sequence_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cancel_that_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CancelSignal, "cancel", lambda *args: CancelOutcome.requested)
-    found(explore(sound, inject="cancel"), "the cancel was told requested, but the run ended as completed")
+    found(explore(sound, inject="cancel"), "the cancel returned requested, but the run ended as completed")
 
 
 def test_a_cancel_that_was_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_cancel_that_was_late(monkeypatch: pytest.MonkeyPatch) -> None:
         return CancelOutcome.already_finished
 
     monkeypatch.setattr(CancelSignal, "cancel", lying)
-    found(explore(sound, inject="cancel"), "told already_finished, but the run was cancelled all the same")
+    found(explore(sound, inject="cancel"), "returned already_finished, but the run was cancelled")
 
 
 def test_two_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_two_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(CancelSignal, "cancel", generous)
     report = explore(sound, inject="cancel", cancels=Cancel(again="now"))
-    found(report, "two cancels of one run were told requested and requested")
+    found(report, "two cancels of one run returned requested and requested")
 
 
 def test_a_run_that_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_a_run_that_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
         self._runs.pop(run.run_id, None)
 
     monkeypatch.setattr(Runtime, "run_ended", run_ended)
-    found(explore(sound, inject="cancel"), "the cancel of a run that had begun was told unknown")
+    found(explore(sound, inject="cancel"), "the cancel of a run that had begun returned unknown")
 
 
 def test_a_run_that_stays_listed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What you need to test your own agents: offline, in virtual time, and cancelled at every step.
+"""Tools to test your own agents: offline, in virtual time, and cancelled at every step.
 
 - `explore` disturbs a scenario at each of its steps (explorer); `reading` lets it leave a stream.
 - `virtual_run` is `asyncio.run` in virtual time (virtual).
 - `probe` looks inside a run: its events so far, its steps, the end of its last hooks (probe).
-- `validate` knows the providers' rules for conversations (validators).
-- `ScriptedModel` says what it was told to say (andon.models.scripted).
+- `validate` checks a conversation against the rules of the providers (validators).
+- `ScriptedModel` answers with a script (andon.models.scripted).
 - `andon.testing.providers` has fakes of the providers themselves, real servers on loopback. Import it by its own name.
 """
 

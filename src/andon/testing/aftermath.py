@@ -12,19 +12,19 @@ from andon.testing.breaking import Trace
 
 @dataclass
 class Aftermath:
-    """What a cancel that was broken off had done by then, and what has followed."""
+    """What an interrupted cancel had done by then, and what has followed."""
 
     begun: int
     """How many runs had begun."""
     targets: list[LocalRun]
-    """Whom it was meant for."""
+    """The runs that it was to cancel."""
     trace: Trace | None = None
     asked: list[LocalRun] = field(default_factory=list)
-    """Who was cancelled by it, or more so than before, when it was broken off."""
+    """The runs that it had cancelled, or had cancelled with a stronger mode, when it was interrupted."""
     owed: list[LocalRun] = field(default_factory=list)
-    """Who has to end as cancelled."""
+    """The runs that must end as cancelled."""
     told: list[CancelOutcome] = field(default_factory=list)
-    """What the call returned, if it came to its end after all."""
+    """What the call returned, if it was not interrupted after all."""
     told_next: list[CancelOutcome] = field(default_factory=list)
-    """What the second cancel was told."""
+    """What the second cancel returned."""
     can_time_out: bool = False

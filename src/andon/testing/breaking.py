@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Break a call off in its middle: by an exception at one of its lines, or because the stack has no room left.
+"""Interrupt a call: by an exception at one of its lines, or because the stack has no frames left.
 
-The first is what a signal handler does that raises, as Python's own does at Ctrl-C; the second is a `RecursionError`.
-What must stay true: only the calling thread is touched, and only while the call lasts; a tracer that was there before,
-of coverage or a debugger, and the recursion limit are put back, whatever the call raises.
+A signal handler that raises does the first, as Python's own does at Ctrl-C. The second is a `RecursionError`. What must
+stay true: this affects only the calling thread, and only during the call. An earlier tracer (coverage, a debugger) and
+the recursion limit are restored, whatever the call raises.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
 OWN = f"{PACKAGE}.testing"
-"""The explorer's own code, and its loop's, is never broken off."""
+"""The code of the explorer and its loop is never interrupted."""
 C_FRAMES = 2
-"""Before Python 3.12, functions that are written in C need room as well, but a tracer doesn't see them."""
+"""Before Python 3.12, functions in C need stack frames too, but a tracer does not see them."""
 
 
 class BrokenOff(BaseException):
@@ -29,13 +29,13 @@ class BrokenOff(BaseException):
 
 @dataclass(frozen=True)
 class Trace:
-    """The lines of the library that a call came through, in their order, and how many stack frames it needed."""
+    """The lines of the library that a call executed, in order, and the number of stack frames that it needed."""
 
     lines: tuple[str, ...]
     frames: int
 
     def breaks(self) -> Iterator[Break]:
-        """Every way to break such a call off."""
+        """Every way to interrupt such a call."""
         for number, where in enumerate(self.lines, 1):
             yield AtLine(number, where)
         for left in range(1, self.frames + C_FRAMES + 1):
@@ -43,7 +43,7 @@ class Trace:
 
 
 def trace_call(call: Callable[[], object]) -> Trace:
-    """Let a call come to its end, and count its lines."""
+    """Make a call without interrupting it, and count its lines."""
     tracer = _Tracer(None)
     tracer.run(call)
     return Trace(tuple(tracer.lines), tracer.frames)
@@ -51,7 +51,7 @@ def trace_call(call: Callable[[], object]) -> Trace:
 
 @dataclass(frozen=True)
 class AtLine:
-    """An exception before the n-th line of the library that the call comes to."""
+    """An exception before the n-th line of the library that the call executes."""
 
     number: int
     where: str = field(compare=False)
@@ -60,7 +60,7 @@ class AtLine:
         return f"at its line {self.number} ({self.where})"
 
     def make(self, call: Callable[[], object]) -> bool:
-        """Make the call. False if it ended before it came to the line."""
+        """Make the call. False if it ended before that line."""
         tracer = _Tracer(self.number)
         with contextlib.suppress(BrokenOff):
             tracer.run(call)
@@ -69,7 +69,7 @@ class AtLine:
 
 @dataclass(frozen=True)
 class FramesLeft:
-    """Hardly any room on the stack: each call within the call that needs more gets a `RecursionError`."""
+    """Few stack frames are left: an inner call that needs more gets a `RecursionError`."""
 
     left: int
 
@@ -78,7 +78,7 @@ class FramesLeft:
 
     def make(self, call: Callable[[], object]) -> bool:
         limit, tracer = sys.getrecursionlimit(), sys.gettrace()
-        sys.settrace(None)  # it would not have the room either
+        sys.settrace(None)  # it would need stack frames too
         try:
             _limit_frames(self.left)
             call()
@@ -94,9 +94,9 @@ Break = AtLine | FramesLeft
 
 
 def _limit_frames(left: int) -> None:
-    """Leave the caller so many frames. Other threads are bound by the same limit, but are not nearly as deep."""
+    """Leave the caller so many frames. The limit holds for other threads too, but their stacks are less deep."""
     depth = 1
-    while True:  # Python refuses a limit below the depth it is at, and has no other way to ask for that
+    while True:  # Python refuses a limit below the current depth; there is no other way to get that
         try:
             sys.setrecursionlimit(depth)
         except RecursionError:
@@ -107,7 +107,7 @@ def _limit_frames(left: int) -> None:
 
 
 class _Tracer:
-    """Counts the lines of the library that a call comes through, and raises at one of them."""
+    """Counts the lines of the library that a call executes, and raises at one of them."""
 
     def __init__(self, stop_at: int | None) -> None:
         self._stop_at, self._base = stop_at, 0
@@ -133,7 +133,7 @@ class _Tracer:
         if event == "line":
             self.lines.append(_where(frame))
             if len(self.lines) == self._stop_at:
-                self.raised = True  # and from here on Python traces no more, so what cleans up is left alone
+                self.raised = True  # Python stops tracing here, so cleanup code is not interrupted
                 raise BrokenOff
         return self._line
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call to cancel that is broken off in its middle, by an exception; and what comes after it.
+"""A cancel that an exception interrupts, and the call that comes after it.
 
-What must stay true: a run that was asked by then ends as cancelled as soon as something else comes: another cancel,
-somebody who waits for the run or reads it, or its deadline. A run that was not asked by then goes on as if nothing had
-happened, and the next cancel of it is like a first one.
+What must stay true: if the interrupted call had cancelled a run, the run ends as cancelled at the next call: another
+cancel, a wait for the run, a new reader, or its deadline. If it had not, the run continues normally, and the next
+cancel works like a first one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from andon.testing.stage import Stage
 AGAIN = "the explorer cancelled it again"
 TIMEOUT_SECONDS = 1.0
 NEVER = 10**9
-"""A step that no scenario comes to: what is to happen before it happens at the standstill."""
+"""A step that no scenario reaches: an action for it is done when the scenario comes to a standstill."""
 
 Way = Literal["run", "agent", "runtime"]
-"""What is asked: one run, an agent for all its runs, or the runtime for all of them."""
+"""What is cancelled: one run, all runs of an agent, or all runs of the runtime."""
 Next = Literal["attend", "result", "read", "again", "timeout"]
-"""What comes next: somebody who waits for the run (in two ways), a new reader, another cancel, or its deadline."""
+"""The next call: a wait for the run's end or its result, a new reader, another cancel, or the run's deadline."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class BrokenCancel(Injection):
         whom = _WHOM[self.way].format(self.number + 1)
         if self.breaking is None:
             return f"{self.cancel} of {whom}, while its lines are counted, {self.moment}"
-        return f"{self.cancel} of {whom} {self.moment}, broken off {self.breaking}, {_WORDS[self.next]}"
+        return f"{self.cancel} of {whom} {self.moment}, interrupted {self.breaking}, {_WORDS[self.next]}"
 
     # -- doing it -----------------------------------------------------------------------------------------------------
 
@@ -107,14 +107,14 @@ class BrokenCancel(Injection):
             return
         waits = 0.0
         for each in after.targets:
-            if self.next == "timeout":  # as its own would come
+            if self.next == "timeout":  # as the run's own deadline would
                 _cancel_later(each, TIMEOUT_SECONDS)
                 waits = TIMEOUT_SECONDS
             else:
                 stage.send(_WAITS[self.next](each), f"explorer: {self.next}")
         self._expect_end(stage, after, CancelMode.now if self.next == "timeout" else self.cancel.mode, waits)
         unasked = [each for each in after.targets if each not in after.asked]
-        if unasked and self.next != "timeout":  # it may be meant to wait until it is cancelled
+        if unasked and self.next != "timeout":  # the scenario may wait until it is cancelled
             stage.loop.before(NEVER, functools.partial(_ask_all, unasked))
 
     def _bring_second(self, stage: Stage, run: LocalRun, after: Aftermath) -> None:
@@ -131,7 +131,7 @@ class BrokenCancel(Injection):
             again()
 
     def _expect_end(self, stage: Stage, after: Aftermath, mode: CancelMode | str, waits: float = 0.0) -> None:
-        """From when on those that were asked must be gone, if `within` says so."""
+        """If there is a `within`: note when the cancelled runs must have ended."""
         grace = 0.0 if mode == CancelMode.now else self.cancel.grace
         if self.within is not None and grace is not None and after.owed and not stage.was_paused:
             stage.time_runs(after.owed)
@@ -144,7 +144,7 @@ class BrokenCancel(Injection):
             yield from (replace(self, breaking=each) for each in after.trace.breaks())
         elif self.next == "attend":
             yield replace(self, next="again")
-            # A run that was not asked is an ordinary one; and one that was is the same, whichever call has asked it.
+            # A run that was not cancelled is an ordinary one. A cancelled one is the same, whichever call cancelled it.
             if after.asked and self.way == "run":
                 yield replace(self, next="result")
                 yield replace(self, next="read")
@@ -168,7 +168,8 @@ class BrokenCancel(Injection):
         if self.breaking is not None:
             for run in after.targets:
                 if _reason_of(run) == REASON and run not in after.asked:
-                    yield f"run {numbers[run]} had not been asked by the broken call, but was cancelled by it later"
+                    when = "was not cancelled when the call was interrupted"
+                    yield f"run {numbers[run]} {when}, but was cancelled by it later"
         if self.way == "run":
             yield from self._check_told(after.targets[0], after)
         if after.owed and stage.last_alive > stage.deadline + CLOCK_SLACK:
@@ -177,15 +178,15 @@ class BrokenCancel(Injection):
     def _check_told(self, run: LocalRun, after: Aftermath) -> Iterator[str]:
         for said in (*after.told, *after.told_next):
             if said in (CancelOutcome.unknown, CancelOutcome.armed):
-                yield f"the cancel of a run that had begun was told {said.value}"
+                yield f"the cancel of a run that had begun returned {said.value}"
             if said and run.status is not RunStatus.cancelled:
-                yield f"the cancel was told {said.value}, but the run ended as {run.status.name}"
+                yield f"the cancel returned {said.value}, but the run ended as {run.status.name}"
         if CancelOutcome.requested in after.told_next and run in after.asked:
-            yield "the run had been asked already, but the next cancel was told requested"
+            yield "the run was cancelled already, but the next cancel returned requested"
 
 
 def _ask_all(runs: Sequence[LocalRun]) -> None:
-    """Ask them one by one, which helps no other run."""
+    """Cancel each by its own handle, which delivers nothing to other runs."""
     for run in runs:
         Run(run).cancel(reason=AGAIN)
 
@@ -199,7 +200,7 @@ def _reason_of(run: LocalRun) -> str | None:
 
 
 def _at_once(work: Coroutine[Any, Any, dict[str, CancelOutcome]]) -> dict[str, CancelOutcome]:
-    """The result of a coroutine that has nothing to wait for."""
+    """The result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as end:
@@ -221,9 +222,9 @@ _WAITS: dict[str, Callable[[LocalRun], Coroutine[Any, Any, object]]] = {
 }
 _WHOM: dict[Way, str] = {"run": "run {}", "agent": "the agent of run {}", "runtime": "all runs"}
 _WORDS: dict[Next, str] = {
-    "attend": "then somebody attends",
-    "result": "then somebody asks for the result",
-    "read": "then somebody reads",
+    "attend": "then a task waits for its end",
+    "result": "then a task waits for its result",
+    "read": "then a new reader reads it",
     "again": "then it is cancelled again",
-    "timeout": "then its time is up",
+    "timeout": "then its deadline comes",
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cancel-everywhere explorer: a scenario, cancelled at each of its scheduling steps, and looked at after each time.
+"""The explorer: it cancels a scenario at each of its scheduling steps, and checks the result each time.
 
     async def scenario() -> None:
         agent = Agent("Helper", ScriptedModel([Call("search", {"query": "tea"})], then="Found it."), tools=[search])
@@ -9,12 +9,12 @@
     def test_cancelling_anywhere_is_safe() -> None:
         explore(scenario).raise_for_problems()
 
-It runs the scenario once, in virtual time, and counts the steps; then once more for every step, with one injection
-exactly before it. What must stay true: an exploration without problems means that every step was tried, and that after
-each the run had ended properly, the conversation was valid, nothing was left behind, and the next prompt was answered.
-A run that is paused at the end is cancelled first, and must then have ended as properly.
+It runs the scenario once, in virtual time, and counts the steps. Then it runs the scenario once more for every step,
+with one injection exactly before that step. What must stay true: an exploration without problems means that every step
+was tried, and that each time the run ended correctly, the conversation was valid, no task or thread was left, and the
+next prompt was answered. A run that is paused at the end is cancelled first, and must then end correctly too.
 
-Start with `explore`; `stage` performs a scenario once, `injections` says what is done to it, `invariants` what must
+Start with `explore`. `stage` performs a scenario once, `injections` has what is done to it, `invariants` has what must
 hold afterwards.
 """
 
@@ -46,7 +46,7 @@ from andon.testing.surroundings import Surroundings
 
 Kind = Literal["cancel", "host", "leave", "teardown", "broken_cancel"]
 KINDS: tuple[Kind, ...] = ("cancel", "host", "leave", "teardown")
-"""What is done unless you choose."""
+"""The default of `inject`."""
 ALL_KINDS: tuple[Kind, ...] = (*KINDS, "broken_cancel")
 
 MAX_STEPS = 20_000
@@ -56,7 +56,7 @@ LAST_EVENTS = 8
 
 @dataclass(frozen=True)
 class Problem:
-    """What was wrong after one injection; after none, if the scenario is not sound by itself."""
+    """What was wrong after one injection, or without any: then the scenario itself is wrong."""
 
     scenario: str
     injection: Injection | None
@@ -64,7 +64,7 @@ class Problem:
     events: tuple[str, ...] = ()
     """The last events of each run."""
     line: str | None = None
-    """Where in your own code the scenario was when it was disturbed: the file, the line, and what stands there."""
+    """The line of your code at which the scenario waited then: the file, the number, and the source."""
 
     def __str__(self) -> str:
         when = "undisturbed" if self.injection is None else str(self.injection)
@@ -78,11 +78,11 @@ class Report:
 
     scenario: str
     steps: int = 0
-    """How many steps the scenario takes when nothing disturbs it."""
+    """How many steps the undisturbed scenario takes."""
     injections: int = 0
     """How many times it was disturbed."""
     missed: int = 0
-    """Injections whose moment never came: the scenario took another way than the first time. Threads do that."""
+    """Injections whose moment never came, because the scenario took other steps than before. Threads can cause that."""
     repeatable: bool = True
     """Two undisturbed performances took the same steps."""
     problems: list[Problem] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Report:
         return not self.problems
 
     def raise_for_problems(self) -> None:
-        """Fail, with all that was found, if anything was found."""
+        """Raise an `AssertionError` that lists all problems, if there are any."""
         if self.problems:
             raise AssertionError(str(self))
 
@@ -120,25 +120,26 @@ def explore(
     max_problems: int = 10,
     progress: Callable[[int, int], object] | None = None,
 ) -> Report:
-    """Disturb a scenario at each of its steps, and check after each time that all is sound.
+    """Disturb a scenario at each of its steps, and check each time that all is correct.
 
-    `scenario` is an async function without parameters. It makes its own agent, so that every performance starts afresh,
-    and starts runs in any way it likes; a stream that it reads through `reading(...)` can be left.
+    `scenario` is an async function without parameters. It makes its own agent, so that every performance starts from
+    the beginning, and starts runs in any way. A stream that it reads through `reading(...)` can be left.
 
-    - `inject`: what to do. `cancel`: our cancel, by run id, of each run in flight. `host`: the host's `task.cancel()`
-      on the scenario's task. `leave`: a reader leaves after each event, by `break` and by `aclose()`, and at each step
-      by an `aclose()` of another task. `teardown`: all tasks are cancelled, as at the end of `asyncio.run`.
-      `broken_cancel`, if you ask for it: our cancel, broken off by an exception at each line of that call. This takes
-      some hundred performances for each step; `steps` bounds it.
+    - `inject`: what to do. `cancel`: a cancel by run id of each run in flight. `host`: the host's `task.cancel()` on
+      the scenario's task. `leave`: a reader leaves after each event, by `break` and by `aclose()`, and at each step by
+      an `aclose()` of another task. `teardown`: all tasks are cancelled, as at the end of `asyncio.run`.
+      `broken_cancel` (not by default): a cancel that an exception interrupts, at each line of that call. This takes
+      some hundred performances for each step; limit it with `steps`.
     - `cancels`: how to cancel: modes, or `Cancel(...)` for a grace or a second cancel.
-    - `next_prompt`: what is asked afterwards in every session, of the same agent; the run must complete. None: nothing.
-    - `check`: called with the runs after each performance; whatever it raises is a problem.
-    - `stalls`: the scenario waits for ever, unless it is disturbed. Otherwise that is a problem.
+    - `next_prompt`: the prompt that the same agent gets afterwards in every session; its run must complete. None: no
+      prompt.
+    - `check`: called with the runs after each performance; an exception is a problem.
+    - `stalls`: the undisturbed scenario waits for ever. Without this, that is a problem.
     - `within`: how many virtual seconds a run may take to end after a cancel with mode `now`, or after its grace. 0 for
       a scenario whose own code does not sleep when it is cut.
-    - `steps`: try these steps only, say to look into one problem.
-    - `progress`: called after each performance, with how many there were and how many there are to be. The second
-      number grows where the lines of a cancel are still being counted.
+    - `steps`: try these steps only, for example to examine one problem.
+    - `progress`: called after each performance, with the number so far and the total. The total grows while the lines
+      of a cancel are still being counted.
     """
     if asyncio._get_running_loop() is not None:
         raise InsideEventLoopError("explore runs event loops of its own: call it from a function that is not async")
@@ -156,7 +157,7 @@ def explore(
         if report.ok:
             report.repeatable = theatre.perform(None).labels == first.labels
         plan = list(_plan(first, options)) if report.ok else []
-        for number, injection in enumerate(plan, 1):  # grows, where one thing leads to another
+        for number, injection in enumerate(plan, 1):  # grows: an injection may lead to others
             plan += theatre.perform(injection).then
             if progress is not None:
                 progress(number, len(plan))
@@ -184,7 +185,7 @@ class _Theatre:
         self.surroundings = Surroundings()
 
     def perform(self, injection: Injection | None) -> _Seen:
-        random.seed(0)  # a back-off's jitter, for one, must be the same every time
+        random.seed(0)  # for example, the jitter of a back-off must be the same every time
         stage = Stage(self._scenario, injection, max_steps=self._max_steps, stalls=self._stalls)
         try:
             return self._perform(stage, injection)
@@ -203,7 +204,7 @@ class _Theatre:
         self._count(stage, injection)
         stage.forget()
         late = self.surroundings.take(collect=True)
-        if clean and not problems:  # otherwise it complains of what was found already
+        if clean and not problems:  # otherwise these are consequences of the problems found
             problems = late
         line = None if stage.line is None else str(stage.line)
         self.report.problems += (Problem(self.report.scenario, injection, text, events, line) for text in problems)
@@ -234,13 +235,13 @@ class _Theatre:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a performance showed; most of it, only an undisturbed one."""
+    """What was seen in a performance. Situations are noted only in an undisturbed one."""
 
     situations: list[Situation]
     events: list[int]
-    """How many events each reading got."""
+    """The number of events of each reading."""
     then: list[Injection]
-    """What is to be tried because of it."""
+    """The injections to try because of it."""
 
     @property
     def labels(self) -> list[str]:
@@ -262,7 +263,7 @@ class _Options:
 
 
 def _plan(seen: _Seen, options: _Options) -> Iterator[Injection]:
-    """Everything that can be done to a scenario, in the order of its steps."""
+    """All injections for a scenario, in the order of its steps."""
     inject, cancels, within, steps = options.inject, options.cancels, options.within, options.steps
     last = len(seen.situations)
     if steps and not any(1 <= step <= last for step in steps):
@@ -272,7 +273,7 @@ def _plan(seen: _Seen, options: _Options) -> Iterator[Injection]:
             continue
         moment = Moment(step, now.label)
         if "cancel" in inject:
-            # With none in flight, the newest one: a late cancel must change nothing, not even the next prompt.
+            # If none is in flight, the newest run: a late cancel must have no effect, not even on the next prompt.
             for number in now.alive or range(now.begun)[-1:]:
                 yield from (CancelRun(moment, number, cancel, within) for cancel in cancels)
         if "broken_cancel" in inject:
@@ -292,7 +293,7 @@ def _plan(seen: _Seen, options: _Options) -> Iterator[Injection]:
 
 
 def _ways(now: Situation) -> Iterator[tuple[Way, int]]:
-    """Every way to ask that there is at this moment."""
+    """Every way to cancel at this moment."""
     last = range(now.begun)[-1:]
     yield from (("run", number) for number in now.alive or last)
     yield from (("agent", number) for number in now.agents or last)

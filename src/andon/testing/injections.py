@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an exploration does to a scenario, and when: the cancels, the host's cancellation, readers that leave.
+"""What an exploration does to a scenario, and when: cancels, the host's cancellation, readers that leave.
 
-What must stay true: an injection does exactly what a program outside could do, through the same calls, at one moment
-that is the same in every run of the scenario; and it knows what must follow from it.
+What must stay true: an injection uses only calls that a program could make. Its moment is the same in every repetition
+of the scenario. It checks what must follow from it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from andon.testing.whereabouts import users_place
 
 REASON = "the explorer cancelled it"
 CLOCK_SLACK = 1e-6
-"""Sums of times in different orders are not quite the same."""
+"""Floating-point sums of the same times in different orders differ a little."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Cancel:
 
     def __post_init__(self) -> None:
         for mode in (self.mode, self.again or self.mode):
-            CancelRequest.make(mode=mode, grace=self.grace)  # raises for what means nothing
+            CancelRequest.make(mode=mode, grace=self.grace)  # raises if they are not valid together
         if self.later < 0:
             raise ValueError(f"later is {self.later}; the second cancel comes 0 or more steps after the first")
 
@@ -59,14 +59,14 @@ class Injection(ABC):
 
     @abstractmethod
     def prepare(self, stage: Stage) -> None:
-        """See to it that it happens. What it did is noted on the stage."""
+        """Schedule it. It notes on the stage what it did."""
 
     def check(self, stage: Stage) -> Iterator[str]:
-        """What must follow from it, beyond what always holds."""
+        """Sentences about what should have followed from it and did not, beyond what is checked always."""
         yield from ()
 
     def then(self, stage: Stage) -> Iterator[Injection]:
-        """What else is to be done, each in a performance of its own, after what was seen in this one."""
+        """More injections to try after this one, each in a repetition of its own."""
         yield from ()
 
 
@@ -76,7 +76,7 @@ class Moment:
 
     step: int
     label: str = field(compare=False)
-    """What was about to happen there when the scenario ran undisturbed."""
+    """The name of that step when the scenario ran undisturbed."""
 
     def __str__(self) -> str:
         return f"before step {self.step} ({self.label})"
@@ -134,7 +134,7 @@ class CancelRun(Injection):
         request = CancelRequest.make(reason=REASON, mode=mode, grace=self.cancel.grace)
         stage.outcomes.append(runtime_of(run).cancel_run(run.run_id, request))
         wait = 0.0 if request.mode is CancelMode.now else request.grace
-        if stage.was_paused:  # it is ended on another thread, in real time
+        if stage.was_paused:  # another thread ends it, in real time
             return
         if wait is not None and self.within is not None:
             stage.deadline = min(stage.deadline, stage.loop.time() + wait + self.within)
@@ -145,18 +145,18 @@ class CancelRun(Injection):
             return
         said = " and ".join(outcome.value for outcome in outcomes)
         if CancelOutcome.unknown in outcomes or CancelOutcome.armed in outcomes:
-            yield f"the cancel of a run that had begun was told {said}"
+            yield f"the cancel of a run that had begun returned {said}"
         if outcomes.count(CancelOutcome.requested) > 1:
-            yield f"two cancels of one run were told {said}"
+            yield f"two cancels of one run returned {said}"
         cancelled = run.status is RunStatus.cancelled
         if outcomes[0] and not cancelled:
-            yield f"the cancel was told {said}, but the run ended as {run.status.name}"
+            yield f"the cancel returned {said}, but the run ended as {run.status.name}"
         if outcomes[0] is CancelOutcome.already_finished and cancelled and not stage.ended_before:
-            yield "the cancel was told already_finished, but the run was cancelled all the same"
+            yield "the cancel returned already_finished, but the run was cancelled"
         yield from self._check_time(stage)
 
     def _check_time(self, stage: Stage) -> Iterator[str]:
-        """From mode `now` on, nothing takes time but the scenario's own cleaning up."""
+        """After a cancel with mode `now`, only the scenario's own cleanup may take virtual time."""
         if stage.outcomes[0] and stage.last_alive > stage.deadline + CLOCK_SLACK:
             yield f"the run ended {stage.last_alive - stage.deadline:g} virtual seconds later than it had to"
 
@@ -166,7 +166,7 @@ class CancelRun(Injection):
 
 @dataclass(frozen=True)
 class CancelHost(Injection):
-    """The host's own `task.cancel()`, on the task that the scenario runs in."""
+    """The host calls `task.cancel()` on the task in which the scenario runs."""
 
     moment: Moment
 
@@ -184,7 +184,7 @@ class CancelHost(Injection):
 
 @dataclass(frozen=True)
 class TearDown(Injection):
-    """Every task of the loop is cancelled, which is what `asyncio.run` does when its main function is gone."""
+    """Every task of the loop is cancelled, as `asyncio.run` does when its main function has ended."""
 
     moment: Moment
 
@@ -254,7 +254,7 @@ class LeaveStream(Injection):
 
 def _check_left(stage: Stage) -> Iterator[str]:
     run = stage.watched
-    if run is None or stage.ended_before or stage.was_paused:  # to leave a paused run is not to cancel it
+    if run is None or stage.ended_before or stage.was_paused:  # leaving a paused run does not cancel it
         return
     receipt = make_result(run).receipt if run.status is RunStatus.cancelled else None
     if receipt is None or receipt.cause is not CancelCause.caller:

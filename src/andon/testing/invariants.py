@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for every run that has ended, however it ended, or waits for a person: the promises, as functions.
+"""What must hold for every run that has ended or is paused, as functions.
 
-Each yields sentences about what is wrong, and nothing if all is well. What must stay true: they look only, at what a
-user could see as well (events, status, result, receipt, conversation, store), and never raise for a broken run.
+Each yields a sentence for each thing that is wrong. What must stay true: they change nothing, look at what a user could
+see as well (events, status, result, receipt, conversation, store), and never raise for a broken run.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ STOP_REASONS = {
 }
 ENDS = (RunEvent.tool_call_completed, RunEvent.tool_call_error, RunEvent.tool_call_cancelled)
 NEWS = {RunEvent.run_content, RunEvent.reasoning, RunEvent.tool_call_started}
-"""What a cancel stops, unless its mode lets the turn finish."""
+"""The events that must not come after a cancel, unless its mode lets the turn finish."""
 
 OWN_ENDS = {ToolOutcome.completed, ToolOutcome.failed, ToolOutcome.refused}
-"""What may have become of a call that no cancel cut."""
+"""The possible outcomes of a call that no cancel cut."""
 
 ERRORS = {ToolOutcome.failed, ToolOutcome.refused, ToolOutcome.abandoned}
-"""What `tool_call_error` may say. A call that was out of time and did not stop is abandoned."""
+"""The possible outcomes in `tool_call_error`. A call that was out of time and did not stop is abandoned."""
 
 LETS = {
     CancelMode.after_tools: {*OWN_ENDS, ToolOutcome.not_started},
     CancelMode.after_turn: OWN_ENDS,
 }
-"""What may have become of a call if no stronger mode was asked for. One that asks a person ends in every mode."""
+"""The possible outcomes of a call if no stronger mode was requested. A call that asks a person ends in every mode."""
 
 _objections: dict[bytes, list[str]] = {}
 
 
 def check_run(run: LocalRun) -> Iterator[str]:
-    """Everything that one run shows by itself, which has ended or is paused."""
+    """All checks of one run that has ended or is paused."""
     if not (run.status.final or run.is_paused):
         yield f"the run has not ended: it is {run.status.name}, in phase {run.phase.name}"
         return
@@ -60,7 +60,7 @@ def check_run(run: LocalRun) -> Iterator[str]:
         return
     try:
         result, own = make_result(run), run.settlement.messages
-    except Exception as error:  # noqa: BLE001 - reported: a run without a result is what we look for
+    except Exception as error:  # noqa: BLE001 - reported: a run without a result is a problem
         yield f"the run has no result: {describe(error)}"
         return
     yield from check_result(run, result, events)
@@ -76,7 +76,7 @@ def check_run(run: LocalRun) -> Iterator[str]:
 
 
 def check_events(run: LocalRun, events: Sequence[Event]) -> Iterator[str]:
-    """One beginning, one end, no gaps; and events of other runs only if those are children that show theirs here."""
+    """One start, one end, no gaps, and no events of other runs, except of children that show their events here."""
     if [event.seq for event in events] != list(range(1, len(events) + 1)):
         yield f"the sequence numbers are {[event.seq for event in events]}"
     shown = {event.run_id for event in events if event.parent_run_id is not None} - {run.run_id}
@@ -98,7 +98,7 @@ def check_events(run: LocalRun, events: Sequence[Event]) -> Iterator[str]:
 
 
 def check_paused(run: LocalRun, result: RunResult, events: Sequence[Event]) -> Iterator[str]:
-    """No end yet, and what it asks is said."""
+    """There is no terminal event yet, and the open questions are in the last event."""
     last = events[-1]
     if ends := [event.event.name for event in events if event.event.terminal]:
         yield f"the run is paused, but there is {', '.join(ends)}"
@@ -144,7 +144,7 @@ def check_result(run: LocalRun, result: RunResult, events: Sequence[Event]) -> I
 def check_calls(own: Sequence[Message], events: Sequence[Event], carried: bool = False) -> Iterator[str]:
     """Each call of the conversation has one end, and the result in the conversation is that end's.
 
-    With `carried`, the run has gone on with an earlier one, and some calls ended there.
+    With `carried`, the run continues an earlier one, and some calls ended there.
     """
     starts = Counter(_call_id(event) for event in events if event.event is RunEvent.tool_call_started)
     asked = _pauses(events)
@@ -158,7 +158,7 @@ def check_calls(own: Sequence[Message], events: Sequence[Event], carried: bool =
         yield f"there are events of the tool call {call_id!r}, which the conversation does not have"
     for call_id in calls:
         mine = ends.get(call_id, [])
-        if starts[call_id] > 1 + asked[call_id]:  # with an answer it is entered again
+        if starts[call_id] > 1 + asked[call_id]:  # with an answer it is started again
             yield f"the tool call {call_id!r} started {starts[call_id]} times"
         if carried and not mine and starts[call_id] == 0 and call_id in results:
             continue
@@ -205,7 +205,7 @@ def check_cancelled(run: LocalRun, result: RunResult, own: Sequence[Message], ev
         return
     marker = Text(MARKERS[receipt.cause])
     texts = [block for block in result.message.content if isinstance(block, Text)]
-    # Without messages of its own it was to go on with an earlier run, whose marker is the last word.
+    # Without messages of its own it was to continue an earlier run, whose marker is the last block.
     if own and (result.message.role != "assistant" or texts[-1:] != [marker]):
         yield f"the conversation must end with {marker.text!r}; its last message is {result.message}"
     yield from _check_receipt(run, receipt, result, own, events)
@@ -234,7 +234,7 @@ def _check_receipt(
     if receipt.latency < 0 or receipt.stopped_at < receipt.requested_at:
         yield f"the receipt's latency is {receipt.latency}"
     calls = [call.id for message in own for call in message.tool_calls]
-    if run.continues is not None:  # the calls of the run that it went on with are in that one's receipt
+    if run.continues is not None:  # the calls of the earlier run are in that run's receipt
         ended = {_call_id(event) for event in events if event.event in ENDS}
         calls = [call for call in calls if call in ended]
     if sorted(tool.call_id for tool in receipt.tools) != sorted(calls):
@@ -252,7 +252,7 @@ def _check_receipt(
 
 
 def _answered(events: Sequence[Event]) -> set[str]:
-    """The calls whose tool asked a person, and was not entered again with the answer."""
+    """The calls whose tool asked a person, and was not started again with the answer."""
     starts = Counter(_call_id(event) for event in events if event.event is RunEvent.tool_call_started)
     asked = _pauses(events)
     return {call_id for call_id, times in starts.items() if times <= asked[call_id]}
@@ -264,7 +264,7 @@ def _pauses(events: Sequence[Event]) -> Counter[str]:
 
 
 def _ended_alone(event: Event) -> bool:
-    """Its own time was up, or someone cancelled this call, and said why."""
+    """The call was out of time, or this call alone was cancelled, with a reason."""
     cancelled = event.event is RunEvent.tool_call_cancelled and event.reason is not None
     return cancelled or event.event is RunEvent.tool_call_error
 
@@ -274,7 +274,7 @@ def _ended_alone(event: Event) -> bool:
 
 def check_conversation(messages: Sequence[Message]) -> Iterator[str]:
     """Every provider accepts it, alone and with the next prompt."""
-    # The same conversations come again and again: one look at each is enough.
+    # The same conversations come again and again: each is validated once.
     key = msgspec.msgpack.encode(messages, enc_hook=repr)
     if key not in _objections:
         _objections[key] = validate(messages) or next_prompt_accepted(messages)
@@ -285,7 +285,7 @@ def check_conversation(messages: Sequence[Message]) -> Iterator[str]:
 def check_stored(
     run: LocalRun, others: Sequence[LocalRun], stored: Sequence[Message], record: RunRecord | None
 ) -> Iterator[str]:
-    """The store has what the run left: its messages, once, together and in order, and how it ended."""
+    """The store has the run's messages, once, together and in order, and its end."""
     own = _left_by(run)
     holder = next((each for each in (run, *others) if each.is_paused), None)  # its finished calls are stored already
     known = run.session.messages if holder is None else [*run.session.base, *_left_by(holder)]
@@ -302,7 +302,7 @@ def check_stored(
 
 
 def _left_by(run: LocalRun) -> list[Message]:
-    """What a run has added to its session, so far."""
+    """The messages that a run has added to its session so far."""
     return run.so_far() if run.is_paused else run.settlement.messages
 
 

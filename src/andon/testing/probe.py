@@ -21,7 +21,7 @@ from andon.messages import Message
 
 
 class RunProbe:
-    """What a test may want to know of a run. It changes nothing."""
+    """Shows a test what happens inside a run. It changes nothing."""
 
     def __init__(self, run: LocalRun) -> None:
         self._run = run
@@ -63,7 +63,7 @@ class RunProbe:
 
     @property
     def conversation(self) -> list[Message]:
-        """What is said in its session, as this process knows it."""
+        """All messages of its session, as this process knows them."""
         return self._run.session.messages
 
     @property
@@ -77,12 +77,12 @@ class RunProbe:
 
     @property
     def own_messages(self) -> list[Message]:
-        """What the run has added to its session so far."""
+        """The messages that the run has added to its session so far."""
         return self._run.own_messages
 
     @property
     def deadline(self) -> float | None:
-        """When the time of this run is up, or of a run above it, in the terms of `time.time()`."""
+        """The earliest deadline of this run and the runs above it, as `time.time()`."""
         return self._run.children.deadline
 
     @property

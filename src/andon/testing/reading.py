@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stream that an exploration can have its reader leave: after any event, by `break` or by `aclose()`.
+"""A reader of a stream that an exploration can make leave: after any event, by `break` or by `aclose()`.
 
-What must stay true: outside an exploration, and as long as the reader is not told to leave, it is as if the stream were
-read directly; and nobody but the reader keeps the stream alive, so that dropping it means the same as ever.
+What must stay true: outside an exploration, and until the reader is told to leave, reading works as without it. Only
+the reader keeps the stream alive, so dropping the reader drops the stream.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Reading:
 
 
 class Track:
-    """What an exploration knows of one reading, without keeping it alive."""
+    """What an exploration knows of one reading. It does not keep the reading alive."""
 
     def __init__(self, leave_after: int | None, way: Way | None, leaves: Callable[[LocalRun], None]) -> None:
         self.events = 0
@@ -89,8 +89,7 @@ def reading(stream: EventStream) -> Reading:
     ...     async for event in reading(agent.stream_async("Hello")):
     ...         ...
 
-    Elsewhere it reads on to the end, as if it were not there. Don't keep the stream yourself: dropping it is one way to
-    leave.
+    Outside an exploration it has no effect. Don't keep a reference to the stream: dropping it is one way to leave.
     """
     make = tracker.get()
     track = None if make is None else make()

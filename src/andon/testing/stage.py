@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One performance of a scenario: on a loop of its own, with at most one injection, and looked at from all sides after.
+"""One performance of a scenario: it runs on its own event loop, with at most one injection, and is checked afterwards.
 
-What must stay true: two performances take the same steps up to their injections; what one leaves behind, of tasks or
-threads, is found and named, and cleared away before the next one; and a scenario that hangs ends as a problem.
+What must stay true: two performances take the same steps up to their injections. Tasks and threads that one leaves
+behind are found and named, and ended before the next one. A scenario that hangs is reported as a problem.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ T = TypeVar("T")
 Scenario = Callable[[], Coroutine[Any, Any, object]]
 
 ROUNDS = 5
-"""How often the loop goes round after the last run has ended, before what is still there counts as left behind."""
+"""How many rounds of the loop come after the end of the last run, before remaining tasks count as left behind."""
 CLEAR_SECONDS, CLEAR_ATTEMPTS = 60.0, 3
-"""How long, in virtual time, tasks that were left behind may take to end, and how often they are cancelled."""
+"""How much virtual time remaining tasks get to end, and how often they are cancelled."""
 THREAD_EXIT_SECONDS = 0.5
-"""What a thread may take, in real time, to be gone after its work."""
+"""How much real time a thread gets to end after its work."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """How things stood before one step of an undisturbed performance."""
+    """The state before one step of an undisturbed performance."""
 
     label: str
     alive: tuple[int, ...]
-    """The runs that had begun and not ended, by number."""
+    """The numbers of the runs that had begun and not ended."""
     agents: tuple[int, ...]
-    """Of those, the first one of each agent."""
+    """Of those, the first run of each agent."""
     runtimes: tuple[int, ...]
-    """And the first one of each runtime that shares its store with no other process."""
+    """And the first run of each runtime that shares its store with no other process."""
     begun: int
     host_alive: bool
     streams: tuple[int, ...]
-    """The streams that were being read, by number."""
+    """The numbers of the streams that were being read."""
 
 
 class Disturbance(Protocol):
@@ -75,7 +75,7 @@ class Disturbance(Protocol):
 
 
 class Again(NamedTuple):
-    """What another run like this one needs. The run's agent is not known to it."""
+    """What is needed to make another run like this one. A run does not know its agent."""
 
     plan: Plan
     max_turns: int | None
@@ -89,7 +89,7 @@ class Stage:
         self._scenario, self._injection, self._stalls = scenario, injection, stalls
         self._threads = set(threading.enumerate())
         self.task: asyncio.Task[object]
-        """The scenario's own."""
+        """The task in which the scenario runs."""
         self.runs: list[LocalRun] = []
         self._agains: list[Again | None] = []
         self.readings: list[Track] = []
@@ -97,20 +97,20 @@ class Stage:
         """The explorer's own tasks."""
         self.problems: list[str] = []
         self.situations: list[Situation] = []
-        # What the injection did, and to whom.
+        # What the injection did, and to which run.
         self.injected = self.host_cancelled = self.ended_before = self.was_paused = False
         self.leaving: tuple[int, int, Way] | None = None
         self.outcomes: list[CancelOutcome] = []
         self.watched: LocalRun | None = None
         self.aftermath: Aftermath | None = None
         self.line: Line | None = None
-        """Where in the user's code it was when that happened."""
+        """The line of the user's code at which the scenario waited then."""
         self.last_alive, self.deadline = 0.0, math.inf
 
     # -- the performance ----------------------------------------------------------------------------------------------
 
     def perform(self) -> bool:
-        """Run the scenario to its end, and all its runs to theirs. False for a standstill that was to be expected."""
+        """Run the scenario and all its runs to their ends. False if it came to a standstill, as it may."""
         may_stall = self._stalls and self._injection is None
         if self._injection is None:
             self.loop.observer = self._watch
@@ -121,7 +121,7 @@ class Stage:
         try:
             self._play(self.task)
             self._play(self._crew(self._wind_up()))
-            while not all(run.is_settled for run in self.runs):  # a paused one, cancelled while we looked after others
+            while not all(run.is_settled for run in self.runs):  # a paused run may have been cancelled meanwhile
                 self._play(self._crew(self._wind_up()))
         except StandstillError as error:
             if may_stall:
@@ -153,7 +153,7 @@ class Stage:
                 raise
 
     def send(self, work: Coroutine[Any, Any, object], name: str) -> None:
-        """Have a task of the explorer's own do something beside the scenario."""
+        """Start a task of the explorer beside the scenario."""
         self.crew.append(self.loop.create_task(work, name=name))
 
     def _crew(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -171,7 +171,7 @@ class Stage:
             await asyncio.sleep(0)
 
     def _expects(self) -> bool:
-        """A run whose task is gone is ended by the portal, on a thread of its own; unless it is paused."""
+        """If the task of a run is gone, the portal ends the run on another thread, unless it is paused."""
         return any((run.task is None or run.task.done()) and not run.is_settled for run in self.runs)
 
     # -- what is seen of it -------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class Stage:
         self.situations.append(Situation(label, alive, *firsts, len(self.runs), not self.task.done(), streams))
 
     def time_runs(self, runs: Sequence[LocalRun]) -> None:
-        """From here on, note when the last of them was seen alive: the clock only moves between two steps."""
+        """From now on, note when the last of them was seen alive. The clock only moves between two steps."""
 
         def look(callback: Callable[..., object]) -> None:
             if not all(run.status.final for run in runs):
@@ -254,7 +254,7 @@ class Stage:
                 yield f"a task was left behind: {name_of(task)} in {where(task)}"
 
     def _check_lists(self) -> Iterator[str]:
-        """Nobody counts an ended run among those in flight, and everybody a paused one."""
+        """The runtime, the agent and the session count a paused run as in flight, and an ended run not."""
         for number, run in enumerate(self.runs, 1):
             counts = "does not count" if run.is_paused else "counts"
             if (run in runtime_of(run).live_runs) is not run.is_paused:
@@ -271,7 +271,7 @@ class Stage:
         for number, run in enumerate(self.runs, 1):
             store = runtime_of(run).store
             assert store is not None
-            if await store.added(run.run_id) is None:  # rolled back, gone on with, or written when a paused one ends
+            if await store.added(run.run_id) is None:  # rolled back, continued, or written when a paused run ends
                 waits = any(place.run is run for place in run.session.queue)
                 if not waits and await store.find(run.run_id) is None:
                     self.problems.append(f"run {number}: the store has no record of the run")
@@ -285,7 +285,7 @@ class Stage:
             self.problems += (f"run {number}: {p}" for p in check_stored(run, others, stored, record))
 
     def check_threads(self) -> None:
-        """After everything else: no thread is there that was not there before, but for the abandoned ones."""
+        """After all other checks: there is no new thread, except those that the runs have abandoned."""
         self._bounded(self.loop.shutdown_default_executor(), "the end of the loop's own threads")
         new = [thread for thread in threading.enumerate() if thread not in self._threads]
         named = Counter(name.split(" (")[0] for run in self.runs for name in run.steps.leftovers)
@@ -307,7 +307,7 @@ class Stage:
             if run.is_paused and again is not None:
                 paused = True
                 self._bounded(self._end_pause(number, run, again), "the cancel of a paused run")
-        if paused and not self.problems:  # what was cancelled behind it has been written, and its place given away
+        if paused and not self.problems:  # the runs cancelled behind it are written now, and have left the queue
             self.problems += self._check_lists()
             self._bounded(self._check_stores(), "looking into the store")
 
@@ -327,7 +327,7 @@ class Stage:
         self.problems += (f"run {number}, cancelled in its pause: {problem}" for problem in check_run(run))
 
     def talk_on(self, prompt: str) -> None:
-        """The next prompt, in every session: the same agent answers it."""
+        """Send the next prompt to the same agent, in every session."""
         latest = {id(run.session): (run, again) for run, again in zip(self.runs, self._agains, strict=True)}
         for run, again in latest.values():
             if again is not None:
@@ -351,7 +351,7 @@ class Stage:
         self.problems += (f"the next prompt: {problem}" for problem in check_run(run))
 
     def _make(self, before: LocalRun, again: Again, prompt: str) -> LocalRun:
-        """Another run of the same agent, which goes on with the same session."""
+        """Another run of the same agent in the same session."""
         plan = msgspec.structs.replace(again.plan, history=None)
         run = LocalRun(
             before.runtime,
@@ -368,7 +368,7 @@ class Stage:
     # -- clearing away ------------------------------------------------------------------------------------------------
 
     def _bounded(self, work: Coroutine[Any, Any, object], name: str) -> None:
-        """Do something more on the loop; that it fails or hangs is a problem too."""
+        """Do something more on the loop. It is a problem if that fails or hangs."""
         task = self._crew(work)
         try:
             self._play(task)
@@ -379,16 +379,16 @@ class Stage:
                 self.problems.append(f"{name} failed: {describe(failure)}")
 
     def clear(self) -> bool:
-        """End what is left, and close the loop. True if nothing was left."""
+        """End the remaining tasks, and close the loop. True if there were none."""
         left = tasks_of(self.loop)
-        self._end([self.task])  # its runs end with it, as they would with any host
+        self._end([self.task])  # its runs end with it, as with any host
         self._end(left)
         self._try(self.loop.shutdown_asyncgens())
         self.loop.close()
         return not left and not any(run.steps.leftovers for run in self.runs)
 
     def forget(self) -> None:
-        """Let go of all that the scenario made, so that its garbage can be collected."""
+        """Drop all references to the scenario's objects, so that they can be collected."""
         self.runs, self._agains, self.readings, self.crew = [], [], [], []
         self.watched = self.aftermath = None
         del self.task, self._scenario
@@ -408,12 +408,12 @@ class Stage:
 
 
 def _may_stay(place: Place, first: Place) -> bool:
-    """A paused run holds its session. Behind it, a cancelled run keeps its place until what it left is written."""
+    """A paused run holds its session. A cancelled run behind it keeps its place until its messages are written."""
     return first.run.status is RunStatus.paused and (place is first or place.pending_write is not None)
 
 
 def _label(callback: Callable[..., object]) -> str:
-    """What a step does, in words that are the same in every performance."""
+    """The name of a step, the same in every performance."""
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):
         return name_of(owner)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong beside a scenario, where nobody looks: complaints of Python, of the loop, and of our own log.
+"""Errors beside a scenario: warnings of Python, calls of the loop's exception handler, and entries in our own log.
 
-What must stay true: while it watches, every such complaint is noted instead of printed, and when it is left, all hooks
-are as they were before.
+What must stay true: while it watches, each of these is noted instead of printed. Afterwards all hooks are as they were
+before.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Surroundings(logging.Handler):
     """Collects complaints."""
 
     def __init__(self) -> None:
-        super().__init__(logging.CRITICAL)  # only a defect of ours is critical; the rest belongs to the scenario
+        super().__init__(logging.CRITICAL)  # only a defect of Andon is critical; other entries are about the scenario
         self._complaints: list[str] = []
 
     def take(self, *, collect: bool) -> list[str]:
-        """What was complained of since the last time. Much of it is found only when garbage is collected."""
+        """The complaints since the last call. Many are made only when garbage is collected."""
         if collect:
             gc.collect()
         complaints, self._complaints = self._complaints, []
         return list(dict.fromkeys(complaints))
 
     def freeze(self) -> None:
-        """Have the collector pass over what is there already: this makes the many collections cheap."""
+        """Let the collector skip all objects that exist already: this makes the many collections cheap."""
         gc.collect()
         gc.freeze()
 
@@ -68,15 +68,15 @@ class Surroundings(logging.Handler):
     def watching(self) -> Iterator[None]:
         unraisable, dice = sys.unraisablehook, random.getstate()
         collecting, frozen = gc.isenabled(), gc.get_freeze_count() > 0
-        gc.disable()  # a collection at a moment of its own choosing would not be repeatable
-        propagate, log.propagate = log.propagate, False  # what is logged in thousands of performances helps nobody
+        gc.disable()  # an automatic collection would come at a moment that is not repeatable
+        propagate, log.propagate = log.propagate, False  # the log of thousands of performances is of no use
         log.addHandler(self)
         try:
             with warnings.catch_warnings():
                 for category in WATCHED:
                     warnings.simplefilter("always", category)
                 self._show: Any = warnings.showwarning
-                warnings.showwarning = self._warned  # type: ignore[assignment]  # it passes on what it is not for
+                warnings.showwarning = self._warned  # type: ignore[assignment]  # it passes on other warnings
                 sys.unraisablehook = self._unraisable
                 yield
         finally:
@@ -84,7 +84,7 @@ class Surroundings(logging.Handler):
             log.removeHandler(self)
             log.propagate = propagate
             random.setstate(dice)
-            if not frozen:  # what the program has frozen is not ours to thaw, and one can't be thawed without the other
+            if not frozen:  # objects that the program has frozen must stay frozen, and unfreeze takes all
                 gc.unfreeze()
             if collecting:
                 gc.enable()

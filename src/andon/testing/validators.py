@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The providers' rules for conversations, as functions that can be run.
 
-Each validator takes a conversation of neutral messages and returns what its provider would object to, in sentences
-that name the message by its index; an empty list means accepted. What must stay true: a validator never raises, never
-changes what it is given, and never forbids what its provider accepts, but for the form that every conversation of ours
-has (the rules in `_COMMON`), which all providers accept and some demand.
+Each validator takes a conversation of neutral messages and returns the objections of its provider, as sentences that
+name the message by its index. An empty list means accepted. What must stay true: a validator never raises, never
+changes its input, and never forbids what its provider accepts. The exception are the rules in `_COMMON`: every
+conversation of ours keeps them, all providers accept that, and some demand it.
 
-Validators see what adapters send. These leave out reasoning without its signature (and OpenAI Chat has no place for
-any), so here it is as if it were not there. Whether it should be there is a rule of ours: `no_cut_reasoning`.
-A `tool` message counts as the user's side, where Anthropic, Bedrock and Gemini put tool results.
+Validators see what adapters send. Adapters leave out reasoning without a signature (OpenAI Chat has no reasoning at
+all), so the validators ignore it. A rule of our own says when it must not be there: `no_cut_reasoning`. A `tool`
+message counts as the user's side, where Anthropic, Bedrock and Gemini put tool results.
 """
 
 from __future__ import annotations
@@ -71,17 +71,17 @@ def gemini(messages: Sequence[Message]) -> list[str]:
 
 
 def no_cut_reasoning(messages: Sequence[Message]) -> list[str]:
-    """A cancelled conversation's last answer has no reasoning that was cut before its signature came."""
+    """The last answer of a cancelled conversation has no reasoning that was cut before its signature arrived."""
     return _check(list(enumerate(messages)), _no_cut_reasoning)
 
 
 def cancelled_ends_with_marker(messages: Sequence[Message]) -> list[str]:
-    """What a cancel leaves behind ends with its marker: nothing but the next prompt comes after it."""
+    """A cancelled answer ends with the marker, and only the next prompt may come after it."""
     return _check(list(enumerate(messages)), _marker_ends)
 
 
 def andon(messages: Sequence[Message]) -> list[str]:
-    """What Andon itself promises about a cancelled conversation, whoever the provider is."""
+    """What Andon itself promises about a cancelled conversation, for every provider."""
     return [*no_cut_reasoning(messages), *cancelled_ends_with_marker(messages)]
 
 
@@ -98,9 +98,9 @@ VALIDATORS: dict[str, Validator] = {
 
 
 def validate(messages: Sequence[Message], providers: Iterable[str] | None = None) -> list[str]:
-    """What the named providers (all of them by default) object to, each problem with its provider's name.
+    """The objections of the named providers (by default all of them), each with the provider's name.
 
-    In a test: `assert validate(agent.messages) == []`. The name `andon` stands for the promises of our own.
+    In a test: `assert validate(agent.messages) == []`. The name `andon` stands for our own rules.
     """
     names = list(VALIDATORS if providers is None else providers)
     if unknown := [name for name in names if name not in VALIDATORS]:
@@ -109,7 +109,7 @@ def validate(messages: Sequence[Message], providers: Iterable[str] | None = None
 
 
 def next_prompt_accepted(messages: Sequence[Message]) -> list[str]:
-    """What would be objected to if the user's next prompt were sent now. Empty means that the conversation goes on."""
+    """The objections to the conversation with one more prompt at its end. Empty means that it can continue."""
     return validate([*messages, user("next")])
 
 
@@ -128,7 +128,7 @@ def _without(messages: Sequence[Message], left_out: Callable[[Reasoning], bool])
 
 
 def _joined(messages: _Numbered) -> _Numbered:
-    """OpenAI has one message, or item, per result: it can't tell how many `tool` messages they came from."""
+    """OpenAI has one message or item per result, so adjacent `tool` messages are the same as one."""
     joined: _Numbered = []
     for index, message in messages:
         if joined and message.role == "tool" and message.content and joined[-1][1].role == "tool":
@@ -268,5 +268,5 @@ def _marker_ends(messages: _Numbered) -> _Problems:
 
 
 def _is_marker(block: Block) -> bool:
-    # The whole marker, since a model may well begin an answer with the word.
+    # The whole text, because a model may begin an answer with the same word.
     return isinstance(block, Text) and block.text in MARKERS.values()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An event loop with a clock of its own: where others would sleep, it moves the clock on.
+"""An event loop with a virtual clock: where another loop would sleep, it advances the clock.
 
 What must stay true: the same program takes the same steps every time, and no wait lasts for ever. A step is one
-callback of the loop; the steps are counted, and something can be done exactly before the k-th of them. A program that
-can't go on is an error, and so is one that does not come to an end.
+callback of the loop. Steps are counted, and an action can be done exactly before the k-th step. A program that can't
+continue raises an error, and so does a program that does not end.
 
-Only what waits on this loop lives in virtual time. Threads are real: while one is at work that began after the loop,
-the clock waits for it a moment, and no longer. Callbacks of sockets are served, but are not counted as steps.
+Only waits on this loop are in virtual time. Threads are real: while a thread works that started after the loop, the
+clock waits for it for a short time. Callbacks of sockets are called, but are not counted as steps.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ Ts = TypeVarTuple("Ts")
 
 MAX_STEPS = 100_000
 THREAD_SECONDS = 0.05
-"""How long, in real time, a timer waits for threads that are at work."""
+"""How much real time a timer waits for working threads."""
 STANDSTILL_SECONDS = 10.0
-"""How long a loop that has nothing to do waits, in real time, for threads that are at work."""
+"""How much real time an idle loop waits for working threads."""
 QUIET_SECONDS = 0.25
-"""How long it waits for threads of which it knows nothing."""
+"""How much real time it waits for threads that are older than the loop."""
 
 
 class StandstillError(AndonError):
-    """Everything waits, and nothing is left that could end the waiting."""
+    """All tasks wait, and there is no timer that could end the waiting."""
 
 
 class EndlessError(AndonError):
-    """There was no end after as many steps as are allowed."""
+    """The program did not end within the allowed number of steps."""
 
 
 def virtual_run(main: Coroutine[Any, Any, T], *, max_steps: int = MAX_STEPS) -> T:
@@ -57,27 +57,27 @@ def virtual_run(main: Coroutine[Any, Any, T], *, max_steps: int = MAX_STEPS) -> 
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """The loop. `steps` says how many it has taken, `time()` what its clock shows: seconds, from 0 on."""
+    """The loop. `steps` is the number of steps so far, `time()` the virtual time in seconds, from 0 on."""
 
     virtual = True
-    """Whoever watches loops by the real clock leaves this one alone: a callback from outside would be one step more."""
+    """Watchdogs that use the real clock skip this loop: their callback would be one more step."""
 
     def __init__(self, max_steps: int = MAX_STEPS) -> None:
         self._virtual = _VirtualSelector()
         self._now = 0.0
         self._due: dict[int, list[Callable[[], object]]] = {}
         self._hashes = itertools.count(1)
-        # What is done before a step must not run in the context of whoever takes that step.
+        # An action before a step must not run in the context of that step.
         self._context = contextvars.Context()
         self._threads = set(threading.enumerate())
         self.steps = 0
         self.next: asyncio.Task[Any] | None = None
-        """While something is done before a step: the task that takes it, if it is one."""
+        """During an action before a step: the task that takes the step, if it is a task."""
         self.max_steps = self._limit = max_steps
         self.expects: Callable[[], bool] = lambda: False
-        """Asked at a standstill: is something about to come from another thread?"""
+        """Called at a standstill: will another thread call the loop soon?"""
         self.observer: Callable[[Callable[..., object]], object] | None = None
-        """Is called before every step, with the callback that is about to be called."""
+        """Called before every step, with the callback of the step."""
         super().__init__(self._virtual)
         self._virtual.loop = self
         self.set_task_factory(_make_task)  # type: ignore[arg-type]  # the stubs know the signature of later versions
@@ -92,11 +92,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.observer = None
 
     def before(self, step: int, action: Callable[[], object]) -> None:
-        """Have `action` called exactly before this step; or, if the loop comes to a standstill earlier, there."""
+        """Call `action` exactly before this step, or at a standstill that comes earlier."""
         self._due.setdefault(step, []).append(action)
 
     def forget(self) -> None:
-        """Drop what was to be done before later steps."""
+        """Drop the actions for later steps."""
         self._due.clear()
 
     # -- counting -----------------------------------------------------------------------------------------------------
@@ -143,20 +143,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     # -- what the selector asks ---------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Between two rounds: a callback could not stop the loop by an error, the selector can."""
+        """Called between two rounds. An error of a callback would not stop the loop; an error of the selector does."""
         if self.steps > self._limit:
-            self._limit += self.max_steps  # whoever cleans up needs some, too
+            self._limit += self.max_steps  # cleaning up needs some steps too
             raise EndlessError(f"no end after {self.steps} steps and {self._now:g} virtual s; {describe_tasks(self)}")
 
     def advance(self, seconds: float) -> None:
         self._now += seconds
 
     def has_threads(self) -> bool:
-        """Are there threads at work that were not there when the loop was made?"""
+        """Are there threads that did not exist when the loop was made?"""
         return not self._threads.issuperset(threading.enumerate())
 
     def act_at_standstill(self) -> bool:
-        """Nothing is left to do: whatever was to come before a later step comes now."""
+        """Do the next action that was meant for a later step. False if there is none."""
         if not self._due:
             return False
         self._act(min(self._due))
@@ -164,7 +164,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class _VirtualSelector(selectors.DefaultSelector):
-    """Looks at the real files, but moves the clock on where a real selector would wait."""
+    """Looks at the real files, but advances the clock where a real selector would wait."""
 
     loop: VirtualLoop | None = None
 
@@ -189,7 +189,7 @@ class _VirtualSelector(selectors.DefaultSelector):
             return events
         if loop.act_at_standstill():
             return []
-        # Threads that are older than the loop may call it too, and even one that Python does not list.
+        # Threads that are older than the loop may call it too, and even a thread that Python does not list.
         patience = QUIET_SECONDS if threading.active_count() > 1 else THREAD_SECONDS
         if not busy and (events := super().select(patience)):
             return events
@@ -200,7 +200,7 @@ class _VirtualSelector(selectors.DefaultSelector):
 
 
 class _Task(asyncio.Task[Any]):
-    """A task with a number for its hash: a set of tasks would otherwise be in a different order every time."""
+    """A task whose hash is a number. Otherwise a set of tasks would have a different order every time."""
 
     __slots__ = ("_number",)
 
@@ -222,23 +222,23 @@ def tasks_of(loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
 
 
 def describe_tasks(loop: asyncio.AbstractEventLoop) -> str:
-    """Who waits, and where, newest first: the others often wait for that one."""
+    """The tasks that wait, and where, newest first: the others often wait for the newest."""
     waiting = [f"{name_of(task)} in {where(task)}" for task in reversed(tasks_of(loop))]
     return f"waiting: {', '.join(waiting)}" if waiting else "no task is waiting"
 
 
 def name_of(task: asyncio.Task[Any]) -> str:
-    """What a task is called, in words that are the same every time."""
+    """The name of a task, the same every time."""
     name = task.get_name()
     if name.startswith("andon run"):
         return "andon run"
-    if name.startswith("Task-") or name == "None":  # which Python 3.13 makes of no name, where there is a factory
+    if name.startswith("Task-") or name == "None":  # Python 3.13 makes "None" of no name if there is a task factory
         return str(getattr(task.get_coro(), "__qualname__", name))
     return name
 
 
 def where(task: asyncio.Task[Any]) -> str:
-    """The innermost line of Python in which a task waits, and the line of the user's own that has led there."""
+    """The innermost line of Python in which a task waits, and the line of the user's code that led there."""
     frames = list(inwards(task.get_coro()))
     if not frames:
         return "no frame"

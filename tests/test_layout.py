@@ -8,6 +8,7 @@ also fails for an entry that is no longer needed.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -52,8 +53,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 """Each part of the package, lowest first, with the parts that it may import besides itself."""
 
 CORE_LAYERS = {
-    "data": "states events markers selection budget receipt records bounds store",
-    "mechanisms": "signal waiters journal portal watchdog steps session cord fork held single_reader "
+    "data": "states events markers selection budget receipt records bounds store held",
+    "mechanisms": "signal waiters journal portal watchdog steps session cord fork single_reader "
     "log_text jsonable source_lines",
     "run": "run",
     "shared": "shared",
@@ -190,6 +191,13 @@ def layer_of(module: str) -> int | None:
 def test_every_module_of_the_core_has_one_layer() -> None:
     listed = [name for _, modules in LAYERS for name in modules]
     assert sorted(listed) == sorted({module.split(".")[1] for module in TREES if module.startswith("core.")})
+
+
+def test_the_architecture_page_has_the_same_layers() -> None:
+    page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text("utf-8")
+    rows = re.findall(r"^\| (?:data|mechanisms|`runtime`) \|[^|]*\|([^|]*)\|$", page, re.MULTILINE)
+    shown = [set(re.findall(r"`(\w+)`", row)) for row in rows]
+    assert shown == [set(CORE_LAYERS[name].split()) for name in ("data", "mechanisms", "top")]
 
 
 def test_the_layers_of_the_core_import_downwards() -> None:

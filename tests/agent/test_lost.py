@@ -17,25 +17,16 @@ import pytest
 
 from andon import Agent, CancelCause, CancelOutcome, Event, Run, RunEvent, RunStatus, ToolContext, tool
 from andon.core.run.handle import local_run
+from andon.core.run.run import LocalRun
 from andon.core.run.waits import wait_settled
+from andon.core.states import RunState
 from andon.errors import SessionBusyError
 from andon.messages import Text
 from andon.models.scripted import Call
 from andon.testing import probe
 from andon.testing.validators import validate
-from tests.support import (
-    Flag,
-    Silence,
-    Worker,
-    all_with,
-    check_events,
-    eventually,
-    make,
-    paused,
-    read_all,
-    until,
-)
-from tests.support.till import DELETE, Till
+from tests.support import Flag, Silence, Worker, all_with, check_events, eventually, make, paused, play, read_all, until
+from tests.support.till import DELETE, PAY, Till
 
 LOST = "Cancelled: the worker was lost"
 
@@ -426,3 +417,30 @@ def test_the_tools_of_a_run_that_is_handed_over_are_stopped_where_they_live() ->
     eventually(lambda: run.status.final)
     check_events(asyncio.run(read_all(run)))
     assert validate(agent.messages) == []
+
+
+def test_a_paused_run_whose_loop_was_closed_is_not_lost_while_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread looks at the run right after it has begun to run again."""
+    till = Till()
+    agent = make([PAY, "Paid."], tools=till.tools)
+    paused = asyncio.run(agent.invoke_async("go"))
+    move = LocalRun.move
+
+    def looked_at(self: LocalRun, to: RunState) -> None:
+        move(self, to)
+        self.ensure_ending()
+
+    monkeypatch.setattr(LocalRun, "move", looked_at)
+    result = asyncio.run(agent.continue_run(paused.run_id, {paused.interrupts[0].id: True}))
+    assert (result.status, result.receipt) == (RunStatus.completed, None)
+
+
+def test_a_run_that_never_began_can_be_cancelled_and_waited_for() -> None:
+    async def main() -> None:
+        run = make("never").start("go")
+        run.cancel("never mind")
+        receipt = await run.cancel_and_wait()
+        assert receipt is not None
+        assert (receipt.reason, receipt.tools, receipt.leftovers) == ("never mind", [], [])
+
+    play(main)

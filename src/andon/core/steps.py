@@ -83,7 +83,8 @@ class Step(Generic[T]):
         on_cut: Callable[[], None] | None = None,
         timeout: float | None = None,
     ) -> None:
-        self._runner, self._make, self.name, self.cut_by, self.on_cut = runner, make, name, cut_by, on_cut
+        self._runner, self.name, self.cut_by, self.on_cut = runner, name, cut_by, on_cut
+        self._make: Callable[[], Awaitable[T]] | None = make
         self._value: T
         self._error: BaseException | None = None
         self.watchdog = Watchdog.of(runner.loop, runner.bounds.cut_seconds)  # found now, so that a cancel is quicker
@@ -100,7 +101,9 @@ class Step(Generic[T]):
             await asyncio.sleep(0)
         # The coroutine is made here, so that a step cancelled before it began leaves nothing "never awaited".
         try:
-            self._value = await self._make()
+            make, self._make = self._make, None  # it may refer to the run: an ended step must not
+            assert make is not None
+            self._value = await make()
         except asyncio.CancelledError:
             # Kept as a fact, not as an exception: its traceback would tie this object to itself.
             if not self.was_cut:
@@ -294,6 +297,10 @@ class StepRunner:
         """Run steps on this loop. `on_host_cancel` is called when the host cancels a task that waits for a step."""
         self.loop, self._on_host_cancel = loop, on_host_cancel
 
+    def runs_here(self) -> bool:
+        """Is the running loop the one on which the steps run? False before the run has begun."""
+        return asyncio._get_running_loop() is getattr(self, "loop", None)
+
     def release(self) -> None:
         """The run is over: forget it, so that it is freed without the garbage collector."""
         self._on_host_cancel = None
@@ -438,4 +445,6 @@ class StepRunner:
         why = "" if error is None else f": {cut_line(describe(error))}"
         shown = None if isinstance(error, StoreError) else error  # our own error, whose text says everything
         by.warning("run %s: %s%s", self._run_id, message, why, exc_info=shown, extra={"facts": self.facts})
-        self._warnings = [*(self._warnings or ()), message if error is None else f"{message}: {confide(error)}"]
+        if self._warnings is None:
+            self._warnings = []
+        self._warnings.append(message if error is None else f"{message}: {confide(error)}")

@@ -68,6 +68,8 @@ async def end(run: LostRun, finish: Callable[[], Awaitable[None]], release: Call
         try:
             await force_end(run, error)
         finally:
+            if run.state is RunState.ending:  # that failed too: no caller waits for ever
+                run.state = RunState.ended
             release()
     else:
         release()
@@ -106,7 +108,6 @@ async def follow(
     finish: Callable[[], Awaitable[None]],
 ) -> None:
     """Another process goes on with the run. `watch` shows here what is done there, and returns its end."""
-    run.steps.loop = asyncio.get_running_loop()
     run.storage.changed()  # a cancel that was requested here meanwhile is told to the store
     try:
         end = await watch()

@@ -7,7 +7,6 @@ decides how a run ends is its signal, and where several processes share a store,
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 from typing import Any, Protocol
@@ -32,7 +31,7 @@ log = logging.getLogger(__name__)
 class Ending:
     """What is known of a run's end so far. Made at the first cut, or at the end of a run that was not cut.
 
-    Each field is set once, by the run's own task, or by the portal, which goes on if that task was stopped in between.
+    The run's own task fills it in. If that task is stopped in between, the portal goes on with what is missing.
     """
 
     __slots__ = ("conversation", "cut_phase", "is_committed", "last_event", "receipt", "record", "settlement", "status")
@@ -221,8 +220,9 @@ def make_receipt(run: EndingRun) -> Receipt:
     request, ending = run.signal.request, run.ending
     assert request is not None
     seen = None if ending is None else ending.settlement
-    if seen is None and run.work is not None and asyncio._get_running_loop() is run.steps.loop:
-        seen = run.work.settle(request)
+    work = run.work
+    if seen is None and work is not None and run.steps.runs_here():
+        seen = work.settle(request)
     tools, usage = ([], UNKNOWN_USAGE) if seen is None else (seen.tools, seen.usage)
     phase = run.phase if ending is None else ending.cut_phase or run.phase
     return Receipt.of(request, run.signal.mode or request.mode, phase, tools, usage, run.steps.leftovers)

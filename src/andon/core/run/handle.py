@@ -42,7 +42,7 @@ class Run(Generic[OutputT]):
     Leaving the `async for` never cancels. Leaving the `async with` cancels a run that is still going, and waits for it.
     """
 
-    __slots__ = ("_local",)
+    __slots__ = ("__weakref__", "_local")
 
     def __init__(self, local: LocalRun) -> None:
         self._local = local

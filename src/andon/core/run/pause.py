@@ -164,8 +164,8 @@ async def resume(run: PausingRun, answers: Mapping[str, Any], anew: Any, request
 
 def _go_on(run: PausingRun, answers: Mapping[str, Any], anew: Any) -> None:
     assert run.work is not None
+    run.bind_loop()  # first: a running run whose loop is closed would be taken for lost
     run.move(RunState.running)
-    run.bind_loop()
     run.work.answer(answers, anew)
     run.session.run_moved()
     run.journal.add(RunEvent.run_continued)

@@ -246,7 +246,7 @@ class LocalRun:
     @property
     def interrupts(self) -> list[Interrupt]:
         """The questions that are open. The question of a call that was cancelled alone is not open any more."""
-        return self.work.progress().interrupts if self.work is not None and self.is_paused else []
+        return work.progress().interrupts if (work := self.work) is not None and self.is_paused else []
 
     def describe_open(self) -> str:
         return describe_open(self.interrupts)
@@ -319,7 +319,7 @@ class LocalRun:
 
     def cancel_tool(self, call_id: str, reason: str | None = None) -> CancelOutcome:
         """Cancel one tool call and keep the run. Safe from anywhere."""
-        return CancelOutcome.already_finished if self.work is None else self.work.cancel_call(call_id, reason)
+        return CancelOutcome.already_finished if (work := self.work) is None else work.cancel_call(call_id, reason)
 
     def _deliver(self, request: CancelRequest) -> None:
         """The signal calls this on the run's loop. If the portal ends the run already, that applies the cancel."""
@@ -576,6 +576,9 @@ class LocalRun:
 
     async def follow(self, watch: Watch) -> None:
         """Another process has taken the paused run: show here what is done there, and end as it ends there."""
+        self.steps.loop = (
+            asyncio.get_running_loop()
+        )  # first: a running run whose loop is closed would be taken for lost
         self.move(RunState.running)
         await caretaker.follow(self, watch, self._close, self._finish)
         self._release()

@@ -37,6 +37,8 @@ def begin_or_refuse(run: LocalRun) -> None:
     except StartError as error:
         run.refusal = error
         run.move(RunState.released)
+        # These refer to the run: it is freed with its last handle.
+        run.work, run.place, run.storage = None, None, run.storage.release()
 
 
 async def begin_and_wait(run: LocalRun) -> None:

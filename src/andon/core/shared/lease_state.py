@@ -30,6 +30,11 @@ class LeaseState(Enum):
         return self in _CLOSING
 
     @property
+    def is_unknown(self) -> bool:
+        """It was asked for the lease, and its answer is not known; or the task that asked was stopped."""
+        return self is LeaseState.unsure or self is LeaseState.claiming
+
+    @property
     def may_be_elsewhere(self) -> bool:
         """Another process may have the run: only the store knows."""
         return self in _MAY_BE_ELSEWHERE
@@ -40,10 +45,10 @@ _CLOSING = frozenset({_S.pausing, _S.finishing, _S.finishing_paused})
 _MAY_BE_ELSEWHERE = frozenset({_S.pausing, _S.paused, _S.claiming, _S.unsure, _S.finishing_paused, _S.elsewhere})
 LEASE_STEPS: dict[LeaseState, frozenset[LeaseState]] = {
     _S.outside: frozenset({_S.held, _S.released}),
-    _S.held: frozenset({_S.held, _S.pausing, _S.finishing, _S.released}),
-    _S.pausing: frozenset({_S.held, _S.paused, _S.finishing, _S.released}),
+    _S.held: frozenset({_S.held, _S.pausing, _S.claiming, _S.finishing, _S.elsewhere, _S.released}),
+    _S.pausing: frozenset({_S.held, _S.paused, _S.finishing, _S.finishing_paused, _S.released}),
     _S.paused: frozenset({_S.claiming, _S.finishing_paused, _S.elsewhere, _S.released}),
-    _S.claiming: frozenset({_S.held, _S.paused, _S.unsure, _S.released}),
+    _S.claiming: frozenset({_S.claiming, _S.held, _S.paused, _S.unsure, _S.elsewhere, _S.released}),
     _S.unsure: frozenset({_S.claiming, _S.elsewhere, _S.released}),
     _S.finishing: frozenset({_S.finishing, _S.released}),
     _S.finishing_paused: frozenset({_S.finishing_paused, _S.released}),

@@ -18,7 +18,7 @@ import functools
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -66,15 +66,17 @@ TEXT_SECONDS = 0.15
 _TEXT = frozenset({RunEvent.run_content, RunEvent.reasoning})
 
 
-class WorkerParts(NamedTuple):
-    """The parts of a worker that its runs use."""
+class RunWorker(Protocol):
+    """The worker, as its runs see it. Its parts are looked up each time: a forked child has others."""
 
     link: StoreLink
     leases: Leases
     writer: Writer
     orphans: Orphans
-    look: Callable[[Sequence[str]], None]
-    """Has the state of these runs read from the store."""
+
+    def look(self, run_ids: Sequence[str]) -> None:
+        """Have the state of these runs read from the store."""
+        ...
 
 
 class LeasedRun:
@@ -82,19 +84,16 @@ class LeasedRun:
 
     __slots__ = (
         "_is_fresh",
-        "_leases",
         "_link",
         "_listens",
-        "_look",
         "_noted",
         "_on_busy",
-        "_orphans",
         "_run",
         "_scanned",
         "_text_due",
         "_told",
         "_waiting_children",
-        "_writer",
+        "_worker",
         "_written",
         "cancel_seen",
         "has_waiting_text",
@@ -107,8 +106,8 @@ class LeasedRun:
         "was_claimed",
     )
 
-    def __init__(self, worker: WorkerParts, run: LocalRun, on_busy: OnBusy) -> None:
-        self._link, self._leases, self._writer, self._orphans, self._look = worker
+    def __init__(self, worker: RunWorker, run: LocalRun, on_busy: OnBusy) -> None:
+        self._worker, self._link = worker, worker.link
         self._run, self._on_busy, self.owner = run, on_busy, worker.link.owner
         self.state = LeaseState.outside
         self.lease: Lease | None = None
@@ -154,7 +153,7 @@ class LeasedRun:
 
     @property
     def is_held(self) -> bool:
-        return self._leases.holds(self)
+        return self._worker.leases.holds(self)
 
     def _move(self, to: LeaseState) -> None:
         check_lease_step(self.state, to)
@@ -177,7 +176,7 @@ class LeasedRun:
 
     async def _enter(self, record: RunRecord) -> bool:
         """Take a place in the session's queue, or be refused. True if no run is ahead."""
-        link, leases = self._link, self._leases
+        link, leases = self._link, self._worker.leases
         while True:
             missed = leases.missed
             try:
@@ -218,9 +217,9 @@ class LeasedRun:
         """From now on this process holds the run, under that name. The lease counts since then."""
         self._move(LeaseState.held)
         self.owner, self.lease = owner, lease
-        self.valid_until = self._leases.validity(since)
-        self._leases.hold(self)
-        self._writer.changed(self)
+        self.valid_until = self._worker.leases.validity(since)
+        self._worker.leases.hold(self)
+        self._worker.writer.changed(self)
         self._link.start()
         self._run.wake()
 
@@ -236,7 +235,7 @@ class LeasedRun:
             give_back(self._link, run.run_id, claimed)
             raise
         self.hold(*claimed)
-        self._leases.look([run.run_id])  # it may have been cancelled in between
+        self._worker.leases.look([run.run_id])  # it may have been cancelled in between
         try:
             run.cord.add(run, 0)
             run.go()
@@ -265,7 +264,7 @@ class LeasedRun:
     # -- what it does, seen by the worker's writer --------------------------------------------------------------------
 
     def changed(self) -> None:
-        self._writer.changed(self)
+        self._worker.writer.changed(self)
 
     def listen(self) -> None:
         """Mark the run as changed with the next event of its journal. Register first, then look what came before."""
@@ -330,7 +329,7 @@ class LeasedRun:
 
     async def _save(self) -> None:
         size = _size(self._run.so_far())
-        await self._writer.flush(self, lambda: self._noted is not None and self._noted >= size)
+        await self._worker.writer.flush(self, lambda: self._noted is not None and self._noted >= size)
 
     # -- what the store tells, seen by the worker's leases ------------------------------------------------------------
 
@@ -348,7 +347,7 @@ class LeasedRun:
             return
         if owner != self.owner or self.lease is None or self._run.is_settled:
             # Another process may have it by now, or it may be another run of that id: the store knows.
-            self._look([self.run_id])
+            self._worker.look([self.run_id])
         else:
             self._run.request_cancel(request)
 
@@ -407,7 +406,7 @@ class LeasedRun:
             run.cancel_for(CancelCause.lost, "another worker has taken it over")
             return None
         self._move(LeaseState.paused)
-        self._look([run.run_id])  # a cancel was not looked for meanwhile
+        self._worker.look([run.run_id])  # a cancel was not looked for meanwhile
         return answer
 
     async def reclaim(self, request_key: RequestKey | None = None) -> bool:
@@ -420,11 +419,11 @@ class LeasedRun:
                 self._move(LeaseState.paused)
                 return False
             self.hold(*claimed)
-            self._leases.look([run.run_id])  # it may have been cancelled in between
+            self._worker.leases.look([run.run_id])  # it may have been cancelled in between
         except BaseException:
             self.state = LeaseState.unsure
             if claimed is not None:  # a Ctrl-C came in between: no task would go on with the run
-                self._leases.release(self)
+                self._worker.leases.release(self)
                 give_back(self._link, run.run_id, claimed)
             raise
         return True
@@ -439,7 +438,7 @@ class LeasedRun:
             return answer
         if isinstance(answer, RunRecord):
             return await self._ended_elsewhere(answer)
-        self._leases.release(self)
+        self._worker.leases.release(self)
         return answer
 
     async def _offer(self, record: RunRecord, messages: Sequence[Message]) -> Event | RunRecord | CancelRequest | None:
@@ -502,12 +501,11 @@ class LeasedRun:
             fresh = msgspec.structs.replace(record, status=RunStatus.pending, stop_reason=None, receipt=None)
             lease = await store.enter(fresh, link.owner, link.seconds, "queue")
             self.hold(lease, lease.since, link.owner)
-        elif (self.lease is None or self.state is LeaseState.unsure) and not await self.reclaim():
+        elif (self.lease is None or self.state.is_unknown) and not await self.reclaim():
             return await store.find(record.run_id)
         assert self.lease is not None
         if record.status.final:
-            is_paused = self.state is LeaseState.paused or self.state is LeaseState.finishing_paused
-            self._move(LeaseState.finishing_paused if is_paused else LeaseState.finishing)
+            self._move(LeaseState.finishing_paused if self.state.may_be_elsewhere else LeaseState.finishing)
         # First the children: if this process dies once the end is stored, no other one comes back to the run for them.
         cancel_children = record.status.final and bool(self._waiting_children)
         are_orphans = cancel_children and await self._cancel_children(self.lease)
@@ -516,7 +514,7 @@ class LeasedRun:
         if answer is None and are_orphans:  # they end with it, and not at the next look for orphans
             with contextlib.suppress(StoreError, TimeoutError):  # there may be many others to end
                 async with asyncio.timeout(self._run.bounds.settle_seconds):
-                    await self._orphans.end_all()
+                    await self._worker.orphans.end_all()
         return answer
 
     async def _cancel_children(self, lease: Lease) -> bool:
@@ -539,7 +537,7 @@ class LeasedRun:
         try:
             if not record.status.final:
                 run.runtime.part_from(run)
-                self._leases.release(self)
+                self._worker.leases.release(self)
                 if asked is not None and asked.cause is not CancelCause.lost:  # what was requested here, counts there
                     await self._uncut(lambda: link.retry(lambda: self._request_there(asked)))
                 ended = await self._uncut(lambda: follow(link, run.run_id))
@@ -549,7 +547,7 @@ class LeasedRun:
             run.steps.warn("how another worker ends the run is not known", error=error)
             self._move(LeaseState.released)
             return None if asked is not None else CancelRequest.make(CancelCause.lost)
-        self._leases.release(self)
+        self._worker.leases.release(self)
         return EndedElsewhere(record, left)
 
     async def _request_there(self, request: CancelRequest) -> None:
@@ -563,7 +561,7 @@ class LeasedRun:
         return True  # `finish` has stored it
 
     def release(self) -> EndedStorage:
-        self._leases.release(self)
+        self._worker.leases.release(self)
         self.state = LeaseState.released
         return EndedStorage(self.refusal)
 

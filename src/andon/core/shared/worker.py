@@ -22,7 +22,7 @@ from andon.core.run.run import LocalRun
 from andon.core.selection import Block, BlockKind, CancelEntry, Selection
 from andon.core.session import Session
 from andon.core.shared.clock import ClockWatch
-from andon.core.shared.leased_run import LeasedRun, WorkerParts
+from andon.core.shared.leased_run import LeasedRun
 from andon.core.shared.leases import Leases
 from andon.core.shared.link import EndOrphan, StoreLink
 from andon.core.shared.orphans import Orphans
@@ -71,8 +71,7 @@ class Worker:
     # -- for runs -----------------------------------------------------------------------------------------------------
 
     def storage_for(self, run: LocalRun) -> LeasedRun:
-        parts = WorkerParts(self.link, self.leases, self.writer, self.orphans, self.look)
-        return LeasedRun(parts, run, run.on_busy)
+        return LeasedRun(self, run, run.on_busy)
 
     def session(self, key: SessionKey) -> Session:
         """An object for this run alone: the queue of the session is in the store."""

@@ -68,7 +68,7 @@ async def end(run: LostRun, finish: Callable[[], Awaitable[None]], release: Call
         try:
             await force_end(run, error)
         finally:
-            if run.state is RunState.ending:  # that failed too: no caller waits for ever
+            if run.state not in (RunState.ended, RunState.released):  # that failed too: no caller waits for ever
                 run.state = RunState.ended
             release()
     else:

@@ -112,6 +112,8 @@ class Retention:
     def due(self) -> Iterator[SessionKey]:
         """Some of the sessions that are too old or too many. A session that is in use is touched instead."""
         for touched in (self._touched, self._below):
+            if not touched.times or not (self._are_too_many(touched) or self._is_old(touched)):
+                continue  # by far the most frequent case
             yield from self._look(touched, touched.oldest, self._is_old)
             before = len(touched)
             yield from self._look(touched, touched.oldest_of_most, self._are_too_many)

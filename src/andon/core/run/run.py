@@ -576,9 +576,8 @@ class LocalRun:
 
     async def follow(self, watch: Watch) -> None:
         """Another process has taken the paused run: show here what is done there, and end as it ends there."""
-        self.steps.loop = (
-            asyncio.get_running_loop()
-        )  # first: a running run whose loop is closed would be taken for lost
+        # The loop comes first: a running run whose loop is closed would be taken for lost.
+        self.steps.loop = asyncio.get_running_loop()
         self.move(RunState.running)
         await caretaker.follow(self, watch, self._close, self._finish)
         self._release()

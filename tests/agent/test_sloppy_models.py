@@ -23,10 +23,11 @@ from andon import (
     tool,
 )
 from andon.agent.loop import Loop
+from andon.core.run.run import LocalRun
 from andon.models.base import ModelRequest
 from andon.models.scripted import Call, Item, Say, ScriptedModel, Spend
 from andon.testing import probe, validate
-from tests.support import forever
+from tests.support import HANG, forever
 
 
 class Sloppy:
@@ -123,6 +124,37 @@ def test_nobody_waits_for_ever_for_a_run_that_breaks_again_and_again(
     assert result.status is (RunStatus.cancelled if cancelled else RunStatus.error)
     assert "could not be ended properly" in caplog.text
     assert agent.cancel_run("r") is CancelOutcome.already_finished
+
+
+@pytest.mark.parametrize("at", ["before it is ending", "while it is ending"])
+def test_a_run_whose_forced_end_fails_too_is_over(
+    at: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Then there is no terminal event, and no result. But no thread waits for ever, and the agent can be used."""
+
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    agent = Agent("A", ScriptedModel("Hello."))
+    run = agent.start("go")
+    with monkeypatch.context() as patch:
+        if at == "before it is ending":
+            patch.setattr("andon.core.run.run.Ending", broken)
+            patch.setattr("andon.core.run.caretaker.Ending", broken)
+        else:
+            patch.setattr(Loop, "settle", broken)
+            patch.setattr(LocalRun, "tell_end", broken)
+
+        async def main() -> None:
+            await run.begin()
+            await asyncio.wait_for(run.gone(), HANG)
+
+        asyncio.run(main())
+    assert "could not be ended properly" in caplog.text
+    assert run.status is RunStatus.error
+    assert run.cancel() is CancelOutcome.already_finished
+    assert agent.run("next").status is RunStatus.completed
+    assert agent.runtime.live == 0
 
 
 @pytest.mark.parametrize("paused", [False, True])

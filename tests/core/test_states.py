@@ -11,7 +11,7 @@ import pytest
 from andon import Agent, CancelOutcome, Event, Message, Run, RunEvent, RunStatus, tool
 from andon.agent.hooks import HookEvent
 from andon.core.records import SessionKey
-from andon.core.shared.lease_state import LEASE_STEPS, LeaseState
+from andon.core.shared.lease_state import LEASE_STEPS, LeaseState, check_lease_step
 from andon.core.states import RUN_STEPS, RunState, check_step
 from andon.errors import AndonError, HandleError, IllegalTransitionError, ModelError
 from andon.models.scripted import Call, Fail, Turn
@@ -51,6 +51,26 @@ def test_an_illegal_step_is_refused(before: RunState, after: RunState) -> None:
     with pytest.raises(IllegalTransitionError, match=rf"{before.name}.*{after.name}") as caught:
         check_step(before, after)
     assert isinstance(caught.value, AndonError)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("held", "claiming"),  # a claim whose answer was lost had taken effect, and is repeated
+        ("held", "elsewhere"),  # the lease was over before it was renewed
+        ("pausing", "finishing_paused"),  # a cancel comes while the pause is being stored
+        ("claiming", "claiming"),  # the task that asked was stopped, and another one asks
+        ("claiming", "elsewhere"),  # another process was faster
+    ],
+)
+def test_a_lease_may_go(before: str, after: str) -> None:
+    check_lease_step(LeaseState[before], LeaseState[after])
+
+
+@pytest.mark.parametrize("after", [state for state in LeaseState if state is not LeaseState.released])
+def test_a_released_lease_stays_released(after: LeaseState) -> None:
+    with pytest.raises(IllegalTransitionError, match=f"released to {after.name}"):
+        check_lease_step(LeaseState.released, after)
 
 
 # -- on real runs -----------------------------------------------------------------------------------------------------

@@ -323,3 +323,33 @@ def test_a_script_that_ends_while_a_run_is_going_in_a_thread(sqlite_url: str) ->
             await check_stored(later, "r", RunStatus.cancelled, CancelCause.lost)
 
     play(main)
+
+
+def test_a_run_that_was_made_before_a_fork_begins_in_the_child(sqlite_url: str) -> None:
+    """The threads and connections of the worker that the parent had are not there."""
+    script(
+        sqlite_url,
+        """
+        agent.model = ScriptedModel(then="Yes.")
+        agent.run("one")  # the parent's worker is at work
+        run = agent.start("two")
+        import warnings
+        warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
+        async def main():
+            async with asyncio.timeout(30), run:
+                assert (await run.result()).content == "Yes."
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                asyncio.run(main())
+                code = 0
+            except BaseException:
+                import traceback
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert agent.run("three").content == "Yes."
+        """,
+    )

@@ -13,11 +13,13 @@ import pytest
 from andon import CancelCause, CancelOutcome, Run, RunEvent, RunStatus, Runtime, ToolContext, tool
 from andon.agent.retry import Retry
 from andon.core.run.handle import local_run
+from andon.core.run.run import LocalRun
 from andon.core.run.waits import only_wait_settled
 from andon.core.selection import Selection
 from andon.core.shared import leased_run as tenure
 from andon.core.shared.remote import StoredReader
 from andon.core.shared.store import Progress
+from andon.core.states import RunState
 from andon.errors import (
     ConfigurationError,
     ModelError,
@@ -369,6 +371,30 @@ def test_a_paused_run_is_answered_elsewhere_and_its_handle_goes_along(url: str) 
             assert run.status is RunStatus.completed
             assert not here.runs
             await check_stored(here, run.run_id, RunStatus.completed)
+
+    play(main)
+
+
+def test_a_run_whose_loop_was_closed_is_not_lost_when_another_process_answers_it(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread looks at the run right after it is running again, there. Here, its own loop is gone."""
+    move = LocalRun.move
+
+    def looked_at(self: LocalRun, to: RunState) -> None:
+        move(self, to)
+        self.ensure_ending()
+
+    async def main() -> None:
+        async with runtimes(sqlite_url) as (here, there):
+            agent = on(here, DELETE, tools=Till().tools)
+            run, result = await asyncio.to_thread(lambda: asyncio.run(paused(agent, session_id="s")))
+            monkeypatch.setattr(LocalRun, "move", looked_at)
+            again = await on(there, "Done.", tools=Till().tools).resume_run(run.run_id, {result.interrupts[0].id: True})
+            assert (await again.result()).status is RunStatus.completed
+            await probe(run).ended()
+            assert (run.status, (await run.result()).receipt) == (RunStatus.completed, None)
+            check_same(run, await stored_events(there, run.run_id))  # no cancel was written here
 
     play(main)
 

@@ -49,6 +49,8 @@ class LostRun(EndingRun, Protocol):
 
     def tell_end(self, ending: Ending, status: RunStatus, last: Event) -> None: ...
 
+    def vanish(self) -> None: ...
+
 
 def hand_over(run: LostRun) -> None:
     """Have the portal end the run. Safe from any thread and from a signal handler."""
@@ -69,7 +71,9 @@ async def end(run: LostRun, finish: Callable[[], Awaitable[None]], release: Call
             await force_end(run, error)
         finally:
             if run.state not in (RunState.ended, RunState.released):  # that failed too: no caller waits for ever
-                run.state = RunState.ended
+                run.vanish()
+                with contextlib.suppress(BaseException):
+                    await pass_on(run)
             release()
     else:
         release()

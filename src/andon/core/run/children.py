@@ -15,6 +15,7 @@ from typing import Protocol
 from andon.core.budget import Budget, Meter
 from andon.core.receipt import CancelRequest, Receipt
 from andon.core.records import RunRecord, SessionKey
+from andon.core.run.limits import Limits
 from andon.core.selection import Selection
 from andon.core.signal import CancelSignal
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
@@ -43,7 +44,7 @@ class TreeRun(Protocol):
     def signal(self) -> CancelSignal: ...
 
     @property
-    def own_deadline(self) -> float | None: ...
+    def limits(self) -> Limits: ...
 
     @property
     def session_key(self) -> SessionKey: ...
@@ -133,7 +134,7 @@ class ChildRuns:
     def deadline(self) -> float | None:
         """When the time of this run is up, or of a run above it, in the terms of `time.time()`."""
         runs = [place._run for place in (self, *self.ancestors)]
-        deadlines = (run.own_deadline for run in runs if run is not None)
+        deadlines = (run.limits.deadline for run in runs if run is not None)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     @property

@@ -71,7 +71,6 @@ from andon.messages import Message
 
 log = logging.getLogger(__name__)
 
-
 _NEEDS_LOOP = frozenset({RunState.pending, RunState.running, RunState.ending})
 
 
@@ -194,10 +193,6 @@ class LocalRun:
         """What was given with the prompt, as JSON. A copy: changing it does not change the run's."""
         copied: dict[str, Any] = msgspec.to_builtins(self.given_metadata)
         return copied
-
-    @property
-    def own_deadline(self) -> float | None:
-        return self.limits.deadline
 
     def __repr__(self) -> str:
         return f"<run {self.run_id} of {self.agent_id}: {self.status.name}>"
@@ -521,6 +516,12 @@ class LocalRun:
         finally:
             self.journal.close(last)
             self.steps.waiters.wake()
+
+    def vanish(self) -> None:
+        """Its end could not even be forced. It is over without a terminal event, and can't be found any more."""
+        self.state = RunState.ended
+        self.runtime.withdraw(self)
+        self.cord.remove(self)
 
     def _release(self) -> None:
         """The run is over: take back everything that refers to it, so that it is freed with its last handle."""

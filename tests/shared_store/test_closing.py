@@ -325,31 +325,38 @@ def test_a_script_that_ends_while_a_run_is_going_in_a_thread(sqlite_url: str) ->
     play(main)
 
 
-def test_a_run_that_was_made_before_a_fork_begins_in_the_child(sqlite_url: str) -> None:
-    """The threads and connections of the worker that the parent had are not there."""
+def test_a_run_that_was_made_before_a_fork_is_worked_on_and_cancelled_in_the_child(sqlite_url: str) -> None:
+    """The parts of the parent's worker do not work in the child: it has its own."""
     script(
         sqlite_url,
         """
-        agent.model = ScriptedModel(then="Yes.")
-        agent.run("one")  # the parent's worker is at work
-        run = agent.start("two")
-        import warnings
+        import traceback, warnings
         warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
-        async def main():
+        agent.model = ScriptedModel("Yes.", ["One ", Stall()], then="No.")
+        agent.run("one")  # the parent's worker is at work
+        run = agent.start("two", run_id="two", session_id="s")
+        read_end, write_end = os.pipe()
+        async def work():
             async with asyncio.timeout(30), run:
-                assert (await run.result()).content == "Yes."
+                async for event in run:
+                    if event.content == "One ":
+                        os.write(write_end, b"!")
+                result = await run.result()
+            assert result.receipt.cause == "user", result
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                asyncio.run(main())
+                asyncio.run(work())
                 code = 0
             except BaseException:
-                import traceback
                 traceback.print_exc()
             finally:
                 os._exit(code)
+        os.close(write_end)
+        assert os.read(read_end, 1) == b"!"
+        assert asyncio.run(runtime.cancel(run_id="two"))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert agent.run("three").content == "Yes."
+        asyncio.run(runtime.close())
         """,
     )

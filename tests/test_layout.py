@@ -28,13 +28,14 @@ MAY_LACK_METHODS: set[str] = set()
 
 # -- the layers -------------------------------------------------------------------------------------------------------
 
-_BELOW_MODELS = {"errors", "plain", "messages", "core"}
+_BELOW_MODELS = {"errors", "plain", "media", "messages", "core"}
 _BELOW_SYNC = _BELOW_MODELS | {"models", "tools", "store"}
 _BELOW_AGENT = _BELOW_SYNC | {"sync", "telemetry"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "plain": {"errors"},
-    "messages": {"errors", "plain"},
+    "media": {"errors", "plain"},
+    "messages": {"errors", "plain", "media"},
     "core": {"errors", "plain", "messages"},
     "models": _BELOW_MODELS,
     "tools": _BELOW_MODELS,

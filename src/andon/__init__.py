@@ -5,6 +5,7 @@ A map of the package. Imports point one way, from the bottom of this list to its
 
     errors      the error tree
     plain       structs as plain data: for JSON, pydantic and FastAPI
+    media       images and files
     messages    provider-neutral messages and blocks, usage
     core/       runs and their cancels: signal, steps, journal, session; a run (run/), shared stores (shared/); runtime
     models/     one protocol (base); the parts of all providers (common); OpenAI's models; the scripted model

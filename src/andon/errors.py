@@ -30,7 +30,8 @@ AndonError
 │   ├── AuthenticationError  the provider does not accept the key
 │   ├── RateLimitError       too many requests or tokens, or no quota left
 │   ├── BadRequestError      the provider refuses the request
-│   │   └── ContextLengthError the conversation is too long for the model
+│   │   ├── ContextLengthError the conversation is too long for the model
+│   │   └── UnsupportedContentError an image or a file that the model can't take; nothing was sent
 │   ├── ModelConnectionError the provider can't be reached, or did not answer in time
 │   └── ModelStreamError     the provider's stream is broken, or ended early
 ├── StoreError               the store could not be reached; trying again may help
@@ -246,6 +247,10 @@ class BadRequestError(ModelError):
 
 class ContextLengthError(BadRequestError):
     """The conversation is too long for the model."""
+
+
+class UnsupportedContentError(BadRequestError):
+    """An image or a file that the model can't take. Nothing was sent. The message says what the model takes."""
 
 
 class ModelConnectionError(ModelError):

@@ -14,6 +14,10 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from andon.media import File as File
+from andon.media import Image as Image
+from andon.media import Media as Media
+from andon.media import estimate_media
 from andon.plain import Plain
 
 Role = Literal["user", "assistant", "tool"]
@@ -51,9 +55,11 @@ class ToolResult(Plain, frozen=True, gc=False, tag_field="type", tag="tool_resul
     name: str
     content: str
     status: Literal["ok", "error"] = "ok"
+    attachments: list[Media] = msgspec.field(default_factory=list)
+    """Images and files that the tool returned."""
 
 
-Block = Text | Reasoning | ToolCall | ToolResult
+Block = Text | Reasoning | ToolCall | ToolResult | Image | File
 
 
 class Message(Plain, frozen=True, gc=False):
@@ -131,9 +137,27 @@ def pieces_of(message: Message) -> list[str]:
     for block in message.content:
         if isinstance(block, ToolCall):
             pieces.append(block.name + msgspec.json.encode(block.arguments).decode())
-        else:
+        elif not isinstance(block, Media):
             pieces.append(block.content if isinstance(block, ToolResult) else block.text)
     return pieces
+
+
+def media_of(message: Message) -> list[Media]:
+    """The images and files of a message, those in the results of tools included."""
+    found: list[Media] = []
+    for block in message.content:
+        if isinstance(block, Media):
+            found.append(block)
+        elif isinstance(block, ToolResult):
+            found += block.attachments
+    return found
+
+
+def estimate_messages(messages: Iterable[Message]) -> int:
+    """A rough count of the tokens of messages, images and files included."""
+    listed = list(messages)
+    text = estimate_tokens(piece for message in listed for piece in pieces_of(message))
+    return text + sum(estimate_media(media) for message in listed for media in media_of(message))
 
 
 def estimate_tokens(pieces: Iterable[str]) -> int:

@@ -13,7 +13,16 @@ from andon.core.receipt import Deny, Interrupt, Receipt, RunResult, ToolReceipt
 from andon.core.records import RunRecord, SessionKey, SessionRecord
 from andon.core.run.handle import Run
 from andon.core.runtime import Runtime
-from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, StopReason, ToolOutcome
+from andon.core.states import (
+    CancelCause,
+    CancelMode,
+    CancelOutcome,
+    FinishReason,
+    Phase,
+    RunStatus,
+    StopReason,
+    ToolOutcome,
+)
 from andon.core.store import SessionStore, Store
 from andon.errors import (
     AndonError,
@@ -65,11 +74,12 @@ from andon.errors import (
     UnknownRunError,
     UnknownSessionError,
     UnknownToolError,
+    UnsupportedContentError,
 )
-from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, Usage
+from andon.messages import Block, File, Image, Message, Reasoning, Text, ToolCall, ToolResult, Usage
 from andon.store.memory import MemoryStore
 from andon.telemetry import Telemetry
-from andon.tools.base import Tool, ToolContext
+from andon.tools.base import Tool, ToolContext, ToolOutput
 from andon.tools.function import tool
 
 __all__ = [
@@ -99,11 +109,14 @@ __all__ = [
     "Deny",
     "EmptyPromptError",
     "Event",
+    "File",
+    "FinishReason",
     "HandleError",
     "HistoryError",
     "HookDefinitionError",
     "HookEvent",
     "IllegalTransitionError",
+    "Image",
     "InsideEventLoopError",
     "InstructionsError",
     "Interrupt",
@@ -164,6 +177,7 @@ __all__ = [
     "ToolError",
     "ToolInterrupted",
     "ToolOutcome",
+    "ToolOutput",
     "ToolReceipt",
     "ToolResult",
     "ToolTimeoutError",
@@ -172,6 +186,7 @@ __all__ = [
     "UnknownRunError",
     "UnknownSessionError",
     "UnknownToolError",
+    "UnsupportedContentError",
     "Usage",
     "tool",
 ]

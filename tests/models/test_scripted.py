@@ -15,7 +15,7 @@ import pytest
 
 from andon.errors import ModelError
 from andon.messages import Message, Text, ToolResult, Usage, assistant, user
-from andon.models.base import Model, ModelRequest, Sink
+from andon.models.base import FinishReason, Model, ModelRequest, Sink
 from andon.models.scripted import Burst, Call, Fail, Item, Pause, Say, ScriptedModel, Spend, Stall, Think, Turn
 
 Seen = tuple[Any, ...]
@@ -42,6 +42,9 @@ class Recorder:
 
     def usage(self, usage: Usage | None = None, **numbers: int | None) -> None:
         self.seen.append(("usage", usage, numbers))
+
+    def finish(self, reason: FinishReason, detail: str | None = None) -> None:
+        self.seen.append(("finish", reason, detail))
 
     def warn(self, text: str) -> None:
         self.seen.append(("warn", text))

@@ -65,7 +65,7 @@ class Call:
         self.scope = kind(cast(Any, run), "call-1", "work")
         self.ctx = ToolContext(CallInternals(self.scope), run_id="r", session_id="s", user_id=None, deadline=None)
 
-    async def cut(self, task: "asyncio.Task[str]") -> None:
+    async def cut(self, task: "asyncio.Task[Any]") -> None:
         """As the runtime does it: tell the tool, then cancel its task."""
         self.scope.fire()
         task.cancel()
@@ -75,7 +75,9 @@ class Call:
 
 def invoke(function: object, call: Call | None = None, **bound: object) -> str:
     async def main() -> str:
-        return await as_tool(function).invoke(bound, (call or Call()).ctx)
+        output = await as_tool(function).invoke(bound, (call or Call()).ctx)
+        assert isinstance(output, str)
+        return output
 
     return asyncio.run(main())
 

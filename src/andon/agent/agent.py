@@ -23,6 +23,7 @@ from andon.agent.loop import Loop
 from andon.agent.options import ContinueOptions, RunOptions, check_id, check_limits
 from andon.agent.output import NO_TYPE, OutputFormat, output_format
 from andon.agent.plan import Plan
+from andon.agent.prompt import Prompt, read_prompt
 from andon.agent.resume import ContinueRequest, RunContinuer
 from andon.agent.retry import Retry
 from andon.agent.sessions import Sessions
@@ -42,11 +43,10 @@ from andon.core.session import Session
 from andon.core.states import CancelMode, CancelOutcome
 from andon.errors import (
     ConfigurationError,
-    EmptyPromptError,
     NoModelError,
 )
-from andon.messages import Message, user
-from andon.models.base import Model, check_model, check_setup
+from andon.messages import Message
+from andon.models.base import Model, check_content, check_model, check_setup
 from andon.store.memory import MemoryStore
 from andon.sync import BlockingStream, check_blocking, run_blocking
 from andon.telemetry import AUTOMATIC, Telemetry
@@ -180,21 +180,21 @@ class Agent(Generic[OutputT]):
 
     @overload
     def run(
-        self, prompt: str, *, stream: Literal[False] = False, **options: Unpack[RunOptions]
+        self, prompt: Prompt, *, stream: Literal[False] = False, **options: Unpack[RunOptions]
     ) -> RunResult[OutputT]: ...
 
     @overload
     def run(
-        self, prompt: str, *, stream: Literal[False] = False, output_type: TypeForm[T], **options: Unpack[RunOptions]
+        self, prompt: Prompt, *, stream: Literal[False] = False, output_type: TypeForm[T], **options: Unpack[RunOptions]
     ) -> RunResult[T]: ...
 
     @overload
     def run(
-        self, prompt: str, *, stream: Literal[True], output_type: Any = None, **options: Unpack[RunOptions]
+        self, prompt: Prompt, *, stream: Literal[True], output_type: Any = None, **options: Unpack[RunOptions]
     ) -> BlockingStream: ...
 
     def run(
-        self, prompt: str, *, stream: bool = False, output_type: Any = None, **options: Unpack[RunOptions]
+        self, prompt: Prompt, *, stream: bool = False, output_type: Any = None, **options: Unpack[RunOptions]
     ) -> RunResult[Any] | BlockingStream:
         """Run to the end and return the result; with `stream=True`, return an iterator over the events."""
         check_blocking("`async for event in agent.stream_async(...)`" if stream else "`await agent.invoke_async(...)`")
@@ -202,15 +202,15 @@ class Agent(Generic[OutputT]):
         return BlockingStream(run) if stream else run_blocking(run)
 
     @overload
-    async def invoke_async(self, prompt: str, **options: Unpack[RunOptions]) -> RunResult[OutputT]: ...
+    async def invoke_async(self, prompt: Prompt, **options: Unpack[RunOptions]) -> RunResult[OutputT]: ...
 
     @overload
     async def invoke_async(
-        self, prompt: str, *, output_type: TypeForm[T], **options: Unpack[RunOptions]
+        self, prompt: Prompt, *, output_type: TypeForm[T], **options: Unpack[RunOptions]
     ) -> RunResult[T]: ...
 
     async def invoke_async(
-        self, prompt: str, *, output_type: Any = None, **options: Unpack[RunOptions]
+        self, prompt: Prompt, *, output_type: Any = None, **options: Unpack[RunOptions]
     ) -> RunResult[Any]:
         """Run to the end and return the result. A cancelled or failed run returns too: see its `status`."""
         run = local_run(self.start(prompt, output_type=output_type, **options))
@@ -218,23 +218,21 @@ class Agent(Generic[OutputT]):
         await wait_settled(run)
         return await wait_result(run)
 
-    def stream_async(self, prompt: str, *, output_type: Any = None, **options: Unpack[RunOptions]) -> EventStream:
+    def stream_async(self, prompt: Prompt, *, output_type: Any = None, **options: Unpack[RunOptions]) -> EventStream:
         """Run, and read the events as they come. A reader that leaves early cancels the run."""
         return EventStream(self.start(prompt, output_type=output_type, **options))
 
     @overload
-    def start(self, prompt: str, **options: Unpack[RunOptions]) -> Run[OutputT]: ...
+    def start(self, prompt: Prompt, **options: Unpack[RunOptions]) -> Run[OutputT]: ...
 
     @overload
-    def start(self, prompt: str, *, output_type: TypeForm[T], **options: Unpack[RunOptions]) -> Run[T]: ...
+    def start(self, prompt: Prompt, *, output_type: TypeForm[T], **options: Unpack[RunOptions]) -> Run[T]: ...
 
-    def start(self, prompt: str, *, output_type: Any = None, **options: Unpack[RunOptions]) -> Run[Any]:
+    def start(self, prompt: Prompt, *, output_type: Any = None, **options: Unpack[RunOptions]) -> Run[Any]:
         """Make the handle of a run. The run begins at `async with agent.start(...) as run`."""
-        if not isinstance(prompt, str):
-            raise ConfigurationError(f"the prompt must be text, not {type(prompt).__name__}")
-        if not prompt.strip():
-            raise EmptyPromptError("the prompt is empty: give the agent some text to answer")
-        return Run(self._make([user(prompt)], options, output_type=output_type))
+        message = read_prompt(prompt)
+        check_content(self.model, message.content)
+        return Run(self._make([message], options, output_type=output_type))
 
     def _make(
         self,

@@ -21,7 +21,7 @@ from andon.core.run.tool_call import ToolCallScope
 from andon.core.states import CancelOutcome, ToolOutcome
 from andon.core.steps import Step
 from andon.errors import ToolError
-from andon.messages import ToolCall, ToolResult, sendable
+from andon.messages import Media, ToolCall, ToolResult, sendable
 
 NOT_STARTED = "This call was cancelled before it started."
 CUT = "This call was cancelled while it was running. Its outcome is unknown."
@@ -94,12 +94,18 @@ class CallRecord:
     def start(self) -> None:
         self._started = True
 
-    def finish(self, text: str, status: Any = "ok", outcome: ToolOutcome = ToolOutcome.completed) -> bool:
+    def finish(
+        self,
+        text: str,
+        status: Any = "ok",
+        outcome: ToolOutcome = ToolOutcome.completed,
+        attachments: Sequence[Media] = (),
+    ) -> bool:
         """The call ended by itself. False if it was cancelled alone before, or has a result already."""
         if self._result is not None or self._fate.setdefault("end", None) is not None:
             return False
         self._ended_as = outcome
-        self._result = ToolResult(self.call.id, self.call.name, sendable(text), status)
+        self._result = ToolResult(self.call.id, self.call.name, sendable(text), status, list(attachments))
         return True
 
     def cancel(self, reason: str | None) -> CancelOutcome:

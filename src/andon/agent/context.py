@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from andon.core.records import Shortened
 from andon.errors import ConfigurationError, ContextError, ModelError, describe
-from andon.messages import Message, Text, ToolCall, ToolResult, estimate_tokens, pieces_of
+from andon.messages import Media, Message, Text, ToolCall, ToolResult, estimate_tokens, pieces_of
 from andon.models.base import Model, check_model, check_setup
 
 INSTRUCTIONS = (
@@ -279,6 +279,8 @@ def _lines(messages: Sequence[Message]) -> list[str]:
         for block in message.content:
             if isinstance(block, Text):
                 lines.append(f"{message.role}: {_short(block.text)}")
+            elif isinstance(block, Media):
+                lines.append(f"{message.role}: [{block!r}]")
             elif isinstance(block, ToolCall):
                 arguments = "".join(pieces_of(Message("assistant", [block]))).removeprefix(block.name)
                 lines.append(f"assistant calls {block.name}: {_short(arguments)}")

@@ -24,7 +24,7 @@ from andon.core.run.run import LocalRun
 from andon.core.states import CancelMode, Phase
 from andon.core.store import SessionStore
 from andon.errors import ContextError, StoreError, describe
-from andon.messages import Message, Usage, estimate_tokens, pieces_of, user
+from andon.messages import Message, Usage, estimate_messages, estimate_tokens, user
 from andon.models.base import Model, ModelRequest
 
 LEAST_TOKENS = 100
@@ -280,10 +280,9 @@ class Window:
 
 
 def _estimate(request: ModelRequest) -> int:
-    said = (piece for message in request.messages for piece in pieces_of(message))
     tools = (tool.name + tool.description + str(tool.parameters) for tool in request.tools)
     output = "" if request.output is None else str(request.output.schema)
-    return estimate_tokens([request.instructions or "", output, *tools, *said])
+    return estimate_tokens([request.instructions or "", output, *tools]) + estimate_messages(request.messages)
 
 
 def _is_of(summary: Shortened, messages: Sequence[Message]) -> bool:

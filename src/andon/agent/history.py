@@ -18,14 +18,14 @@ from andon.agent.call_record import CUT
 from andon.agent.settle import NO_ANSWER, answer
 from andon.core.store import SessionStore, Store
 from andon.errors import ConfigurationError, HistoryError, say
-from andon.messages import Block, Message, Reasoning, Role, Text, ToolCall, ToolResult, assistant, sendable
+from andon.messages import Block, File, Image, Message, Reasoning, Role, Text, ToolCall, ToolResult, assistant, sendable
 from andon.tools.base import NO_OUTPUT
 
 BEGINNING = "(the conversation begins)"
 """The user's message before a first answer: providers want a user to begin."""
 
 _BELONGS: dict[Role, tuple[type[Block], ...]] = {
-    "user": (Text,),
+    "user": (Text, Image, File),
     "assistant": (Text, Reasoning, ToolCall),
     "tool": (ToolResult,),
 }
@@ -101,7 +101,7 @@ class _Repaired:
         if result.call_id in self._results:
             raise ValueError(f"has a second result for {result.call_id!r}")
         content = result.content if result.content.strip() else NO_OUTPUT
-        self._results[call.id] = ToolResult(call.id, call.name, content, result.status)
+        self._results[call.id] = ToolResult(call.id, call.name, content, result.status, result.attachments)
 
     def _end_calls(self) -> None:
         """No more results follow for the calls of the last answer: write their message."""

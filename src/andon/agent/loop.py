@@ -33,13 +33,14 @@ from andon.agent.tool_runner import ToolRunner
 from andon.agent.turn import Turn
 from andon.core.budget import Budget
 from andon.core.events import RunEvent
+from andon.core.markers import REFUSED
 from andon.core.receipt import ToolReceipt
 from andon.core.records import Bookmark, RunRecord
 from andon.core.run.run import LocalRun
 from andon.core.run.waits import make_result
 from andon.core.run.work import Settlement
 from andon.core.signal import Completed, Failed, Fate
-from andon.core.states import CancelMode, CancelOutcome, Phase, StopReason
+from andon.core.states import CancelMode, CancelOutcome, FinishReason, Phase, StopReason
 from andon.core.steps import Cut
 from andon.errors import ContextLengthError, describe
 from andon.messages import Block, Message, ToolCall, Usage, assistant, user
@@ -58,6 +59,7 @@ class Loop:
         "_earlier",
         "_ended_before",
         "_expected",
+        "_finished",
         "_fitter",
         "_messages_told",
         "_opened",
@@ -103,6 +105,7 @@ class Loop:
             self._fitter = ContextFitter(plan.context, plan, run, self._side_work, self._play)
         self._spent = Usage()
         self._text = ""
+        self._finished: FinishReason | None = None  # of the last complete answer
         self._ended_before: Sequence[ToolReceipt] = ()  # calls before a pause in another process: no record is here
         self._messages_told = self._turns = 0
         self._opened = False
@@ -200,7 +203,9 @@ class Loop:
         """Check the answer against the `output_type`. False if the model has to try again, and was told why."""
         if self._expected is None:
             return True
-        error = self._expected.accept(self.messages[-1].text, last=self._turns == self.max_turns)
+        refused = self._finished is FinishReason.refusal  # asked again, it would decline again
+        text = self.messages[-1].text.removesuffix(REFUSED if refused else "")
+        error = self._expected.accept(text, last=refused or self._turns == self.max_turns)
         if error is None:
             return True
         self._run.journal.add(RunEvent.model_retry, error=describe(error), delay=0.0)
@@ -277,13 +282,14 @@ class Loop:
 
     async def _end_turn(self, turn: Turn) -> None:
         """Turn the model's answer into a message, usage and tool calls."""
-        blocks = settle.answer(turn.blocks(cut=False))
+        blocks = settle.answer(turn.blocks(cut=False), turn.finish_reason)
         usage = turn.spent()
         turn.shut()  # a task of the model may still push text: that is no part of the answer
         self.turn = None
         self.messages.append(assistant(*blocks))
         self.open_calls = self._make_records(turn, blocks)
         self.calls = [*self.calls, *self.open_calls]
+        self._finished = turn.finish_reason
         self._text += turn.content()
         self._spent += usage
         self._charge(turn.spent_cut if usage.total_tokens is None else turn.spent)
@@ -403,6 +409,7 @@ class Loop:
             output_data=None if answer is None else answer.data,
             write_output=None if answer is None else answer.format.dump,
             shortened=self._side_work.summary,
+            finish_reason=self._finished if self.turn is None else None,
         )
 
     def ended(self) -> None:

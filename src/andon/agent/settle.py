@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from andon.core.markers import FAILED, MARKERS, NO_ANSWER, OUT_OF_TURNS
+from andon.core.markers import FAILED, MARKERS, NO_ANSWER, OUT_OF_TURNS, REFUSED
 from andon.core.receipt import CancelRequest
 from andon.core.signal import Completed, Fate
+from andon.core.states import FinishReason
 from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, assistant
 
 __all__ = ["FAILED", "MARKERS", "NO_ANSWER", "OUT_OF_TURNS", "answer", "settle"]
@@ -40,8 +41,10 @@ def settle(
     return settled
 
 
-def answer(blocks: list[Block]) -> list[Block]:
+def answer(blocks: list[Block], reason: FinishReason | None = None) -> list[Block]:
     """The blocks of a finished turn. Providers refuse an empty answer, and one of reasoning alone."""
+    if reason is FinishReason.refusal and not any(isinstance(block, ToolCall) for block in blocks):
+        return [*blocks, Text(REFUSED)]
     if any(isinstance(block, Text | ToolCall) for block in blocks):
         return blocks
     return [*blocks, Text(NO_ANSWER)]

@@ -11,6 +11,7 @@ import msgspec
 
 from andon.core.receipt import Interrupt
 from andon.errors import BadResultError
+from andon.messages import Media
 
 LEAST = 2_000
 """An error may always have so many bytes, even if the limit is lower."""
@@ -24,6 +25,16 @@ def check_size(tool_name: str, text: str, limit: int) -> str:
             " shown. Ask for a part of it, or for less. (Runtime(max_result_bytes=…) allows more.)"
         )
     return text
+
+
+def check_attachments(tool_name: str, attachments: Iterable[Media], limit: int) -> None:
+    """Raise if the images and files of a result are too large."""
+    size = sum(len(media.data) for media in attachments)
+    if limit and size > limit:
+        raise BadResultError(
+            f"tool {tool_name} ran to its end, but its images and files have {size:,} bytes, and may have {limit:,}, so"
+            " they are not shown. Ask for fewer, or smaller ones. (Runtime(max_attachment_bytes=…) allows more.)"
+        )
 
 
 def check_questions(tool_name: str, questions: Iterable[Interrupt], limit: int) -> None:

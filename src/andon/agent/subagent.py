@@ -20,6 +20,7 @@ import msgspec
 
 from andon.agent.context import ContextPolicy
 from andon.agent.options import ContinueOptions, RunOptions
+from andon.agent.prompt import Prompt
 from andon.core.events import RunEvent
 from andon.core.receipt import Interrupt, RunResult
 from andon.core.records import RunRecord
@@ -64,7 +65,7 @@ class SubAgent(Protocol):
 
     def be_used_on(self, runtime: Runtime) -> None: ...
 
-    def start(self, prompt: str, **options: Unpack[RunOptions]) -> Run[Any]: ...
+    def start(self, prompt: Prompt, **options: Unpack[RunOptions]) -> Run[Any]: ...
 
     async def resume_run(
         self, run_id: str, answers: Mapping[str, Any] | None = None, **options: Unpack[ContinueOptions]

@@ -18,7 +18,7 @@ import msgspec
 from andon.agent.call_record import OUT_OF_TIME, CallRecord
 from andon.agent.hooks import AfterTool, BeforeTool
 from andon.agent.plan import Plan
-from andon.agent.sizes import check_questions, check_size, cut_short
+from andon.agent.sizes import check_attachments, check_questions, check_size, cut_short
 from andon.core.events import RunEvent
 from andon.core.log_text import cut_line
 from andon.core.receipt import Interrupt
@@ -37,7 +37,8 @@ from andon.errors import (
     UnknownToolError,
     describe,
 )
-from andon.tools.base import NO_OUTPUT, Tool, ToolContext, traits_of
+from andon.models.base import check_content
+from andon.tools.base import NO_OUTPUT, Tool, ToolContext, ToolOutput, traits_of
 from andon.tools.blocked_loop import watch
 from andon.tools.internals import CallInternals
 
@@ -166,10 +167,7 @@ class ToolRunner:
             current.set(record.scope)  # runs that the tool starts are this run's children, until it has ended
             record.scope.entered = True
             watched = watch.enter(record.scope)
-            text = await tool.invoke(bound, self._make_context(record))
-            if not isinstance(text, str):
-                raise BadResultError(f"tool {record.call.name} returned {type(text).__name__} where text was due")
-            text = check_size(record.call.name, text, self._run.runtime.max_result_bytes)
+            output = self._check_output(record, await tool.invoke(bound, self._make_context(record)))
         except asyncio.CancelledError:  # the most frequent exception that is no failure, so it comes first
             raise
         except BaseException as error:
@@ -177,13 +175,26 @@ class ToolRunner:
                 raise
         else:
             # A result that comes after the cut is dropped: the call counts as cut.
-            if not record.scope.cancelled and record.finish(text if text.strip() else NO_OUTPUT):
+            text = output.text if output.text.strip() else NO_OUTPUT
+            if not record.scope.cancelled and record.finish(text, attachments=output.attachments):
                 self._run.journal.add(RunEvent.tool_call_completed, tool=record.ended_view(record.outcome))
         finally:
             watch.leave(watched)
             record.scope.entered = False
             if self._observer is not None:
                 self._observer.call_ended(record)
+
+    def _check_output(self, record: CallRecord, returned: str | ToolOutput) -> ToolOutput:
+        """What the tool returned, if it can be sent to the model."""
+        name, runtime = record.call.name, self._run.runtime
+        output = ToolOutput(returned) if isinstance(returned, str) else returned
+        if not isinstance(output, ToolOutput):
+            raise BadResultError(f"tool {name} returned {type(returned).__name__} where text was due")
+        check_size(name, output.text, runtime.max_result_bytes)
+        if output.attachments:
+            check_attachments(name, output.attachments, runtime.max_attachment_bytes)
+            check_content(self._plan.model, output.attachments, in_result=True)
+        return output
 
     def _take_error(self, record: CallRecord, error: BaseException) -> bool:
         """Note what the tool raised: a question for a person, or a failure. False if it is neither."""

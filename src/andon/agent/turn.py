@@ -16,13 +16,30 @@ import msgspec
 
 from andon.core.events import RunEvent
 from andon.core.run.run import LocalRun
-from andon.core.states import Phase
+from andon.core.states import FinishReason, Phase
 from andon.errors import BadArgumentsError, ModelError, ToolError, UnknownToolError
-from andon.messages import UNKNOWN_USAGE, Block, Reasoning, Text, ToolCall, Usage, estimate_tokens, pieces_of, sendable
+from andon.messages import (
+    UNKNOWN_USAGE,
+    Block,
+    Reasoning,
+    Text,
+    ToolCall,
+    Usage,
+    estimate_messages,
+    estimate_tokens,
+    sendable,
+)
 from andon.models.base import Model, ModelRequest
 
 _WORD = r"[a-zA-Z0-9_-]{1,64}"  # compiled at its first use, like all patterns here, so that imports are fast
 NO_NAME = "invalid_name"
+_INCOMPLETE = {
+    FinishReason.length: "the answer was cut at the limit of output tokens",
+    FinishReason.context_window: "the answer was cut because the model's context window is full",
+    FinishReason.refusal: "the model declined to answer",
+    FinishReason.content_filter: "the answer was cut by the provider's content filter",
+    FinishReason.other: "the answer is incomplete",
+}
 
 
 class _Reasoning:
@@ -61,7 +78,20 @@ class _Call:
 class Turn:
     """The sink of one model call."""
 
-    __slots__ = ("_parts", "_run", "_shut", "_text", "_usage", "_write", "model", "quiet", "request", "sent", "shown")
+    __slots__ = (
+        "_parts",
+        "_run",
+        "_shut",
+        "_text",
+        "_usage",
+        "_write",
+        "finish_reason",
+        "model",
+        "quiet",
+        "request",
+        "sent",
+        "shown",
+    )
 
     def __init__(self, run: LocalRun, request: ModelRequest, model: Model, *, quiet: bool = False) -> None:
         self._run, self.request, self.model = run, request, model
@@ -71,6 +101,8 @@ class Turn:
         self._parts: list[list[str] | _Reasoning | _Call] = []
         self._text: list[str] | None = None
         self._usage: Usage | None = None
+        self.finish_reason: FinishReason | None = None
+        """Why the answer ended, if the model has said so."""
         self._shut = False
         self.sent = self.shown = False
 
@@ -158,6 +190,16 @@ class Turn:
             raise _wrong("usage", usage, *counts)
         self._usage = said
 
+    def finish(self, reason: FinishReason, detail: str | None = None) -> None:
+        if self._shut:
+            return
+        try:
+            self.finish_reason = FinishReason(reason)
+        except ValueError:
+            raise ModelError(f"the model called sink.finish with {reason!r}: it takes a FinishReason") from None
+        if (text := _INCOMPLETE.get(self.finish_reason)) is not None:
+            self.warn(text if detail is None else f"{text}: {detail}")
+
     def warn(self, text: str) -> None:
         if not self._shut:
             self._run.steps.warn(text)
@@ -224,7 +266,7 @@ class Turn:
         said = self._usage or UNKNOWN_USAGE
         shown = [_join(part if isinstance(part, list) else part.pieces) for part in self._parts]
         return Usage(
-            estimate_tokens(_sent_text(self.request)) if said.input_tokens is None else said.input_tokens,
+            _estimate_sent(self.request) if said.input_tokens is None else said.input_tokens,
             max(said.output_tokens or 0, estimate_tokens(shown)),
             said.cached_tokens,
             said.reasoning_tokens,
@@ -263,6 +305,5 @@ def _join(pieces: list[str]) -> str:
     return pieces[0] if pieces else ""
 
 
-def _sent_text(request: ModelRequest) -> list[str]:
-    said = (piece for message in request.messages for piece in pieces_of(message))
-    return [request.instructions or "", *said]
+def _estimate_sent(request: ModelRequest) -> int:
+    return estimate_tokens([request.instructions or ""]) + estimate_messages(request.messages)

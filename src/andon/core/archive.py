@@ -19,7 +19,7 @@ from andon.core.events import approximate_size
 from andon.core.run.run import LocalRun
 from andon.core.selection import CancelEntry
 from andon.errors import show
-from andon.messages import pieces_of
+from andon.messages import media_of, pieces_of
 
 if TYPE_CHECKING:
     from andon.core.states import CancelCause, RunStatus
@@ -99,6 +99,7 @@ class Archive:
         else:
             said = [message for message in run.own_messages if message.role == "user"]  # the rest is in the events
         size += sum(len(piece) for message in said for piece in pieces_of(message))
+        size += sum(len(media.data) for message in said for media in media_of(message))
         size += len(show(run.metadata)) if run.metadata else 0
         with self._lock:
             if run.run_id in self._runs:

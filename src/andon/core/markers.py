@@ -23,11 +23,18 @@ MARKERS = {
 FAILED = "Stopped by an error"
 OUT_OF_TURNS = "Stopped: out of turns"
 NO_ANSWER = "(no answer)"
+REFUSED = "(the model declined to answer)"
 
-_ALL = frozenset({*MARKERS.values(), FAILED, OUT_OF_TURNS, NO_ANSWER})
+_ALL = frozenset({*MARKERS.values(), FAILED, OUT_OF_TURNS, NO_ANSWER, REFUSED})
 
 
 def is_cut(message: Message) -> bool:
     """True if the assistant's message ends with a marker. Then the text before it is not complete."""
     last = message.content[-1] if message.content else None
     return isinstance(last, Text) and last.text in _ALL
+
+
+def is_refused(message: Message) -> bool:
+    """True if the model declined to answer. Some providers decline again as long as this turn is sent."""
+    last = message.content[-1] if message.content else None
+    return message.role == "assistant" and isinstance(last, Text) and last.text == REFUSED

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self
 import msgspec
 from msgspec import Struct
 
-from andon.core.states import CancelCause, CancelMode, Phase, RunStatus, StopReason, ToolOutcome
+from andon.core.states import CancelCause, CancelMode, FinishReason, Phase, RunStatus, StopReason, ToolOutcome
 from andon.errors import say
 from andon.messages import Message, ToolCall, Usage
 from andon.plain import Plain
@@ -176,6 +176,8 @@ class RunResult(Plain, Generic[OutputT], frozen=True, dict=True):
     metadata: dict[str, Any]
     output: OutputT | None = None
     """The answer as an `output_type`, if the run was given one and has completed."""
+    finish_reason: FinishReason | None = None
+    """Why the model ended its last answer: `length` and `refusal`, for example. None if it was cut, or did not say."""
 
     def to_dict(self) -> dict[str, Any]:
         write: Callable[[Any], Any] | None = self.__dict__.get(_WRITE)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from andon.core.budget import Budget
 from andon.core.receipt import Interrupt, Receipt, ToolReceipt
-from andon.core.states import RunStatus, StopReason
+from andon.core.states import FinishReason, RunStatus, StopReason
 from andon.messages import Usage
 
 
@@ -108,6 +108,8 @@ class RunRecord(Struct, frozen=True):
     """The idempotency key of the request that started the run, if it had one."""
     output_schema: dict[str, Any] | None = None
     """The JSON schema that a server's client asked for. A run that continues this one after a cut uses it too."""
+    finish_reason: FinishReason | None = None
+    """Why the model ended its last answer, if it has said so."""
 
 
 class SessionRecord(Struct, frozen=True, gc=False):

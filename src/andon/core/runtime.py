@@ -65,6 +65,7 @@ class Runtime:
     `max_events`: a run that has written so many is cancelled, with cause `budget`; 0 sets no limit.
     `max_event_bytes`: the same with so many bytes of them, roughly.
     `max_result_bytes`: a tool's result that is larger, or a question to a person, is an error result; 0 sets no limit.
+    `max_attachment_bytes`: the same for the images and files that a tool returns.
     `max_depth`: how many runs may be at work below one another, each started by a tool of the one above.
     `keep_days`: in a store that several processes share, what was not touched for so long is forgotten, once an hour.
     """
@@ -85,6 +86,7 @@ class Runtime:
         max_events: int = 0,
         max_event_bytes: int = 0,
         max_result_bytes: int = 2**20,
+        max_attachment_bytes: int = 20 * 2**20,
         max_depth: int = 50,
         keep_days: float | None = None,
     ) -> None:
@@ -101,15 +103,16 @@ class Runtime:
             abandoned_user_threads,
         )
         self.bounds.check()
-        counts = {"max_events": max_events, "max_event_bytes": max_event_bytes, "max_result_bytes": max_result_bytes}
-        for name, count in counts.items():
-            if not (isinstance(count, int) and count >= 0):
-                raise ConfigurationError(f"{name} is {count!r}; it must be a whole number, 0 or more")
+        _check_count("max_events", max_events)
+        _check_count("max_event_bytes", max_event_bytes)
+        _check_count("max_result_bytes", max_result_bytes)
+        _check_count("max_attachment_bytes", max_attachment_bytes)
         if not (isinstance(max_depth, int) and not isinstance(max_depth, bool) and max_depth >= 1):
             raise ConfigurationError(f"max_depth is {max_depth!r}; it must be a whole number, 1 or more")
         if keep_days is not None and not is_seconds(keep_days):
             raise ConfigurationError(f"keep_days is {keep_days!r}; it must be a number, 0 or more, or None for all")
         self.max_events, self.max_event_bytes, self.max_result_bytes = max_events, max_event_bytes, max_result_bytes
+        self.max_attachment_bytes = max_attachment_bytes
         self.max_depth, self.keep_days = max_depth, keep_days
         self.store = store
         """Where sessions and runs are kept; the first agent puts a memory store here if there is none."""
@@ -394,6 +397,11 @@ def _give_up() -> list[asyncio.Task[None]]:
 
 portal.on_death.append(_end_lost)
 portal.on_hurry.append(_give_up)
+
+
+def _check_count(name: str, count: object) -> None:
+    if not (isinstance(count, int) and count >= 0):
+        raise ConfigurationError(f"{name} is {count!r}; it must be a whole number, 0 or more")
 
 
 def _check_store(store: object) -> None:

@@ -93,6 +93,23 @@ class StopReason(Word):
     error = "error"
 
 
+class FinishReason(Word):
+    """Why the model ended its answer. The provider's own word for it is in the warning, if there is one.
+
+    `length`: the limit of output tokens. `context_window`: the conversation and the answer fill the model's window.
+    `refusal`: the model declines to answer. `content_filter`: a filter of the provider cut or blocked the answer.
+    """
+
+    end_turn = "end_turn"
+    tool_calls = "tool_calls"
+    stop_sequence = "stop_sequence"
+    length = "length"
+    context_window = "context_window"
+    refusal = "refusal"
+    content_filter = "content_filter"
+    other = "other"
+
+
 class CancelMode(Word):
     """How much may still finish. Each mode stops more than the one before it."""
 

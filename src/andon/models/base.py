@@ -8,12 +8,26 @@ one `CancelledError` at the `await` where it waits. The model closes what it ope
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
 
+from andon.core.states import FinishReason
 from andon.errors import ConfigurationError
-from andon.messages import Message, Usage
+from andon.messages import Block, Message, Usage
+
+__all__ = [
+    "FinishReason",
+    "Model",
+    "ModelRequest",
+    "OutputSpec",
+    "Sink",
+    "ToolSpec",
+    "check_content",
+    "check_model",
+    "check_setup",
+]
 
 
 class ToolSpec(Struct, frozen=True, gc=False):
@@ -75,6 +89,13 @@ class Sink(Protocol):
         """The cost of the call so far. Each report replaces the one before."""
         ...
 
+    def finish(self, reason: FinishReason, detail: str | None = None) -> None:
+        """Why the answer ends, once, at its end. `detail` is what the provider says about it, if it says more.
+
+        The result has the reason, and a warning for those that leave the answer incomplete.
+        """
+        ...
+
     def warn(self, text: str) -> None:
         """Something that the caller should know and that is not a failure. It becomes one of the result's warnings."""
         ...
@@ -88,6 +109,10 @@ class Model(Protocol):
 
     It may have a method `check_setup()`. It is called before a run starts, raises `SetupError` if no request can be
     sent as the model is set up, and must not wait.
+
+    It may have a method `check_content(blocks, *, in_result)`. It is called with the blocks of a prompt before the run
+    starts, and with what a tool returned (`in_result`). It raises `UnsupportedContentError` for an image or a file that
+    the model can't take, and must not wait.
     """
 
     @property
@@ -117,3 +142,10 @@ def check_setup(part: object) -> None:
     check = getattr(part, "check_setup", None)
     if check is not None:
         check()
+
+
+def check_content(model: object, blocks: Sequence[Block], *, in_result: bool = False) -> None:
+    """Call the `check_content` of a model, if it has one."""
+    check = getattr(model, "check_content", None)
+    if check is not None:
+        check(blocks, in_result=in_result)

@@ -8,6 +8,7 @@ both. What must stay true: an aborted invocation ends with an event of code `INV
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +19,7 @@ from andon.core.events import Event, RunEvent
 from andon.core.records import RunRecord, SessionRecord
 from andon.core.run.run import LocalRun
 from andon.core.states import CancelCause, RunStatus
-from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, Usage
+from andon.messages import Block, Media, Message, Reasoning, Text, ToolCall, ToolResult, Usage
 from andon.server.body import convert_fields, read_json
 from andon.server.ignored_fields import ADK_LIVE, ADK_LIVE_MESSAGE, ADK_RUN
 from andon.server.problems import Problem
@@ -106,8 +107,16 @@ def _part(block: Block) -> AdkJson:
         return {"text": block.text, "thought": True}
     if isinstance(block, ToolCall):
         return {"functionCall": {"id": block.id, "name": block.name, "args": block.arguments}}
+    if isinstance(block, Media):
+        return _media(block)
     response = {"result" if block.status == "ok" else "error": block.content}
     return {"functionResponse": {"id": block.call_id, "name": block.name, "response": response}}
+
+
+def _media(media: Media) -> AdkJson:
+    if media.url is not None:
+        return {"fileData": {"fileUri": media.url, "mimeType": media.media_type or None}}
+    return {"inlineData": {"mimeType": media.media_type, "data": base64.b64encode(media.data).decode()}}
 
 
 def _usage(usage: Usage) -> AdkJson:

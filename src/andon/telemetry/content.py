@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from andon.messages import Block, Message, Reasoning, Text, ToolCall
+from andon.messages import Block, Media, Message, Reasoning, Text, ToolCall
 
 
 def to_json(value: Any) -> str:
@@ -34,4 +34,6 @@ def _part(block: Block) -> dict[str, Any]:
         return {"type": "reasoning", "content": block.text}
     if isinstance(block, ToolCall):
         return {"type": "tool_call", "id": block.id, "name": block.name, "arguments": block.arguments}
+    if isinstance(block, Media):  # without the data: they may be megabytes
+        return {"type": block.type, "mime_type": block.media_type, "uri": block.url, "size": len(block.data)}
     return {"type": "tool_call_response", "id": block.call_id, "response": block.content}

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from andon.agent.settle import MARKERS
-from andon.messages import Block, Message, Reasoning, Text, ToolCall, ToolResult, user
+from andon.messages import Block, File, Image, Message, Reasoning, Text, ToolCall, ToolResult, user
 
 Validator: TypeAlias = Callable[[Sequence[Message]], list[str]]
 
@@ -29,7 +29,7 @@ _Problems: TypeAlias = Iterator[tuple[int, str]]
 _Rule: TypeAlias = Callable[[_Numbered], _Problems]
 
 _BELONGS: dict[str, tuple[type[Block], ...]] = {
-    "user": (Text,),
+    "user": (Text, Image, File),
     "assistant": (Text, Reasoning, ToolCall),
     "tool": (ToolResult,),
 }

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from andon.core.receipt import Interrupt
 from andon.errors import ToolCancelled, ToolInterrupted
+from andon.messages import Media
 from andon.tools.internals import CallInternals
 
 if TYPE_CHECKING:
@@ -24,6 +25,16 @@ else:
 
 NO_OUTPUT = "(no output)"
 """The result of a tool that returned nothing: providers refuse empty text."""
+
+ATTACHED = "(attached)"
+"""The text of a result that is images or files alone."""
+
+
+class ToolOutput(Struct, frozen=True):
+    """The result of a tool that returns images or files, with or without text."""
+
+    text: str
+    attachments: list[Media] = []
 
 
 class Traits(Struct, frozen=True):
@@ -149,6 +160,6 @@ class Tool(Protocol):
         """Check the model's arguments and turn them into what `invoke` takes. Raises `BadArgumentsError`."""
         ...
 
-    async def invoke(self, bound: dict[str, Any], ctx: ToolContext) -> str:
-        """Do it, and return the result as text."""
+    async def invoke(self, bound: dict[str, Any], ctx: ToolContext) -> str | ToolOutput:
+        """Do it, and return the result: text, or text with images and files."""
         ...

@@ -19,8 +19,8 @@ import msgspec
 
 from andon.core.receipt import is_seconds
 from andon.errors import BadResultError, ToolDefinitionError, say
-from andon.messages import sendable
-from andon.tools.base import NO_OUTPUT, PLAIN, Tool, ToolContext, Traits, internals_of
+from andon.messages import Media, sendable
+from andon.tools.base import ATTACHED, NO_OUTPUT, PLAIN, Tool, ToolContext, ToolOutput, Traits, internals_of
 from andon.tools.schema import Parameters, find_origin, parse_docstring
 from andon.tools.thread import call_in_thread
 
@@ -73,16 +73,16 @@ class FunctionTool(Generic[P, R]):
         """Check the model's arguments and turn them into Python values. Raises `BadArgumentsError`."""
         return self._parameters.bind(arguments)
 
-    async def invoke(self, bound: dict[str, Any], ctx: ToolContext) -> str:
-        """Call the function and return its result as text. A sync one is called in a thread."""
+    async def invoke(self, bound: dict[str, Any], ctx: ToolContext) -> str | ToolOutput:
+        """Call the function and return its result for the model. A sync one is called in a thread."""
         arguments = bound if self._parameters.context is None else {**bound, self._parameters.context: ctx}
         if self._is_async:
-            return to_text(self.name, await self._function(**arguments))
+            return to_output(self.name, await self._function(**arguments))
         # The result is turned into text in the thread too: that may be slow, and it may fail.
         return await call_in_thread(functools.partial(self._call, arguments), self.name, internals_of(ctx).scope)
 
-    def _call(self, arguments: dict[str, Any]) -> str:
-        return to_text(self.name, self._function(**arguments))
+    def _call(self, arguments: dict[str, Any]) -> str | ToolOutput:
+        return to_output(self.name, self._function(**arguments))
 
 
 @overload
@@ -132,7 +132,8 @@ def tool(
 
     A parameter annotated `ToolContext` is given the call's context and is not shown to the model. A sync function runs
     in a thread; let it look at `ctx.cancelled`, or the thread runs on after a cancel. Return text, or anything that can
-    be written as JSON. `@tool(name="…", description="…")` replaces the function's name and docstring.
+    be written as JSON; or an `Image`, a `File`, or a list with some, if the model takes them in results.
+    `@tool(name="…", description="…")` replaces the function's name and docstring.
 
     `approval=True` asks a person before each call; `timeout` ends a call that takes longer, and that call alone;
     `idempotent=True` says that a call may be repeated when a run goes on after a cut.
@@ -152,6 +153,18 @@ def as_tool(obj: object) -> Tool:
     if not isinstance(obj, type) and all(hasattr(obj, attribute) for attribute in _TOOL_ATTRIBUTES):
         return cast(Tool, obj)
     return FunctionTool(cast("Callable[..., Any]", obj))
+
+
+def to_output(tool_name: str, result: object) -> str | ToolOutput:
+    """A tool's result for the model: text; or, with images and files in it, an output that has them apart."""
+    if isinstance(result, ToolOutput):
+        return result
+    parts = [result] if isinstance(result, Media) else result if isinstance(result, list | tuple) else []
+    attachments = [part for part in parts if isinstance(part, Media)]
+    if not attachments:
+        return to_text(tool_name, result)
+    texts = [to_text(tool_name, part) for part in parts if not isinstance(part, Media)]
+    return ToolOutput("\n\n".join(texts) or ATTACHED, attachments)
 
 
 def to_text(tool_name: str, result: object) -> str:

@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from andon.core.run.tool_call import ToolCallScope
 from andon.errors import ThreadsExhaustedError, ToolCancelled, ToolError
+from andon.tools.base import ToolOutput
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ EXIT_SECONDS = 0.05
 
 # A plain pair, not an exception in a future: a future takes no StopIteration, warns of an exception that is never
 # retrieved, and would take a CancelledError that the function raised for a cancellation of ours.
-Outcome: TypeAlias = tuple[str, BaseException | None]
+Outcome: TypeAlias = tuple[str | ToolOutput, BaseException | None]
 
 
 class ToolThread:
@@ -45,7 +46,7 @@ class ToolThread:
         """A thread can't be stopped from outside. The tool may look at `ctx.cancelled` and stop by itself."""
 
 
-async def call_in_thread(work: Callable[[], str], name: str, scope: ToolCallScope) -> str:
+async def call_in_thread(work: Callable[[], str | ToolOutput], name: str, scope: ToolCallScope) -> str | ToolOutput:
     """Run `work` in a thread of its own, with the caller's context variables, and return or raise what it does.
 
     A cancellation of the awaiting task goes through at once and leaves the thread behind. Only a tool that looks for a
@@ -125,7 +126,7 @@ def _no_room(name: str, count: int, whose: str, option: str) -> ThreadsExhausted
 
 def _serve(
     context: contextvars.Context,
-    work: Callable[[], str],
+    work: Callable[[], str | ToolOutput],
     loop: asyncio.AbstractEventLoop,
     future: asyncio.Future[Outcome],
     over: asyncio.Future[None],
@@ -145,7 +146,7 @@ def _serve(
         scope.release(held)
 
 
-def _attempt(work: Callable[[], str]) -> Outcome:
+def _attempt(work: Callable[[], str | ToolOutput]) -> Outcome:
     try:
         return work(), None
     except BaseException as error:  # noqa: BLE001 - the boundary: it is raised again where the thread is awaited

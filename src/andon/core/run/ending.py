@@ -212,6 +212,7 @@ def make_record(run: EndingRun, status: RunStatus, left: Settlement) -> RunRecor
         left.shortened,
         run.request_key,
         run.output_schema,
+        left.finish_reason,
     )
 
 

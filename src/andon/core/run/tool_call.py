@@ -39,6 +39,9 @@ class CallHost(Protocol):
     @property
     def max_result_bytes(self) -> int: ...
 
+    @property
+    def max_attachment_bytes(self) -> int: ...
+
 
 class CallingRun(TreeRun, Protocol):
     """A run, as one of its tool calls sees it."""

@@ -195,6 +195,7 @@ def find_result(run: LocalRun) -> RunResult[Any] | None:
         list(run.steps.warnings),
         run.metadata,
         left.output,
+        left.finish_reason,
     )
     return result.with_writer(left.write_output)
 

@@ -15,7 +15,7 @@ from andon.core.events import ToolView
 from andon.core.receipt import Interrupt, ToolReceipt
 from andon.core.records import Bookmark, Shortened
 from andon.core.signal import Fate
-from andon.core.states import CancelOutcome, StopReason
+from andon.core.states import CancelOutcome, FinishReason, StopReason
 from andon.messages import Message, Usage
 
 
@@ -43,6 +43,8 @@ class Settlement(Struct, frozen=True, gc=False):
     """The function that converts the output to JSON."""
     shortened: Shortened | None = None
     """The summary that the run made of the conversation's beginning."""
+    finish_reason: FinishReason | None = None
+    """Why the model ended its last answer, if it has said so."""
 
 
 class Work(Protocol):

@@ -7,6 +7,7 @@
     endpoint    one interface: where requests go, and with which options; both models hold one
     clients     how a client is made, and which secrets it sends
     errors      what OpenAI's codes mean, and how its SDK reports errors
+    media       images and files
     schema      JSON schemas for strict mode
 
 Everything else is in `models/common`. The SDK is imported at the first request, not here.

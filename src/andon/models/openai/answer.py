@@ -14,8 +14,9 @@ import msgspec
 from msgspec import Struct
 
 from andon.messages import Usage
-from andon.models.base import Sink
+from andon.models.base import FinishReason, Sink
 from andon.models.common.errors import UNREADABLE, mended
+from andon.models.common.seals import seal_reader, write_seal
 from andon.models.openai.errors import in_stream
 
 TEXT = "response.output_text.delta"
@@ -27,18 +28,8 @@ class Seal(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="of", ta
     id: str
     encrypted_content: str | None = None
 
-    @staticmethod
-    def read(signature: str | None) -> Seal | None:
-        try:
-            return _read_seal(signature) if signature else None
-        except msgspec.DecodeError:
-            return None
 
-    def write(self) -> str:
-        return msgspec.json.encode(self).decode()
-
-
-_read_seal = msgspec.json.Decoder(Seal).decode
+read_seal = seal_reader(Seal)
 
 
 class _Event(Struct, gc=False):
@@ -102,10 +93,7 @@ class _More(Struct, gc=False):
 
 _decode = msgspec.json.Decoder(_Event).decode
 _decode_more = msgspec.json.Decoder(_More).decode
-_CUT_SHORT = {
-    "max_output_tokens": "the answer was cut at the limit of output tokens",
-    "content_filter": "the answer was cut by the provider's content filter",
-}
+_CUT_SHORT = {"max_output_tokens": FinishReason.length, "content_filter": FinishReason.content_filter}
 
 
 def _item(more: _More) -> _Item | None:
@@ -122,7 +110,7 @@ class ResponsesAnswer:
         self._sink = sink
         self._calls: dict[str, str] = {}  # the id of each call, by the id of its item
         self._streamed: set[str] = set()  # the ids of calls of which pieces came
-        self._spoke = self._thought = False
+        self._spoke = self._thought = self._refused = False
         self.finished = False
         self._known: dict[str, Callable[[_More], None]] = {
             "response.refusal.delta": self._refuse,
@@ -171,7 +159,7 @@ class ResponsesAnswer:
     # -- text ---------------------------------------------------------------------------------------------------------
 
     def _refuse(self, more: _More) -> None:
-        self._spoke = True
+        self._spoke = self._refused = True
         self._sink.text(more.delta)
 
     def _next_thought(self, more: _More) -> None:
@@ -208,10 +196,11 @@ class ResponsesAnswer:
             parts = [*(item.summary or ()), *(item.content or ())]
             rest = "" if self._thought else "\n\n".join(part.text or "" for part in parts)
             self._thought = False
-            self._sink.reasoning(rest, Seal(item.id, item.encrypted_content).write() if item.id else None)
+            self._sink.reasoning(rest, write_seal(Seal(item.id, item.encrypted_content)) if item.id else None)
         elif item.type == "message":
             if not self._spoke:
                 for part in item.content or ():
+                    self._refused = self._refused or bool(part.refusal)
                     self._sink.text(part.text or part.refusal or "")
             self._spoke = False
 
@@ -220,8 +209,13 @@ class ResponsesAnswer:
     def _complete(self, more: _More) -> None:
         response = more.response or _Response()
         self._take_usage(response.usage)
-        if response.incomplete_details is not None and (reason := response.incomplete_details.reason):
-            self._sink.warn(_CUT_SHORT.get(reason, f"the answer is incomplete: {reason}"))
+        if response.incomplete_details is not None and (said := response.incomplete_details.reason):
+            reason = _CUT_SHORT.get(said, FinishReason.other)
+            self._sink.finish(reason, said if reason is FinishReason.other else None)
+        elif self._refused:
+            self._sink.finish(FinishReason.refusal)
+        else:
+            self._sink.finish(FinishReason.tool_calls if self._calls else FinishReason.end_turn)
         self.finished = True
 
     def _fail(self, more: _More) -> None:

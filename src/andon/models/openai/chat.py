@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from andon.messages import Message, Text, ToolCall, Usage
-from andon.models.base import ModelRequest, OutputSpec, Sink, ToolSpec
+from andon.messages import Block, Media, Message, Text, ToolCall, Usage, media_of
+from andon.models.base import FinishReason, ModelRequest, OutputSpec, Sink, ToolSpec
 from andon.models.common.errors import UNREADABLE, gave_up, mended
 from andon.models.common.setup import ApiKey, HttpClient, check_id
 from andon.models.openai.clients import Settings
 from andon.models.openai.endpoint import Endpoint, without_none
 from andon.models.openai.errors import in_stream
+from andon.models.openai.media import CHAT, chat_part
 from andon.models.openai.schema import strict
 
 
@@ -102,6 +103,10 @@ class OpenAIChat:
         """Raise `SetupError` for what would keep every request from being sent: no key, no package, a bad option."""
         self._endpoint.check_setup()
 
+    def check_content(self, blocks: Sequence[Block], *, in_result: bool = False) -> None:
+        """Raise `UnsupportedContentError` for an image or a file that can't be sent."""
+        CHAT.check(blocks, in_result=in_result)
+
     async def aclose(self) -> None:
         """Close this event loop's connections, unless other models use them too.
 
@@ -110,6 +115,7 @@ class OpenAIChat:
         await self._endpoint.aclose()
 
     async def stream(self, request: ModelRequest, sink: Sink) -> None:
+        CHAT.check_messages(request.messages)
         body: dict[str, Any] = {"messages": _messages(request)}
         if request.tools:
             body |= {"tools": [_tool(spec) for spec in request.tools], **self._with_tools}
@@ -132,7 +138,7 @@ def _messages(request: ModelRequest) -> list[dict[str, Any]]:
                 for result in message.tool_results
             ]
         elif message.role == "user":
-            sent.append({"role": "user", "content": _text(message)})
+            sent.append({"role": "user", "content": _user(message)})
         else:
             sent.append(_assistant(message))
     return sent
@@ -144,6 +150,16 @@ def _text(message: Message) -> str:
     A blank line separates its blocks: a marker from the text that was cut, a prompt from the prompt before it.
     """
     return "\n\n".join(block.text for block in message.content if isinstance(block, Text))
+
+
+def _user(message: Message) -> str | list[dict[str, Any]]:
+    if not media_of(message):
+        return _text(message)
+    return [
+        {"type": "text", "text": block.text} if isinstance(block, Text) else chat_part(block)
+        for block in message.content
+        if isinstance(block, Text | Media)
+    ]
 
 
 def _assistant(message: Message) -> dict[str, Any]:
@@ -217,11 +233,15 @@ class _Chunk(Struct, gc=False):
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode
-_CUT_SHORT = {
-    None: "the provider ended the answer without a finish reason: it may have been cut",
-    "length": "the answer was cut at the limit of output tokens",
-    "content_filter": "the answer was cut by the provider's content filter",
+_REASONS = {
+    "stop": FinishReason.end_turn,
+    "tool_calls": FinishReason.tool_calls,
+    "function_call": FinishReason.tool_calls,
+    "length": FinishReason.length,
+    "content_filter": FinishReason.content_filter,
 }
+"""Compatible servers have many more, which all mean that the answer is complete."""
+_NO_REASON = "the provider ended the answer without a finish reason: it may have been cut"
 _FAILED = frozenset({"abort", "error", "insufficient_system_resource", "network_error"})
 """The finish reasons of servers that could not complete the answer: vLLM, gateways, DeepSeek, z.AI."""
 
@@ -234,7 +254,7 @@ class _Answer:
         self._calls: dict[int, str] = {}  # the id of the current call of each index
         self._last: int | None = None
         self._reason: str | None = None
-        self._said = False
+        self._said = self._refused = False
         self.finished = False
 
     def take(self, payloads: list[bytes]) -> None:
@@ -254,9 +274,12 @@ class _Answer:
                 if delta is not None:
                     if thought := delta.reasoning_content or delta.reasoning:
                         self._sink.reasoning(thought)
-                    if delta.content or delta.refusal:
+                    if delta.content:
                         said = True
-                        text(delta.content or delta.refusal or "")
+                        text(delta.content)
+                    elif delta.refusal:
+                        said = self._refused = True
+                        text(delta.refusal)
                     if delta.tool_calls:
                         for piece in delta.tool_calls:
                             self._take_call(piece)
@@ -284,8 +307,12 @@ class _Answer:
             return
         for call_id in self._calls.values():
             self._sink.tool_call(call_id, done=True)
-        if self._reason in _CUT_SHORT:
-            self._sink.warn(_CUT_SHORT[self._reason])
+        if self._refused and self._reason == "stop":
+            self._sink.finish(FinishReason.refusal)
+        elif self._reason in _REASONS:
+            self._sink.finish(_REASONS[self._reason])
+        elif self._reason is None:
+            self._sink.warn(_NO_REASON)
 
     def _take_call(self, piece: _Piece) -> None:
         index = piece.index

@@ -16,12 +16,13 @@ from typing import Any
 import msgspec
 
 from andon.core.markers import is_cut
-from andon.messages import Message, Reasoning, Text, ToolCall
+from andon.messages import Block, Media, Message, Reasoning, Text, ToolCall, ToolResult
 from andon.models.base import ModelRequest, OutputSpec, Sink, ToolSpec
 from andon.models.common.setup import ApiKey, HttpClient, check_id
-from andon.models.openai.answer import ResponsesAnswer, Seal
+from andon.models.openai.answer import ResponsesAnswer, read_seal
 from andon.models.openai.clients import Settings
 from andon.models.openai.endpoint import Endpoint, without_none
+from andon.models.openai.media import RESPONSES, responses_part
 from andon.models.openai.schema import strict
 
 _REASONS = r"(?:.*/)?(?:gpt-(?:[5-9]|\d{2,})|o\d|codex|computer-use|gpt-oss)"
@@ -107,6 +108,10 @@ class OpenAIResponses:
         """Raise `SetupError` for what would keep every request from being sent: no key, no package, a bad option."""
         self._endpoint.check_setup()
 
+    def check_content(self, blocks: Sequence[Block], *, in_result: bool = False) -> None:
+        """Raise `UnsupportedContentError` for an image or a file that can't be sent."""
+        RESPONSES.check(blocks, in_result=in_result)
+
     async def aclose(self) -> None:
         """Close this event loop's connections, unless other models use them too.
 
@@ -115,6 +120,7 @@ class OpenAIResponses:
         await self._endpoint.aclose()
 
     async def stream(self, request: ModelRequest, sink: Sink) -> None:
+        RESPONSES.check_messages(request.messages)
         body: dict[str, Any] = {"input": _items(request.messages, self._stored)}
         if request.instructions:
             body["instructions"] = request.instructions
@@ -138,16 +144,27 @@ def _items(messages: Sequence[Message], stored: bool) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     for message in messages:
         if message.role == "user":
-            parts = [{"type": "input_text", "text": block.text} for block in message.content if isinstance(block, Text)]
-            items.append({"role": "user", "content": parts})
+            items.append({"role": "user", "content": _parts(message.content)})
         elif message.role == "tool":
             items += [
-                {"type": "function_call_output", "call_id": result.call_id, "output": result.content}
+                {"type": "function_call_output", "call_id": result.call_id, "output": _output(result)}
                 for result in message.tool_results
             ]
         else:
             items += _assistant(message, stored)
     return items
+
+
+def _parts(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+    return [
+        {"type": "input_text", "text": block.text} if isinstance(block, Text) else responses_part(block)
+        for block in blocks
+        if isinstance(block, Text | Media)
+    ]
+
+
+def _output(result: ToolResult) -> str | list[dict[str, Any]]:
+    return _parts([Text(result.content), *result.attachments]) if result.attachments else result.content
 
 
 def _assistant(message: Message, stored: bool) -> list[dict[str, Any]]:
@@ -176,7 +193,7 @@ def _goes_back(message: Message) -> Callable[[int], bool]:
 
 
 def _reasoning(block: Reasoning, stored: bool) -> dict[str, Any] | None:
-    seal = Seal.read(block.signature)
+    seal = read_seal(block.signature)
     if seal is None or not (stored or seal.encrypted_content):
         return None  # it is another provider's, or the provider has not stored it
     item: dict[str, Any] = {

@@ -32,6 +32,7 @@ class Reasoning:
     pieces: tuple[str, ...]
     pace: float = 0.0
     signature: str | None = None
+    redacted: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Call:
     pace: float = 0.0
     send: int | None = None
     interleaved: bool = False
+    signature: str | None = None
 
     @property
     def whole(self) -> bool:
@@ -136,14 +138,19 @@ def text(text: str = "", pieces: int | Sequence[str] | None = None, pace: float 
 
 
 def reasoning(
-    text: str = "", pieces: int | Sequence[str] | None = None, signature: str | None = None, pace: float = 0.0
+    text: str = "",
+    pieces: int | Sequence[str] | None = None,
+    signature: str | None = None,
+    pace: float = 0.0,
+    *,
+    redacted: str | None = None,
 ) -> Reasoning:
-    """Reasoning, in pieces as text is.
+    """Reasoning, in pieces as text is. With `redacted`, it is a block without text, and with these data.
 
     Responses: the summary of a reasoning item, whose `encrypted_content` is the signature (made up unless given).
     Chat: `reasoning_content`, as compatible servers send it; it has no place for a signature.
     """
-    return Reasoning(_pieces(text, pieces), _seconds("pace", pace), signature)
+    return Reasoning(_pieces(text, pieces), _seconds("pace", pace), signature, redacted)
 
 
 def call(
@@ -155,16 +162,18 @@ def call(
     pace: float = 0.0,
     send: int | None = None,
     interleaved: bool = False,
+    signature: str | None = None,
 ) -> Call:
     """A tool call whose arguments come in so many pieces; several calls in one answer are parallel calls.
 
     With `send`, only so many of the pieces are sent and the call stays open: what a stall or a cut in the middle of a
     call leaves behind. Calls in a row that are `interleaved` take turns, piece by piece. A string is sent as it is.
+    `signature` is what Gemini sends with a call; other providers have none.
     """
     if pieces < 1:
         raise ValueError(f"pieces must be at least 1, not {pieces}")
     given = arguments if isinstance(arguments, str) else json.dumps(dict(arguments or {}), ensure_ascii=False)
-    return Call(name, given, id, pieces, _seconds("pace", pace), send, interleaved)
+    return Call(name, given, id, pieces, _seconds("pace", pace), send, interleaved, signature)
 
 
 def usage(input_tokens: int = 0, output_tokens: int = 0, *, cached_tokens: int = 0, reasoning_tokens: int = 0) -> Spent:
@@ -173,7 +182,7 @@ def usage(input_tokens: int = 0, output_tokens: int = 0, *, cached_tokens: int =
 
 
 def finish(reason: str) -> Finish:
-    """Why the answer ends, as Chat Completions says it: `"length"`, `"content_filter"`."""
+    """Why the answer ends, in the provider's own word; for Chat Completions `"length"` or `"content_filter"`."""
     return Finish(reason)
 
 

@@ -107,8 +107,7 @@ class Runtime:
         _check_count("max_event_bytes", max_event_bytes)
         _check_count("max_result_bytes", max_result_bytes)
         _check_count("max_attachment_bytes", max_attachment_bytes)
-        if not (isinstance(max_depth, int) and not isinstance(max_depth, bool) and max_depth >= 1):
-            raise ConfigurationError(f"max_depth is {max_depth!r}; it must be a whole number, 1 or more")
+        _check_count("max_depth", max_depth, least=1)
         if keep_days is not None and not is_seconds(keep_days):
             raise ConfigurationError(f"keep_days is {keep_days!r}; it must be a number, 0 or more, or None for all")
         self.max_events, self.max_event_bytes, self.max_result_bytes = max_events, max_event_bytes, max_result_bytes
@@ -399,9 +398,9 @@ portal.on_death.append(_end_lost)
 portal.on_hurry.append(_give_up)
 
 
-def _check_count(name: str, count: object) -> None:
-    if not (isinstance(count, int) and count >= 0):
-        raise ConfigurationError(f"{name} is {count!r}; it must be a whole number, 0 or more")
+def _check_count(name: str, count: object, least: int = 0) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or count < least:
+        raise ConfigurationError(f"{name} is {count!r}; it must be a whole number, {least} or more")
 
 
 def _check_store(store: object) -> None:

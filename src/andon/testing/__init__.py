@@ -4,12 +4,14 @@
 - `explore` disturbs a scenario at each of its steps (explorer); `reading` lets it leave a stream.
 - `virtual_run` is `asyncio.run` in virtual time (virtual).
 - `probe` looks inside a run: its events so far, its steps, the end of its last hooks (probe).
+- `check_model` is the conformance suite for a model of your own (conformance).
 - `validate` checks a conversation against the rules of the providers (validators).
 - `ScriptedModel` answers with a script (andon.models.scripted).
 - `andon.testing.providers` has fakes of the providers themselves, real servers on loopback. Import it by its own name.
 """
 
 from andon.models.scripted import ScriptedModel
+from andon.testing.conformance import check_model
 from andon.testing.explorer import Problem, Report, explore
 from andon.testing.injections import Cancel, Injection
 from andon.testing.probe import RunProbe, probe
@@ -28,6 +30,7 @@ __all__ = [
     "ScriptedModel",
     "StandstillError",
     "VirtualLoop",
+    "check_model",
     "explore",
     "next_prompt_accepted",
     "probe",

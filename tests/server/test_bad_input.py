@@ -79,9 +79,9 @@ def refused(response: Any, code: int, *words: str) -> None:
         (
             PARTS,
             b'--b\r\ncontent-disposition: form-data; name="message"\r\n\r\nHi\r\n'
-            b'--b\r\ncontent-disposition: form-data; name="files"; filename="a.txt"\r\n\r\nAha\r\n--b--\r\n',
+            b'--b\r\ncontent-disposition: form-data; name="file"; filename="a.txt"\r\n\r\nAha\r\n--b--\r\n',
             422,
-            ["files", "a.txt"],
+            ["'file'", "files"],
         ),
         ({"content-type": "text/plain"}, b"Hi", 415, ["text/plain"]),
     ],

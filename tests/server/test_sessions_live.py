@@ -304,7 +304,7 @@ BLOB = {"mime_type": "audio/pcm", "data": "AAAA"}
     ("message", "code"),
     [
         (json.dumps({"blob": BLOB}), 1003),
-        (json.dumps({"content": {"parts": [{"inline_data": BLOB}]}}), 1003),
+        (json.dumps({"content": {"parts": [{"function_call": {}}]}}), 1003),
         (b"\x00\x01", 1003),
         ("{", 1007),
         ("[]", 1007),

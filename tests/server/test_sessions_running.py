@@ -234,7 +234,7 @@ def idle() -> Iterator[Client]:
         yield client
 
 
-BLOB = {"inlineData": {"mimeType": "image/png", "data": "AAAA"}}
+CALL = {"functionCall": {"name": "search", "args": {}}}
 
 
 @pytest.mark.parametrize(
@@ -248,9 +248,9 @@ BLOB = {"inlineData": {"mimeType": "image/png", "data": "AAAA"}}
         ({"newMessage": "Hello"}, 422, "new_message"),
         ({"newMessage": {"parts": "Hello"}}, 422, "a message is"),
         ({"newMessage": {"role": "model", "parts": [{"text": "I said"}]}}, 422, "a message is"),
-        ({"newMessage": {"parts": [{"text": "Look:"}, BLOB]}}, 415, "inlineData"),
-        ({"newMessage": {"parts": ["Hello"]}}, 415, "only text"),
-        ({"newMessage": {"parts": [{"text": 5}]}}, 415, "only text"),
+        ({"newMessage": {"parts": [{"text": "Look:"}, CALL]}}, 415, "functionCall"),
+        ({"newMessage": {"parts": ["Hello"]}}, 415, "where text, inline_data or file_data is taken"),
+        ({"newMessage": {"parts": [{"text": 5}]}}, 415, "where text, inline_data or file_data is taken"),
         ({"newMessage": {"parts": []}}, 422, "the prompt is empty"),
         ({"newMessage": {"parts": [{"text": " "}]}}, 422, "the prompt is empty"),
         ({"streaming": "perhaps"}, 422, "streaming"),

@@ -23,6 +23,7 @@ from andon.messages import Block, Media, Message, Reasoning, Text, ToolCall, Too
 from andon.server.body import convert_fields, read_json
 from andon.server.ignored_fields import ADK_LIVE, ADK_LIVE_MESSAGE, ADK_RUN
 from andon.server.problems import Problem
+from andon.server.prompts import read_parts
 from andon.server.responses import to_json
 from andon.server.sse import escape_line_separators
 
@@ -208,19 +209,12 @@ def session_shape(record: SessionRecord, events: Sequence[AdkJson] = ()) -> AdkJ
     }
 
 
-def text_of(content: dict[str, Any]) -> str:
-    """The text of a message. Parts that are not text are refused, not dropped."""
+def parts_of(content: dict[str, Any]) -> list[str | Media]:
+    """The parts of a message. Parts of other kinds are refused, not dropped."""
     parts = content.get("parts")
     if content.get("role") not in (None, "user") or not isinstance(parts, list):
         raise Problem(422, 'a message is {"role": "user", "parts": [{"text": "..."}]}')
-    texts = []
-    for part in parts:
-        given = {name: value for name, value in part.items() if value is not None} if isinstance(part, dict) else {}
-        if given.keys() != {"text"} or not isinstance(given["text"], str):
-            what = ", ".join(given) or "nothing"
-            raise Problem(415, f"a part of the message has {what} where only text is taken: send text parts alone")
-        texts.append(given["text"])
-    return "\n".join(texts)
+    return read_parts(parts)
 
 
 class Invoke(Struct):

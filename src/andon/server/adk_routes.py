@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from andon import __version__
 from andon.agent.agent import Agent, RunOptions
+from andon.agent.prompt import Prompt
 from andon.core.cancel_runs import ask_here
 from andon.core.events import RunEvent
 from andon.core.receipt import CancelRequest
@@ -31,6 +32,7 @@ from andon.core.session import OnBusy
 from andon.core.shared.remote import RemoteRun
 from andon.core.states import CancelCause
 from andon.errors import AndonError
+from andon.messages import Media
 from andon.server.access import subprotocol
 from andon.server.adk_json import (
     METADATA,
@@ -42,10 +44,10 @@ from andon.server.adk_json import (
     Invoke,
     LiveQuery,
     Update,
+    parts_of,
     read_live_message,
     read_live_query,
     session_shape,
-    text_of,
     to_snake_case,
     too_large,
 )
@@ -66,6 +68,7 @@ from andon.server.body import (
 from andon.server.host import HasMaxState, store_of
 from andon.server.pages import Page, page_response
 from andon.server.problems import Problem, problem_of
+from andon.server.prompts import join_parts, size_of
 from andon.server.remote_runs import live_in
 from andon.server.responses import json_response, large_json_response, to_json
 from andon.server.run_location import run_headers
@@ -109,7 +112,7 @@ async def _start(host: AuthorizedHost, wanted: Invoke) -> LocalRun:
     if wanted.invocation_id is not None or wanted.function_call_event_id is not None:
         raise Problem(422, "an invocation can't be resumed here: leave out invocationId and functionCallEventId")
     agent = _agent(host, wanted.app_name)
-    prompt = text_of(wanted.new_message)
+    prompt = join_parts(parts_of(wanted.new_message))
     session = await _find(agent, wanted.user_id, wanted.session_id)
     if wanted.state_delta:  # before the run: a refused request must not change the session
         _check_state(agent, {**session.state, **wanted.state_delta})
@@ -134,7 +137,7 @@ async def _begin(
     host: AuthorizedHost,
     agent: Agent,
     key: SessionKey,
-    prompt: str,
+    prompt: Prompt,
     custom: dict[str, Any] | None = None,
     on_busy: OnBusy = "reject",
 ) -> LocalRun:
@@ -183,9 +186,9 @@ class _LiveConnection:
     def __init__(self, host: AuthorizedHost) -> None:
         self._host = host
         self._run: LocalRun | None = None
-        self._pieces: list[str] = []
+        self._pieces: list[str | Media] = []
         self._held = 0
-        """How many characters the pieces have."""
+        """How many characters of text, and bytes of images and files, the pieces have."""
         self._to_send: asyncio.Queue[LocalRun | AdkJson] = asyncio.Queue(MAX_UNSENT)
 
     async def go(self, socket: WebSocket, wanted: LiveQuery | Problem) -> None:
@@ -219,16 +222,17 @@ class _LiveConnection:
                 return
             if said.content is None:
                 continue
-            self._pieces.append(text_of(said.content))
-            self._held += len(self._pieces[-1]) + 1
+            parts = parts_of(said.content)
+            self._pieces += parts
+            self._held += sum(map(size_of, parts)) + len(parts)
             if self._held > self._host.settings.max_body:
                 raise too_large(self._host.settings.max_body)
             if not said.partial:
                 await _find(agent, key.user_id, key.session_id)  # the session may have been deleted meanwhile
-                await self._answer("\n".join(self._pieces), agent, key)
+                await self._answer(join_parts(self._pieces), agent, key)
                 self._pieces, self._held = [], 0
 
-    async def _answer(self, prompt: str, agent: Agent, key: SessionKey) -> None:
+    async def _answer(self, prompt: Prompt, agent: Agent, key: SessionKey) -> None:
         """Start the next run. It replaces a live run of this connection, never one of another client."""
         before = self._run
         going = before is not None and not before.status.final

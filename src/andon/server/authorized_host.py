@@ -18,6 +18,7 @@ from starlette.requests import HTTPConnection
 from andon.agent.agent import Agent, RunOptions
 from andon.agent.json_schema import JsonSchema
 from andon.agent.options import ContinueOptions
+from andon.agent.prompt import Prompt
 from andon.core.cancel_runs import Sweep, cancel_fitting
 from andon.core.log_text import escaped
 from andon.core.receipt import CancelRequest
@@ -172,7 +173,7 @@ class AuthorizedHost:
     async def begin(
         self,
         agent: Agent,
-        message: str,
+        prompt: Prompt,
         options: RunOptions,
         form: JsonSchema | None = None,
         request_key: RequestKey | None = None,
@@ -180,7 +181,7 @@ class AuthorizedHost:
         """Start a run of a user that the principal may act for."""
         if not self.principal.may_see(user_id := options.get("user_id")):
             raise unknown_user(user_id)
-        return self._note_run(await self._host.begin(agent, message, options, form, request_key))
+        return self._note_run(await self._host.begin(agent, prompt, options, form, request_key))
 
     def max_state_body(self, agent: Agent) -> int:
         return self._host.max_state_body(agent)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading what clients send: JSON, forms and queries, into one typed struct each.
 
+A file in a form becomes what a client would send as JSON: an object in a list.
+
 The size is checked while reading: the server never holds more than the limit, whatever length the client announced. A
 body that can't be parsed is a 400. A field with a wrong value is a 422, and so is an unknown field: a misspelt limit
 would otherwise be no limit. Only fields that clients of other frameworks are known to send are ignored; a struct lists
@@ -10,6 +12,7 @@ them in `ignored_fields`. An empty form field counts as missing. The query is ch
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import hashlib
 import itertools
@@ -325,16 +328,26 @@ async def _parse_multipart(request: Request, body: bytes, limit: int) -> dict[st
         reason = error.message if isinstance(error, MultiPartException) else str(error)
         raise Problem(400, f"the body is not a multipart form: {reason}") from None
     fields: dict[str, str] = {}
+    uploads: dict[str, list[dict[str, Any]]] = {}
     try:
         for name, value in form.multi_items():
             if not isinstance(value, UploadFile):
                 fields[name] = value
             elif value.filename or value.size:
-                detail = f"files are not taken yet: leave out {value.filename!r} in {name!r}, or send its text"
-                raise Problem(422, detail)
+                uploads.setdefault(name, []).append(await _read_upload(value))
     finally:
         await form.close()
-    return _empty_as_none(fields)
+    return {**_empty_as_none(fields), **uploads}
+
+
+async def _read_upload(upload: UploadFile) -> dict[str, Any]:
+    """A file of a form, as the JSON that a client could send in its place."""
+    kind = (upload.content_type or "").partition(";")[0].strip().lower()
+    data = base64.b64encode(await upload.read()).decode()
+    if kind.startswith("image/"):
+        return {"type": "image", "data": data, "media_type": kind}
+    known = "" if kind == "application/octet-stream" else kind  # clients say that if they don't know the kind
+    return {"type": "file", "data": data, "media_type": known, "name": upload.filename}
 
 
 def _empty_as_none(fields: Mapping[str, str]) -> dict[str, Any]:

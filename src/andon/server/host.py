@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from andon.agent.agent import Agent, RunOptions
 from andon.agent.json_schema import JsonSchema
+from andon.agent.prompt import Prompt
 from andon.core.records import RequestKey, RunRecord, SessionKey
 from andon.core.run.handle import local_run
 from andon.core.run.run import LocalRun
@@ -33,6 +34,7 @@ from andon.server.agent_directory import AgentDirectory
 from andon.server.idempotency_keys import IdempotencyKeys
 from andon.server.pending_answers import PendingAnswers, shutting_down
 from andon.server.problems import Problem, problem_of
+from andon.server.prompts import characters_of
 from andon.server.quotas import Quotas
 from andon.server.readiness import Readiness
 from andon.server.run_slots import RunSlots
@@ -189,7 +191,7 @@ class Host:
     async def begin(
         self,
         agent: Agent,
-        message: str,
+        prompt: Prompt,
         options: RunOptions,
         output_type: Any = None,
         request_key: RequestKey | None = None,
@@ -199,11 +201,11 @@ class Host:
         Without a session it gets a fresh one, never the agent's own. `KeyUsedError` is raised as it is.
         """
         self._check_open()
-        if len(message) > (limit := self.settings.max_message):
-            raise Problem(413, f"the message has {len(message):,} characters, and may have {limit:,}")
+        if (size := characters_of(prompt)) > (limit := self.settings.max_message):
+            raise Problem(413, f"the message has {size:,} characters, and may have {limit:,}")
         user_id, session_id = options.get("user_id"), options.get("session_id")
         async with self._run_slots.new_run_slot(user_id), self.session_slot(agent, user_id, session_id):
-            run = self._start(agent, message, options, output_type, request_key)
+            run = self._start(agent, prompt, options, output_type, request_key)
             try:
                 await wait_admitted(run)
             except KeyUsedError:
@@ -213,14 +215,14 @@ class Host:
         return run
 
     def _start(
-        self, agent: Agent, message: str, options: RunOptions, output_type: Any, request_key: RequestKey | None
+        self, agent: Agent, prompt: Prompt, options: RunOptions, output_type: Any, request_key: RequestKey | None
     ) -> LocalRun:
         self._check_open()
         self._run_slots.check(options.get("user_id"))
         if not options.get("session_id"):
             options = {**options, "session_id": uuid.uuid4().hex}
         try:
-            run = local_run(agent.start(message, output_type=output_type, **options))
+            run = local_run(agent.start(prompt, output_type=output_type, **options))
             run.request_key = request_key
             run.output_schema = output_type.kept if isinstance(output_type, JsonSchema) else None
             run.begin()

@@ -14,7 +14,6 @@ AGENTOS_START = frozenset(
         "add_session_state_to_context",
         "dependencies",
         "factory_input",
-        "files",
         "files_metadata",
         "knowledge_filters",
         "retries",

@@ -30,6 +30,7 @@ from andon.errors import (
     StoreError,
     UnknownRunError,
     UnknownSessionError,
+    UnsupportedContentError,
 )
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ def problem_of(error: AndonError) -> Problem:
         return Problem(500, f"the server is not set up to run this agent: {error}")
     if isinstance(error, StateTooLargeError):
         return Problem(413, str(error))
+    if isinstance(error, UnsupportedContentError):
+        return Problem(415, str(error))
     if isinstance(error, EmptyPromptError | HistoryError | ConfigurationError):
         return Problem(422, str(error))
     if isinstance(error, StoreError):  # the text names the database: only the log has it

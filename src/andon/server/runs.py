@@ -42,6 +42,7 @@ from andon.server.idempotency import StartedRun, start_once
 from andon.server.ignored_fields import AGENTOS_CANCEL, AGENTOS_RESUME, AGENTOS_START
 from andon.server.output_schema import read_output_schema
 from andon.server.problems import Problem
+from andon.server.prompts import read_prompt
 from andon.server.remote_runs import find_many, wait_until_gone
 from andon.server.requested_limits import requested_limits
 from andon.server.responses import json_response
@@ -82,6 +83,8 @@ class Start(Struct):
     messages: str | list[Any] | None = None
     output_schema: dict[str, Any] | str | None = None
     """The JSON schema that the answer must match; in a form, as text."""
+    files: list[Any] | str | None = None
+    """Images and files beside the message: blocks as a session shows them; in a form, uploads."""
 
     def check(self) -> None:
         check_session_id(self.session_id)
@@ -147,10 +150,11 @@ async def start_run(request: Request, agent_id: str) -> Response:
     wanted.check()
     form = read_output_schema(wanted.output_schema)
     options = wanted.options(agent)
+    prompt = read_prompt(wanted.message, wanted.files)
     key = read_key(request, wanted)
 
     async def begin() -> tuple[LocalRun, int]:
-        return await host.begin(agent, wanted.message, options, form, key), 0
+        return await host.begin(agent, prompt, options, form, key), 0
 
     return await respond_to_start(host, agent, wanted, await start_once(host, agent, wanted.user_id, key, begin))
 

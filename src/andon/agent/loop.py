@@ -358,8 +358,6 @@ class Loop:
         self._text, self._spent = record.content, record.usage or Usage()
         if (mark := record.bookmark) is not None:
             self._turns = mark.turns
-            if mark.budget is not None:
-                self._run.children.spent_before = mark.spent
         self._messages_told, self._opened = len(self.messages), True
         self._run.session.begin_turn(base, self.messages)
         self._side_work.summary = record.shortened

@@ -131,10 +131,15 @@ class Journal:
         self._look = None  # it refers to the run: drop the reference
         self.waiters.wake()
 
-    def rest(self, event: Event) -> None:
-        """Append the event of a pause. The caller wakes the readers."""
-        self.publish(event)
+    def rest(self, event: Event | None = None) -> None:
+        """The run is paused; `event` tells it, unless that was told before. The caller wakes the readers."""
+        if event is not None:
+            self.publish(event)
         self.resting = True
+
+    def go_on(self) -> None:
+        """The pause is over: readers that come now read on."""
+        self.resting = False
 
 
 def _numbered(event: Event, seq: int) -> Event:

@@ -79,25 +79,25 @@ class ChildRuns:
     """A run's place in the tree: its parent, its children that have not settled, and the budget that they share."""
 
     __slots__ = (
+        "_called_by",
         "_live",
         "_run",
+        "_spent_before",
         "_steps",
         "born_in",
         "budget",
-        "called_by",
         "depth",
         "detached",
         "meter",
         "parent",
         "run_id",
-        "spent_before",
     )
 
     def __init__(self, run_id: str, steps: StepRunner, budget: Budget | None, detached: bool) -> None:
         self.run_id, self._steps, self.budget, self.detached = run_id, steps, budget, detached
-        self.spent_before = (0, 0)
+        self._spent_before = (0, 0)
         """The tokens and tool calls that it spent before a pause in another process."""
-        self.called_by: str | None = None
+        self._called_by: str | None = None
         """The id of its parent, if it was paused and its parent is not known to this process."""
         self.parent: ChildRuns | None = None
         self.born_in: ParentCall | None = None
@@ -128,7 +128,7 @@ class ChildRuns:
 
     @property
     def parent_run_id(self) -> str | None:
-        return self.called_by if self.parent is None else self.parent.run_id
+        return self._called_by if self.parent is None else self.parent.run_id
 
     @property
     def deadline(self) -> float | None:
@@ -141,7 +141,7 @@ class ChildRuns:
     def budget_left(self) -> Budget | None:
         """What is left of the run's own budget, if it has one."""
         if self.budget is None or self.meter is None:
-            return None if self.budget is None else self.budget.less(*self.spent_before)
+            return None if self.budget is None else self.budget.less(*self._spent_before)
         return self.meter.left
 
     def check_child(self, call_id: str, limit: int, key: SessionKey, store: object, waits: bool) -> None:
@@ -160,6 +160,12 @@ class ChildRuns:
                 " wait for the run in the tool.",
                 run_id=self.run_id,
             )
+
+    def restore(self, record: RunRecord) -> None:
+        """The run was paused in another process, and goes on here from what the store has of it."""
+        self._called_by = record.parent_run_id
+        if (mark := record.bookmark) is not None and mark.budget is not None:
+            self._spent_before = mark.spent
 
     # -- joining and leaving ------------------------------------------------------------------------------------------
 
@@ -184,7 +190,7 @@ class ChildRuns:
         if self.budget is None:
             self.meter = above
         else:
-            self.meter = Meter(self._out_of_budget, self.budget, above, *self.spent_before)
+            self.meter = Meter(self._out_of_budget, self.budget, above, *self._spent_before)
 
     def _out_of_budget(self, why: str) -> None:
         if self._run is not None:

@@ -137,7 +137,7 @@ def take_pause(run: PausingRun, taker: object, token: Token | None = None) -> bo
         token = None if run.pause is None else run.pause.token
     if token is None or not token.take(taker):
         return False
-    run.journal.resting = False
+    run.journal.go_on()
     return True
 
 
@@ -179,7 +179,8 @@ def _stay_paused(run: PausingRun, pause: Pause) -> None:
         run.break_off()
         return
     # As in the pause: first the token, then a look for a cancel.
-    run.journal.resting, pause.token = True, Token()
+    run.journal.rest()
+    pause.token = Token()
     run.journal.waiters.wake()
     run.hand_over_if_due()
 

@@ -549,7 +549,7 @@ class LocalRun:
         """Have the portal end the run if nothing else can."""
         waits = self.pause is not None and self.pause.token.is_free
         if waits and self.signal.request is not None:
-            self.journal.resting = False  # readers that come now read to the end
+            self.journal.go_on()  # readers that come now read to the end
             caretaker.hand_over(self)
         elif self.state is RunState.ended:
             if self.loop.is_closed():  # in its last hooks, which went with the loop

@@ -226,7 +226,8 @@ class LeasedRun:
     def begin_claimed(self, events: Sequence[Event], record: RunRecord, claimed: Claimed) -> None:
         """Go on with a run that was paused in another process, from what the store has of it."""
         run = self._run
-        run.created_at, run.children.called_by = record.created_at, record.parent_run_id
+        run.created_at = record.created_at
+        run.children.restore(record)
         self.was_claimed, self._written, self._waiting_children = True, len(events), paused_below(record)
         run.journal.events.extend(events)
         try:

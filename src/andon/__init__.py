@@ -36,7 +36,7 @@ else:
 
     def __getattr__(name: str) -> object:
         """Load the public names, all of them, with the first that is taken."""
-        if name == "__all__" or not name.startswith("__"):  # such as whoever inspects modules asks for
+        if name == "__all__" or not name.startswith("__"):  # tools that inspect modules ask for names like `__path__`
             from importlib import import_module
 
             surface = import_module("andon.surface")

@@ -83,7 +83,7 @@ def test_the_same_on_any_database(url: str) -> None:
     play(main)
 
 
-def test_who_asks_is_told_whether_nobody_may_hold_them(url: str) -> None:
+def test_the_outcomes_say_whether_there_may_be_orphans(url: str) -> None:
     async def main() -> None:
         async with opened(url) as store:
             for name, seconds in (("held", LONG), ("left", PAST), ("paused", LONG)):
@@ -91,8 +91,8 @@ def test_who_asks_is_told_whether_nobody_may_hold_them(url: str) -> None:
             await store.finish(lease, record("paused", RunStatus.paused, KEY._replace(session_id="paused")), [], [])
             for name in ("held", "left", "paused", "unknown"):
                 outcomes = await store.request_cancel(Selection(name), asking())
-                assert outcomes.nobodys is (name in ("left", "paused"))
-            assert (await store.request_cancel(Selection(), asking())).nobodys
+                assert outcomes.has_orphans is (name in ("left", "paused"))
+            assert (await store.request_cancel(Selection(), asking())).has_orphans
 
     play(main)
 
@@ -237,7 +237,7 @@ def test_runs_are_listed_newest_first(url: str) -> None:
     play(main)
 
 
-def test_cancels_of_a_locked_run_are_in_nobodys_way(postgres_url: str) -> None:
+def test_cancels_of_a_locked_run_do_not_delay_others(postgres_url: str) -> None:
     """More of them than there are threads for cancels; they are done when the lock is gone."""
 
     async def main() -> None:

@@ -53,20 +53,20 @@ def test_a_step_of_this_machines_clock_ends_no_lease_and_makes_none_longer(url: 
             while "left" not in taken:
                 taken += [each.lease.run_id for each in await store.take_orphans("you", LONG, 10)]
             assert taken == ["left"]
-            assert not (await store.request_cancel(Selection("held"), asking())).nobodys
+            assert not (await store.request_cancel(Selection("held"), asking())).has_orphans
 
     play(main)
 
 
-def test_a_run_that_is_nobodys_is_known_as_such_by_the_right_clock(url: str, wall: Wall) -> None:
+def test_an_orphaned_run_is_known_by_the_right_clock(url: str, wall: Wall) -> None:
     async def main() -> None:
         async with opened(url) as store:
             await entered(store, "left", -1.0)
             await entered(store, "many", -1.0, OTHER)
             wall.ahead = -HOUR
-            assert (await store.request_cancel(Selection("left"), asking())).nobodys
-            assert (await store.request_cancel(Selection("left"), asking())).nobodys
-            assert (await store.request_cancel(Selection(session_id="s2"), asking())).nobodys
+            assert (await store.request_cancel(Selection("left"), asking())).has_orphans
+            assert (await store.request_cancel(Selection("left"), asking())).has_orphans
+            assert (await store.request_cancel(Selection(session_id="s2"), asking())).has_orphans
 
     play(main)
 

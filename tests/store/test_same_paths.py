@@ -140,7 +140,7 @@ async def answer_of(call: Awaitable[Any]) -> Any:
     if isinstance(answer, Granted):
         answer = [*answer, answer.has_turn, answer.is_fresh]
     if isinstance(answer, Outcomes):
-        answer = [dict(answer), answer.nobodys]
+        answer = [dict(answer), answer.has_orphans]
     if isinstance(answer, Renewal | Taken):
         answer = answer._replace(since=0.0)
     if isinstance(answer, list):

@@ -34,7 +34,7 @@ from andon.core.states import CancelCause, RunStatus
 from andon.errors import AnswersError, NotContinuableError
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-GONE = "nobody reads the output any more"
+GONE = "the output is not read any more"
 
 
 class SignalHandler:

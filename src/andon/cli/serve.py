@@ -70,7 +70,7 @@ def add(commands: Any) -> None:
         "--keep-days",
         type=days,
         metavar="N",
-        help="forget what nobody has touched for so many days (without it, nothing is; in memory://, 7)",
+        help="forget runs and sessions that were not used for so many days (without it, none; in memory://, 7)",
     )
     serve_options.add(parser)
     parser.set_defaults(run=run)

@@ -100,7 +100,7 @@ class Sweep:
     async def _ask_everywhere(self, worker: Worker, request: CancelRequest) -> Outcomes:
         resting = [run for run_id, run in self.found.items() if run_id not in self._at_work]
         try:
-            # Whoever holds the run has stopped it by now: the answer does not wait for long.
+            # If runs of this process were cancelled, they stop by now: the answer does not wait for long.
             async with asyncio.timeout(self._runtime.bounds.settle_seconds if self.asked else None):
                 stored = await worker.store.request_cancel(self._which, request)
         except (StoreError, TimeoutError) as error:
@@ -108,18 +108,20 @@ class Sweep:
         for run in self._at_work.values():
             if stored.get(run.run_id):
                 run.storage.cancel_was_stored()
-        # Of those that rest, the store alone decides: one that it knows to have ended is only not told so here yet.
+        # For paused runs the store alone decides: it may know of an end that this process has not heard of yet.
         _ask([run for run in resting if stored.get(run.run_id)], request)
         outcomes = Outcomes({key: value for key, value in stored.items() if value is not CancelOutcome.unknown})
         for run_id, outcome in self._here.items():
             outcomes[run_id] = _joint(outcomes.get(run_id), outcome)
-        if stored.nobodys:
+        if stored.has_orphans:
             with contextlib.suppress(StoreError):  # it has taken the cancel; the rest is done by any worker
                 await worker.orphans.end_all()
         return outcomes
 
     def _unstored(self, error: StoreError | TimeoutError) -> Outcomes:
-        """The store can't be asked. One run that was stopped here is told of; else nobody knows what runs elsewhere."""
+        """The store can't be asked. The cancel of one run that was stopped here is acknowledged. Otherwise it is not
+        known what other processes run, and the failure is raised.
+        """
         if self._which.run_id is not None and self.asked:
             self._here.stored = False
             return self._here

@@ -29,7 +29,7 @@ class Outcomes(dict[str, CancelOutcome]):
 
     stored = True
     """A shared store has stored the cancel. If not, this process has stopped the run, and tells the store later."""
-    nobodys = False
+    has_orphans = False
     """Some of the runs may have no worker that ends them: they are paused, or their worker is gone."""
 
 

@@ -106,7 +106,9 @@ def _principal(found: object) -> Principal | None:
             f"authenticate returned an object of type {type(found).__name__}: return a User, a user's id, or None"
         )
     if not isinstance(user.id, str) or not user.id:
-        raise TypeError("authenticate returned a user whose id is no text, or empty: return None for nobody")
+        raise TypeError(
+            "authenticate returned a user whose id is no text, or empty: return None for a request without a valid user"
+        )
     if not isinstance(user.admin, bool):  # a claim that is the text "false" must not make an admin
         raise TypeError(f"authenticate returned a user whose admin is of type {type(user.admin).__name__}: give a bool")
     try:

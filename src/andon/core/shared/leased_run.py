@@ -529,7 +529,7 @@ class LeasedRun:
             return False
         for child in self._waiting_children:
             request = CancelRequest.make(CancelCause.parent, f"run {lease.run_id} ended")
-            are_orphans |= (await store.request_cancel(Selection(child), request)).nobodys
+            are_orphans |= (await store.request_cancel(Selection(child), request)).has_orphans
         return are_orphans
 
     async def _ended_elsewhere(self, record: RunRecord) -> EndedElsewhere | CancelRequest | None:

@@ -49,7 +49,7 @@ def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes
 def apply(tx: Tx, rows: Sequence[Row[Any]], request: CancelRequest) -> Outcomes:
     """Cancel these runs, whose rows are locked and which have not ended. A row's `unowned`: see `clocks.unowned`."""
     outcomes, fresh, said, changed_again = Outcomes(), [], dump(request), []
-    outcomes.nobodys = any(row.unowned for row in rows)
+    outcomes.has_orphans = any(row.unowned for row in rows)
     log = [_entry(row, said) for row in rows if row.cancel is None]
     for row in rows:
         if row.cancel is None:

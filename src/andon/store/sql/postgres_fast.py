@@ -45,7 +45,7 @@ def request_cancel(tx: Tx, which: Selection, request: CancelRequest) -> Outcomes
     for unowned, *_ in tx.execute_autocommit(_ASK, values):
         tx.wait_for_disk()
         outcomes = Outcomes({which.run_id: CancelOutcome.requested})
-        outcomes.nobodys = unowned
+        outcomes.has_orphans = unowned
         return outcomes
     return None
 

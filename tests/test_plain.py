@@ -144,7 +144,7 @@ def test_a_result_can_be_copied_and_pickled() -> None:
     assert copy.copy(result).to_dict() == result.to_dict()
 
 
-def test_what_nobody_can_write_becomes_its_text() -> None:
+def test_what_can_not_be_written_becomes_its_text() -> None:
     result = Agent("Helper", ScriptedModel("Hello.")).run("Hi", metadata={"thing": object(), 1: {2: 3}})  # type: ignore[dict-item]
     plain = result.to_dict()["metadata"]
     assert plain["thing"].startswith("<object object")

@@ -235,7 +235,7 @@ def test_there_is_no_gap_between_arming_and_beginning() -> None:
     assert set(seen) == {CancelOutcome.armed, CancelOutcome.requested}, seen
 
 
-def test_whoever_stopped_a_run_is_told_so() -> None:
+def test_the_caller_that_stopped_a_run_is_told_so() -> None:
     """At every line of `agent.cancel()`, another thread does a whole run. If that was cancelled, then by this call."""
     seen: Counter[tuple[CancelOutcome, RunStatus]] = Counter()
     for line in range(1, 1000):

@@ -212,7 +212,7 @@ def test_a_run_that_a_tool_did_not_wait_for_ends_with_its_parent() -> None:
     play(main)
 
 
-def test_a_detached_run_is_nobodys_child() -> None:
+def test_a_detached_run_has_no_parent() -> None:
     async def main() -> None:
         silence, reached = Silence(), Flag()
         helper = make(silence, name="Helper")

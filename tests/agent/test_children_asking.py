@@ -253,7 +253,7 @@ def test_a_child_ends_with_the_call_that_asks_for_it() -> None:
     play(main)
 
 
-def test_a_paused_child_that_nobody_asks_for_does_not_hold_its_parent_up() -> None:
+def test_a_paused_child_whose_question_is_not_passed_on_does_not_hold_its_parent_up() -> None:
     async def main() -> None:
         desk = Desk()
         young = desk.child(X)

@@ -142,7 +142,7 @@ def test_fifty_levels_are_the_default_and_a_detached_run_begins_a_tree_of_its_ow
 # -- whose child a run is ---------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_a_tool_started_is_nobodys_child_when_the_call_has_ended() -> None:
+def test_a_worker_that_a_tool_started_starts_runs_without_a_parent_when_the_call_has_ended() -> None:
     async def main() -> None:
         runtime = Runtime()
         mailer = Agent("Mailer", ScriptedModel(then="Sent."), runtime=runtime)

@@ -86,7 +86,7 @@ def test_tools_hooks_and_instructions_are_handed_what_the_caller_gave() -> None:
     play(main)
 
 
-def test_metadata_is_a_copy_as_json_that_nobody_changes() -> None:
+def test_metadata_is_a_copy_as_json_that_does_not_change() -> None:
     async def main() -> None:
         def instructions(ctx: RunContext[Any]) -> str:
             ctx.metadata["written"] = True
@@ -308,7 +308,7 @@ def test_a_hook_can_refuse_a_call_by_what_the_caller_gave() -> None:
     play(main)
 
 
-def test_whoever_answers_gives_the_same_wherever_the_run_was_paused(tmp_path: Path) -> None:
+def test_an_answer_gives_the_same_wherever_the_run_was_paused(tmp_path: Path) -> None:
     """A handler that answers does not know whether its process was restarted since."""
 
     async def main() -> None:

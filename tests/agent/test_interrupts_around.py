@@ -107,7 +107,7 @@ def test_a_reader_on_another_thread_may_answer_as_soon_as_it_sees_the_question()
 
 
 @pytest.mark.parametrize("sees", ["event", "status"])
-def test_whoever_sees_the_question_may_answer_it_at_once(sees: str) -> None:
+def test_the_question_may_be_answered_as_soon_as_it_is_seen(sees: str) -> None:
     """Another thread looks before each line of the pause, and answers as soon as it sees the question."""
     for line in itertools.count(1):
         agent = make(PAY, tools=Till().tools)
@@ -138,7 +138,7 @@ async def _go_on(agent: Agent, run_id: str, answers: dict[str, Any]) -> None:
     assert (await agent.continue_run(run_id, answers)).status is RunStatus.completed
 
 
-def test_a_host_that_cancels_whoever_continues_cancels_the_run() -> None:
+def test_a_host_that_cancels_the_task_that_continues_cancels_the_run() -> None:
     async def main() -> None:
         silence, till = Silence(), Till()
         agent = make(DELETE, [silence], tools=till.tools)
@@ -546,7 +546,7 @@ def test_changing_a_payload_does_not_change_the_conversation() -> None:
     play(main)
 
 
-def test_a_call_that_can_not_run_asks_nobody() -> None:
+def test_a_call_that_can_not_run_asks_no_question() -> None:
     async def main() -> None:
         till = Till()
         agent = make([Call("delete", {"wrong": 1}, id="c"), Call("delete", "{broken", id="e")], tools=till.tools)

@@ -218,7 +218,7 @@ def test_an_event_also_ends_a_queued_run() -> None:
     play(main)
 
 
-def test_whoever_comes_first_is_the_cause() -> None:
+def test_what_comes_first_is_the_cause() -> None:
     async def main() -> None:
         started, clean, stop = Flag(), Flag(), asyncio.Event()
 

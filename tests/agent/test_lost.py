@@ -157,7 +157,7 @@ def test_the_thread_of_a_lost_run_is_named() -> None:
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
-def test_whoever_waits_behind_a_lost_run_gets_its_turn(cancelled: bool) -> None:
+def test_a_run_behind_a_lost_run_gets_its_turn(cancelled: bool) -> None:
     silence = Silence()
     agent = make([silence])
     waiting = Flag()
@@ -192,7 +192,7 @@ def test_whoever_waits_behind_a_lost_run_gets_its_turn(cancelled: bool) -> None:
     assert [message.text for message in agent.messages] == ["go", LOST, "second", "OK."]
 
 
-def test_whoever_waits_behind_a_run_that_was_continued_elsewhere_and_lost_there_gets_its_turn() -> None:
+def test_a_run_behind_a_run_that_was_continued_elsewhere_and_lost_there_gets_its_turn() -> None:
     """When it began to wait, the run ahead was paused, on the same loop."""
 
     async def main() -> Run:

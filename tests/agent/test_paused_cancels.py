@@ -453,7 +453,7 @@ def test_a_cancel_while_the_pause_is_stored(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["after_tools", "after_turn"])
-def test_a_soft_cancel_lets_the_others_finish_and_asks_nobody(mode: str) -> None:
+def test_a_soft_cancel_lets_the_others_finish_and_asks_no_question(mode: str) -> None:
     async def main() -> None:
         working, go = Flag(), Flag()
 

@@ -408,7 +408,7 @@ def test_reading_from_another_threads_loop() -> None:
     play(main)
 
 
-def test_a_reader_whose_loop_was_closed_harms_nobody() -> None:
+def test_a_reader_whose_loop_was_closed_does_no_harm() -> None:
     async def main() -> None:
         go_on, reading = Flag(), Flag()
         agent = make(["Half a ", Hold(go_on), "sentence."])

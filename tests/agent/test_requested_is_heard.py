@@ -82,7 +82,7 @@ async def talk_on(agent: Agent, run: Run) -> None:
     ids=lambda comer: comer.__name__,
 )
 @pytest.mark.parametrize("how", ["run", "agent"])
-def test_whoever_comes_next_delivers_it(comer: Comer, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_look_delivers_it(comer: Comer, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         agent = Agent("A", ScriptedModel(["Half ", Stall()], then="OK."))
         run = await begin(agent)
@@ -171,7 +171,7 @@ async def asking() -> tuple[Agent, Run, dict[str, Any], Till]:
 
 
 @pytest.mark.parametrize("comer", [cancel_again, wait_for_it, ask_for_the_result, read_it], ids=lambda c: c.__name__)
-def test_a_paused_run_whose_cancel_was_interrupted_is_ended_by_whoever_comes_next(
+def test_a_paused_run_whose_cancel_was_interrupted_is_ended_by_the_next_look(
     comer: Comer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:

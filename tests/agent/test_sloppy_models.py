@@ -107,7 +107,7 @@ def test_a_run_that_can_not_be_settled_ends_and_frees_its_session(
 
 @pytest.mark.parametrize("cancelled", [False, True])
 @pytest.mark.parametrize("part", ["make_record", "make_receipt", "write", "pass_on"])
-def test_nobody_waits_for_ever_for_a_run_that_breaks_again_and_again(
+def test_no_wait_for_a_run_that_breaks_again_and_again_is_endless(
     cancelled: bool, part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(self: object, *args: object) -> None:
@@ -158,7 +158,7 @@ def test_a_run_whose_forced_end_fails_too_is_over(
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_a_run_whose_end_nobody_can_be_told_of_has_ended_all_the_same(
+def test_a_run_whose_end_can_not_be_told_has_ended_all_the_same(
     paused: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What looks at the end, telemetry say, fails: on the run's own loop, and, where it was paused, on the portal's."""

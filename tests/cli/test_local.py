@@ -105,7 +105,7 @@ def test_a_question_is_answered_at_another_terminal(here: Path, andon: Andon, be
         assert "painted it 'blue'" in person.screen
 
 
-def test_a_paused_run_that_nobody_holds_is_cancelled(andon: Andon, begin: Andon) -> None:
+def test_a_paused_run_without_a_holder_is_cancelled(andon: Andon, begin: Andon) -> None:
     assert begin("asker")[0] == 4
     (line,) = listed(andon)
     code, out, _ = andon("cancel", line["run_id"], "--wait", "--json")
@@ -114,7 +114,7 @@ def test_a_paused_run_that_nobody_holds_is_cancelled(andon: Andon, begin: Andon)
     assert [each["outcome"] for each in told["receipt"]["tools"]] == ["not_started"]
 
 
-def test_a_run_that_nobody_holds_is_cancelled_also_if_this_machine_s_clock_is_slow(
+def test_a_run_without_a_holder_is_cancelled_also_if_this_machine_s_clock_is_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def leave(store: SQLStore) -> None:

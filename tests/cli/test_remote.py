@@ -351,7 +351,7 @@ def test_the_run_that_goes_on_has_the_id_that_was_given(andon: Andon, detach: tu
 
 
 @pytest.mark.parametrize("command", ["watch", "continue"])
-def test_whoever_reads_the_output_leaves_while_the_run_is_silent(tmp_path: Path, command: str) -> None:
+def test_the_reader_of_the_output_leaves_while_the_run_is_silent(tmp_path: Path, command: str) -> None:
     agent = talker()
     with serving(agent) as live:
         run = live.run_of(agent, start(live, agent))
@@ -548,7 +548,7 @@ def test_new_runs_are_refused_until_someone_unblocks_them(andon: Andon) -> None:
         assert andon("unblock", "--agent", "talker", "--json", *url)[0] == 0
 
 
-def test_whoever_has_a_token_is_known_by_it(andon: Andon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_is_known_by_the_token(andon: Andon, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = talker()
     with serving(agent, tokens=["s3cret"]) as live:
         live.client.headers["authorization"] = "Bearer s3cret"

@@ -238,7 +238,7 @@ def test_what_a_tool_raised_is_shown_with_its_traceback(
     assert "\x1b[2J" not in ended.stderr
 
 
-def test_whoever_reads_and_leaves_cancels(here: Path) -> None:
+def test_a_reader_of_the_output_that_leaves_cancels(here: Path) -> None:
     """Also while there is nothing to write: nobody would notice by writing."""
     process = subprocess.Popen(
         [sys.executable, "-m", "andon", "run", "program:liner", "Hi"],

@@ -122,7 +122,7 @@ def test_a_look_that_another_one_has_overtaken_is_not_compared(caplog: pytest.Lo
     assert [each.getMessage().split(":")[0] for each in caplog.records] == ["the store's clock has jumped by +100.0 s"]
 
 
-def test_there_is_a_clock_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_a_clock_that_can_not_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     before = steady()
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert before <= steady() < before + 60

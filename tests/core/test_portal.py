@@ -44,7 +44,7 @@ def stop_the_loop() -> None:
 
 
 @pytest.mark.parametrize("act", [raise_keyboard_interrupt, raise_system_exit, stop_the_loop])
-def test_what_a_tools_own_task_does_to_the_loop_is_nobody_elses_end(
+def test_what_a_tools_own_task_does_to_the_loop_ends_no_other_run(
     act: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     reached, release = Flag(), Flag()
@@ -179,7 +179,7 @@ def test_a_run_in_its_last_hooks_is_not_waited_for_when_the_loop_breaks() -> Non
     assert not agent.runtime._leaving
 
 
-def test_whoever_waits_for_a_loop_that_breaks_is_told() -> None:
+def test_a_caller_that_waits_for_a_loop_that_breaks_is_told() -> None:
     own, began = Portal("breaking"), threading.Event()
 
     async def wait() -> None:

@@ -41,7 +41,7 @@ def test_a_wake_up_wakes_those_that_were_there_when_it_began() -> None:
     assert waiters.wakes == [(None, again)]  # for the next one
 
 
-def test_a_wake_up_that_is_interrupted_loses_nobody() -> None:
+def test_a_wake_up_that_is_interrupted_loses_no_waiter() -> None:
     class Interrupted:
         def release(self) -> None:
             raise KeyboardInterrupt
@@ -86,7 +86,7 @@ print(interrupts > 400, waker.is_alive(), waiters.wakes)
 
 
 @pytest.mark.no_cover  # the tracer would be interrupted, too
-def test_a_thread_that_is_interrupted_while_it_waits_holds_nobody_up() -> None:
+def test_a_thread_that_is_interrupted_while_it_waits_does_not_hold_others_up() -> None:
     """A real signal interrupts the waiting, wherever it is. If that left a lock held, the next wake-up would hang."""
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=90, check=True)
     assert done.stdout == "True False []\n"
@@ -132,7 +132,7 @@ def test_a_stack_without_room_is_not_taken_for_a_closed_loop() -> None:
     assert call_on(closed, print) is False
 
 
-def test_readers_on_other_loops_read_everything_and_hold_up_nobody() -> None:
+def test_readers_on_other_loops_read_everything_and_hold_nothing_up() -> None:
     """Each of them waits for each event, so every event wakes all of them, and all of them register again."""
 
     async def main() -> None:

@@ -71,7 +71,7 @@ def test_an_admin_has_a_name_on_receipts() -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-def test_nobody_reaches_no_route(method: str, path: str) -> None:
+def test_without_a_token_no_route_is_reached(method: str, path: str) -> None:
     app = create_app(Agent("Helper", ScriptedModel()), authenticate=by_cookie)
     answer = TestClient(app).request(method, at(path, agent_id="helper"), headers=cookie("none"))
     open_to_all = path in ("/health", "/ready")
@@ -324,7 +324,7 @@ async def _nothing(*message: Any) -> Any:
     await asyncio.Event().wait()
 
 
-def test_one_that_waits_keeps_nobody_else_waiting() -> None:
+def test_one_that_waits_does_not_hold_others_up() -> None:
     begun, release = Flag(), Flag()
 
     async def slow_for_ada(connection: HTTPConnection) -> str | None:

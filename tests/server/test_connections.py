@@ -253,7 +253,7 @@ def test_who_leaves_is_noticed_though_a_request_waits_behind() -> None:
         eventually(lambda: live.client.get(f"{RUNS}/r1").json()["status"] == "CANCELLED")
 
 
-def test_a_body_that_nobody_wants_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_no_route_reads_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was parsed in small pieces: whoever sent enough of it, also without a token, kept all others waiting."""
     pieces = 0
     parse = HttpToolsProtocol.data_received
@@ -322,7 +322,7 @@ UPGRADE = (
 )
 
 
-def test_pings_that_are_answered_to_nobody_are_not_read() -> None:
+def test_a_client_that_reads_no_pongs_has_its_pings_not_read() -> None:
     with serving() as live:
         live.client.post("/apps/helper/users/ada/sessions/s1")
         with live.connect(receive_buffer=4096) as bare:

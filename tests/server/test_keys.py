@@ -232,7 +232,7 @@ def test_a_refused_request_keeps_no_key(url: str) -> None:
 # -- in memory --------------------------------------------------------------------------------------------------------
 
 
-def test_in_memory_nobody_pushes_out_another_users_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_memory_no_user_pushes_out_another_users_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idempotency_keys, "KEYS_OF_A_USER", 3)
     agent = Agent("Helper", ScriptedModel(then="OK."))
     with serving(agent) as live:

@@ -107,7 +107,7 @@ def test_an_unknown_agent_is_not_blocked(root: httpx.Client) -> None:
     assert root.get("/blocks").json() == []
 
 
-def test_a_user_may_cancel_all_of_their_own_and_block_nobody(live: Live, root: httpx.Client) -> None:
+def test_a_user_may_cancel_all_of_their_own_and_may_not_block(live: Live, root: httpx.Client) -> None:
     with client_of(live, "ada") as ada:
         start(ada, run_id="a")
         for fields in ({"user_id": "ada"}, {"agent_id": "helper"}, {"all": True}):

@@ -218,7 +218,7 @@ def test_one_who_waits_for_a_cancel_may_leave_too() -> None:
         assert ended(run).status is RunStatus.cancelled
 
 
-def test_a_slow_reader_slows_nobody_and_misses_nothing() -> None:
+def test_a_slow_reader_does_not_slow_others_and_misses_nothing() -> None:
     # More than all the buffers between the two can hold.
     agent = Agent("Helper", ScriptedModel([Burst("x" * 20_000, 500)]))
     with serving(agent) as live, live.connect(receive_buffer=4096) as slow:

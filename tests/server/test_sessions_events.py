@@ -50,7 +50,7 @@ SCRIPTS: dict[str, Script] = {
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
-def test_whoever_reads_a_run_reads_the_same(script: Script) -> None:
+def test_all_readers_of_a_run_read_the_same(script: Script) -> None:
     async def main() -> None:
         runs: list[Run] = []
         agent = Agent("helper", script(lambda: runs[0].cancel()), tools=[look, trip])

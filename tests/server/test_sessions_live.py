@@ -174,7 +174,7 @@ def test_what_others_run_in_the_session_is_left_alone(client: Client, silence: S
 
 
 @pytest.mark.parametrize("how", ["goodbye", "close", "vanish"])
-def test_whoever_hangs_up_cancels_the_run(how: str, client: Client, silence: Silence) -> None:
+def test_a_client_that_hangs_up_cancels_the_run(how: str, client: Client, silence: Silence) -> None:
     with talking(client) as talk:
         talk.say("Tell me a story")
         silence.reached.wait()
@@ -364,7 +364,7 @@ agent = Agent("Helper", ScriptedModel(["One ", Stall()]))
 """
 
 
-def test_a_server_that_goes_down_tells_whoever_talks(tmp_path: Path) -> None:
+def test_a_server_that_shuts_down_tells_connected_clients(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     with subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "andon", "serve", "program:agent", "--port", "0", "--drain", "0"],

@@ -78,7 +78,7 @@ def test_a_stream_has_the_fields_of_its_family_and_our_own() -> None:
     assert "output_tokens" not in last["metrics"]
 
 
-def test_a_retry_is_told_to_whoever_asks_for_all() -> None:
+def test_a_retry_is_told_to_clients_that_ask_for_all_events() -> None:
     overloaded = Fail(ModelError("overloaded", retryable=True, retry_after=0))
     for events, told in (("all", [("ModelRetry", "ModelError: overloaded", 0.0)]), (None, [])):
         with serving(helper(overloaded)) as live, live.stream(RUNS, message="Hello", events=events or "") as stream:
@@ -87,7 +87,7 @@ def test_a_retry_is_told_to_whoever_asks_for_all() -> None:
         assert read[-1]["content"] == "OK."
 
 
-def test_a_shortened_context_is_told_to_whoever_asks_for_all() -> None:
+def test_a_shortened_context_is_told_to_clients_that_ask_for_all_events() -> None:
     with serving(helper(context=Trim(messages=1))) as live:
         live.post(RUNS, message="Hello", session_id="s", stream="false")
         for events in ("all", ""):
@@ -316,7 +316,7 @@ def test_the_same_key_is_not_another_request() -> None:
         assert ask("Hi", session_id="s1").json()["run_id"] == first["run_id"]
 
 
-def test_a_key_whose_run_nobody_knows_any_more_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_whose_run_is_not_known_any_more_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have been a payment: to forget how it went is no reason to pay twice."""
     monkeypatch.setattr(memory, "RECORDS_KEPT", 0)
     agent = helper("One.", "Two.")

@@ -108,7 +108,7 @@ def test_it_opens_nothing_else(live: Live) -> None:
         assert live.client.post(path, params=query).status_code == 401
 
 
-def test_nobody_gets_one_for_the_run_of_another(live: Live) -> None:
+def test_no_user_gets_one_for_the_run_of_another(live: Live) -> None:
     with client_of(live, "ada") as client:
         for path in (f"{RUNS}/b1/ticket", f"{RUNS}/none/ticket", "/agents/none/runs/r1/ticket"):
             assert client.post(path).status_code == 404
@@ -138,7 +138,7 @@ def test_for_how_long_has_bounds(live: Live, seconds: Any) -> None:
         assert client.post(f"{RUNS}/r1/ticket", json={"seconds": seconds}).status_code == 422
 
 
-def test_nobody_can_make_one(live: Live) -> None:
+def test_a_made_up_ticket_is_refused(live: Live) -> None:
     ticket: str = ticket_of(live, "ada", "r1")["ticket"]
     claim, _, seal = ticket.partition(".")
     forged = base64.urlsafe_b64encode(json.dumps([int(time.time()) + 9999, "ada", True]).encode()).decode().rstrip("=")

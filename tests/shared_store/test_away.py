@@ -18,7 +18,7 @@ from andon.errors import StoreError
 from andon.models.scripted import Call, Pause, Say, Stall
 from andon.store.sql import SQLStore, schema
 from andon.testing import probe
-from tests.shared_store.keeping import (
+from tests.shared_store.helpers import (
     LONG,
     Shaky,
     changed_to,

@@ -26,7 +26,7 @@ from andon.errors import BlockedError, HandleError, SessionPausedError, StoreErr
 from andon.models.scripted import Call
 from andon.store.memory import MemoryStore
 from andon.store.sql import SQLStore
-from tests.shared_store.keeping import LONG, Shaky, leased, on
+from tests.shared_store.helpers import LONG, Shaky, leased, on
 from tests.support import Flag, Silence, paused, play
 
 STORES = ["memory", "sqlite"]
@@ -241,7 +241,7 @@ def test_a_store_that_can_not_be_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_run_that_nobody_awaits_has_begun_all_the_same(kind: str, tmp_path: Path) -> None:
+def test_a_run_that_is_not_awaited_has_begun_all_the_same(kind: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(kind, tmp_path) as runtime:
             run = on(runtime, "Fine.").start("Hello")

@@ -9,7 +9,7 @@ from andon import RunStatus, Runtime
 from andon.core.selection import BlockKind
 from andon.errors import BlockedError
 from andon.store import open_store
-from tests.shared_store.keeping import on, runtimes
+from tests.shared_store.helpers import on, runtimes
 from tests.support import paused, play
 from tests.support.till import DELETE, Till
 
@@ -31,7 +31,7 @@ async def check_refused(here: Runtime, there: Runtime, kind: BlockKind, id: str)
 
 
 @either
-def test_a_paused_run_is_not_answered_for_whoever_is_blocked(any_url: str, kind: BlockKind, id: str) -> None:
+def test_a_paused_run_is_not_answered_for_a_blocked_user_or_agent(any_url: str, kind: BlockKind, id: str) -> None:
     async def main() -> None:
         runtime = Runtime(open_store(any_url))
         try:

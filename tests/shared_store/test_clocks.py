@@ -13,7 +13,7 @@ from andon import CancelCause, RunStatus, Runtime
 from andon.core.shared.store import Taken
 from andon.models.scripted import Pause
 from andon.store.sql import SQLStore
-from tests.shared_store.keeping import check_stored, ended, on, runtimes, store_of
+from tests.shared_store.helpers import check_stored, ended, on, runtimes, store_of
 from tests.store.making import LONG, record
 from tests.support import Flag, Hold, Reach, play
 
@@ -43,7 +43,7 @@ class Settable:
 
 
 class Looking(SQLStore):
-    """Says when its keeper has looked for the runs of the dead."""
+    """Says when its worker has looked for the runs of the dead."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -55,13 +55,13 @@ class Looking(SQLStore):
         return taken
 
 
-def keeper_of(runtime: Runtime) -> Any:
+def worker_of(runtime: Runtime) -> Any:
     assert runtime.worker is not None
     return runtime.worker
 
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
-def test_a_step_of_the_servers_clock_takes_no_run_from_whoever_is_alive(
+def test_a_step_of_the_servers_clock_takes_no_run_from_a_live_worker(
     postgres_url: str, step: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Settable(postgres_url)
@@ -72,13 +72,13 @@ def test_a_step_of_the_servers_clock_takes_no_run_from_whoever_is_alive(
         async with runtimes(server.url, 1, lease=LONG) as [there]:
             reached, go_on = Flag(), Flag()
             agent, other = on(here, [Reach(reached), Hold(go_on), "Yes."]), on(there)
-            await keeper_of(there).orphans.end_all()
+            await worker_of(there).orphans.end_all()
             async with agent.start("go", run_id="r") as run:
                 await reached.arrived()
                 await store.looked.arrived()  # at its start; the next time is long after this test
                 server.step(step)
                 for _ in range(2):  # by that clock its lease is over, and it has not been renewed yet
-                    await keeper_of(there).orphans.end_all()
+                    await worker_of(there).orphans.end_all()
                 go_on.set()
                 assert (await run.result()).status is RunStatus.completed
             await check_stored(here, "r", RunStatus.completed)
@@ -100,7 +100,7 @@ def test_after_a_step_the_dead_are_ended_soon(postgres_url: str, step: float) ->
         await dead.close()
         async with runtimes(server.url, 1, lease=0.5) as [here]:
             on(here)
-            keeper_of(here).start()
+            worker_of(here).start()
             server.step(step)
             receipt = (await ended(here, "r")).receipt
             assert receipt is not None

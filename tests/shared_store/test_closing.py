@@ -20,13 +20,13 @@ import pytest
 from andon import CancelCause, RunEvent, RunStatus, Runtime
 from andon.agent.loop import Loop
 from andon.core.run.handle import local_run
-from andon.core.shared import worker as keeper
+from andon.core.shared import worker as worker_module
 from andon.errors import StoreError
 from andon.models.base import ModelRequest
 from andon.models.scripted import Stall
 from andon.store.sql import SQLStore
 from andon.testing import probe
-from tests.shared_store.keeping import LEASE, LONG, Shaky, check_stored, ended, found, on, runtimes
+from tests.shared_store.helpers import LEASE, LONG, Shaky, check_stored, ended, found, on, runtimes
 from tests.support import HANG, Flag, Reach, Worker, eventually, paused, play, until
 from tests.support.till import DELETE, Till
 
@@ -87,7 +87,7 @@ def test_closing_does_not_wait_for_a_store_that_is_away(sqlite_url: str) -> None
     play(main)
 
 
-def test_a_keeper_that_is_closed_while_it_begins_stays_closed(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_closed_while_it_begins_stays_closed(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with runtimes(sqlite_url, 1) as (runtime,):
             on(runtime)
@@ -161,7 +161,7 @@ def test_a_loop_that_is_blocked_for_longer_than_the_lease_loses_nothing(sqlite_u
     asyncio.run(runtime.close())
 
 
-def test_many_threads_begin_at_once_and_one_keeper_serves_them(sqlite_url: str) -> None:
+def test_many_threads_begin_at_once_and_one_worker_serves_them(sqlite_url: str) -> None:
     threads = set(threading.enumerate())
     runtime, together = Runtime(SQLStore(sqlite_url)), threading.Barrier(8)
     agent = on(runtime)
@@ -172,24 +172,24 @@ def test_many_threads_begin_at_once_and_one_keeper_serves_them(sqlite_url: str) 
 
     for worker in [Worker(functools.partial(begin, f"s{number}")) for number in range(8)]:
         worker.done()
-    keepers = [thread for thread in set(threading.enumerate()) - threads if thread.name == "andon-worker"]
-    assert len(keepers) == 1
+    workers = [thread for thread in set(threading.enumerate()) - threads if thread.name == "andon-worker"]
+    assert len(workers) == 1
     asyncio.run(runtime.close())
     # (A store that an earlier test has forgotten may be closed by a thread just now.)
     eventually(lambda: {thread.name for thread in set(threading.enumerate()) - threads} <= {"andon-portal"})
 
 
-def test_agents_that_are_made_at_once_have_one_keeper(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_that_are_made_at_once_have_one_worker(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     together, made = threading.Barrier(2), []
 
-    class Slow(keeper.Worker):
+    class Slow(worker_module.Worker):
         def __init__(self, *arguments: Any) -> None:
             made.append(self)
             with contextlib.suppress(threading.BrokenBarrierError):
                 together.wait(0.5)
             super().__init__(*arguments)
 
-    monkeypatch.setattr(keeper, "Worker", Slow)
+    monkeypatch.setattr(worker_module, "Worker", Slow)
     runtime = Runtime(SQLStore(sqlite_url))
     for worker in [Worker(lambda: on(runtime)) for _ in range(2)]:
         worker.done()
@@ -216,7 +216,7 @@ def test_a_run_that_can_not_be_settled_frees_its_session_at_once(
     play(main)
 
 
-def test_nobody_holds_on_to_a_run_that_has_ended(sqlite_url: str) -> None:
+def test_nothing_refers_to_a_run_that_has_ended(sqlite_url: str) -> None:
     async def main() -> None:
         async with runtimes(sqlite_url, 1) as (here,):
             run = on(here, "Hello.").start("go")
@@ -269,7 +269,7 @@ def test_a_script_that_ends_while_its_blocking_run_is_going(url: str) -> None:
 
 
 def test_a_script_that_ends_while_its_blocking_run_waits_in_line(url: str) -> None:
-    """At its exit, runs are ended before the keeper is, without which those that wait for the store would fail."""
+    """At its exit, runs are ended before the worker is, without which those that wait for the store would fail."""
     script(
         url,
         """
@@ -285,8 +285,8 @@ def test_a_script_that_ends_while_its_blocking_run_waits_in_line(url: str) -> No
         while run.phase is not Phase.queued:
             time.sleep(0.01)
 
-        def stop_and_wait(keeper):
-            stop(keeper)
+        def stop_and_wait(worker):
+            stop(worker)
             from andon.testing import probe
             probe(run).settled_blocking(5.0)
 

@@ -23,7 +23,7 @@ from andon.server.host import Host
 from andon.server.problems import Problem
 from andon.store.sql import SQLStore
 from andon.testing import probe
-from tests.shared_store.keeping import LONG, changed_to, check_stored, found, on, runtimes
+from tests.shared_store.helpers import LONG, changed_to, check_stored, found, on, runtimes
 from tests.support import Flag, paused, play, until
 from tests.support.till import DELETE, Till
 
@@ -303,7 +303,7 @@ def test_an_answer_that_the_store_takes_during_the_drain_has_the_rest_of_it(url:
     play(main)
 
 
-def test_a_run_that_is_refused_during_the_drain_takes_it_from_nobody(url: str) -> None:
+def test_a_run_that_is_refused_during_the_drain_does_not_shorten_it(url: str) -> None:
     async def main() -> None:
         working, go = Flag(), Flag()
 

@@ -16,7 +16,7 @@ from andon.core.run.handle import local_run
 from andon.core.run.run import LocalRun
 from andon.core.run.waits import only_wait_settled
 from andon.core.selection import Selection
-from andon.core.shared import leased_run as tenure
+from andon.core.shared import leased_run
 from andon.core.shared.remote import StoredReader
 from andon.core.shared.store import Progress
 from andon.core.states import RunState
@@ -33,7 +33,7 @@ from andon.messages import Text, assistant, user
 from andon.models.scripted import Call, Fail, Item, Stall
 from andon.store.sql import SQLStore
 from andon.testing import probe
-from tests.shared_store.keeping import (
+from tests.shared_store.helpers import (
     LONG,
     Shaky,
     changed_to,
@@ -290,9 +290,9 @@ def test_a_session_whose_run_is_being_cancelled_is_not_busy(url: str) -> None:
 
 async def take_rounds(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[None]]:
     """Nothing is written of runs that go on, and nobody told of cancels, but by what is returned, once each time."""
-    keeper = runtime.worker
-    assert keeper is not None
-    write, idle = keeper.writer._write_news, Flag()
+    worker = runtime.worker
+    assert worker is not None
+    write, idle = worker.writer._write_news, Flag()
 
     async def rest() -> bool:
         idle.set()
@@ -301,12 +301,12 @@ async def take_rounds(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Call
     async def take_round() -> None:
         await write()
 
-    monkeypatch.setattr(tenure, "TEXT_SECONDS", 0.0)
-    monkeypatch.setattr(keeper.writer, "_write_news", rest)
+    monkeypatch.setattr(leased_run, "TEXT_SECONDS", 0.0)
+    monkeypatch.setattr(worker.writer, "_write_news", rest)
     for run in runtime.runs:
         local_run(run).storage.changed()
     await idle.arrived()
-    return lambda: asyncio.wrap_future(keeper.link.submit(take_round))
+    return lambda: asyncio.wrap_future(worker.link.submit(take_round))
 
 
 def test_a_run_that_was_asked_to_stop_is_given_the_time_to_end_before_others_are_told(
@@ -399,7 +399,7 @@ def test_a_run_whose_loop_was_closed_is_not_lost_when_another_process_answers_it
     play(main)
 
 
-def test_a_cancel_by_the_old_handle_reaches_whoever_went_on(url: str) -> None:
+def test_a_cancel_by_the_old_handle_reaches_the_process_that_went_on(url: str) -> None:
     async def main() -> None:
         async with runtimes(url) as (here, there):
             reached = Flag()
@@ -423,11 +423,11 @@ def test_a_cancel_by_the_old_handle_is_passed_on_at_once(url: str, monkeypatch: 
         async with runtimes(url) as (here, there):
             reached = Flag()
             run, result = await paused(on(here, DELETE, tools=Till().tools), session_id="s")
-            tenure = leased(run)
+            storage = leased(run)
             other = on(there, [Reach(reached), Stall()], tools=Till().tools)
             again = await other.resume_run(run.run_id, {result.interrupts[0].id: True})
             await reached.arrived()
-            await until(lambda: tenure.lease is None)
+            await until(lambda: storage.lease is None)
             next_round = await take_rounds(here, monkeypatch)
             run.cancel("enough")
             await next_round()

@@ -27,7 +27,7 @@ END = RunStatus.cancelled
 
 
 class Looked(SQLStore):
-    """Says when so many have looked for the run, each at least once: a keeper that begins has them look again."""
+    """Says when so many have looked for the run, each at least once: a worker that begins has them look again."""
 
     def __init__(self, url: str, many: int) -> None:
         super().__init__(url)
@@ -44,16 +44,16 @@ class Looked(SQLStore):
 
 @contextlib.asynccontextmanager
 async def watching(folder: Path) -> AsyncIterator[tuple[Worker, SQLStore, Lease]]:
-    """A keeper, and a run of another process of which three events are written."""
+    """A worker, and a run of another process of which three events are written."""
     url = f"sqlite:///{folder}/andon.db"
     runtime = Runtime(Looked(url, 2))
-    keeper = Agent("Watcher", ScriptedModel.story(), runtime=runtime).runtime.worker
-    assert keeper is not None
+    worker = Agent("Watcher", ScriptedModel.story(), runtime=runtime).runtime.worker
+    assert worker is not None
     async with opened(url) as store:
         lease = await store.enter(record("r1"), "another", LONG, "queue")
         await store.write([Progress(lease, said("x"), events("r1", (1, 2, 3)))])
         try:
-            yield keeper, store, lease
+            yield worker, store, lease
         finally:
             await runtime.close()
 
@@ -72,11 +72,11 @@ async def read(reader: StoredReader) -> list[Event]:
 
 def test_who_follows_a_run_beyond_what_is_written_is_told_its_end(tmp_path: Path) -> None:
     async def main() -> None:
-        async with watching(tmp_path) as (keeper, store, lease):
+        async with watching(tmp_path) as (worker, store, lease):
             # One knows more events than there will be; one just as many, the last of them another one.
-            readers = [asyncio.create_task(read(StoredReader(keeper.link, "r1", after))) for after in (9, 4)]
-            assert isinstance(keeper.store, Looked)
-            await keeper.store.all.arrived()
+            readers = [asyncio.create_task(read(StoredReader(worker.link, "r1", after))) for after in (9, 4)]
+            assert isinstance(worker.store, Looked)
+            await worker.store.all.arrived()
             await end(store, lease)
             for found in await asyncio.gather(*readers):
                 assert [(event.seq, event.status) for event in found] == [(4, END)]
@@ -86,11 +86,11 @@ def test_who_follows_a_run_beyond_what_is_written_is_told_its_end(tmp_path: Path
 
 def test_who_comes_back_after_the_end_is_told_it_unless_it_was_read(tmp_path: Path) -> None:
     async def main() -> None:
-        async with watching(tmp_path) as (keeper, store, lease):
+        async with watching(tmp_path) as (worker, store, lease):
             await end(store, lease)
             found = await store.find("r1")
             assert found is not None
-            distant = RemoteRun(keeper.link, found)
+            distant = RemoteRun(worker.link, found)
             for after in (3, 9):
                 reader = await distant.reader(after)
                 assert reader is not None
@@ -102,10 +102,10 @@ def test_who_comes_back_after_the_end_is_told_it_unless_it_was_read(tmp_path: Pa
 
 def test_one_reader_is_read_by_one_task_at_a_time(tmp_path: Path) -> None:
     async def main() -> None:
-        async with watching(tmp_path) as (keeper, store, lease):
-            reader = StoredReader(keeper.link, "r1", 3)
+        async with watching(tmp_path) as (worker, store, lease):
+            reader = StoredReader(worker.link, "r1", 3)
             first = asyncio.create_task(reader.batch(100))
-            looked = keeper.store
+            looked = worker.store
             assert isinstance(looked, Looked)
             await until(lambda: bool(looked.who))
             with pytest.raises(ReaderBusyError):
@@ -152,13 +152,13 @@ def test_one_stream_is_read_by_one_task_while_its_run_is_taken_in(tmp_path: Path
 
 def test_of_a_paused_run_there_is_nothing_to_read_beyond_its_pause(tmp_path: Path) -> None:
     async def main() -> None:
-        async with watching(tmp_path) as (keeper, store, lease):
+        async with watching(tmp_path) as (worker, store, lease):
             last = msgspec.structs.replace(events("r1", [4])[0], event=RunEvent.run_paused, interrupts=[])
             assert await store.finish(lease, record("r1", RunStatus.paused), said("x"), [last]) is None
             found = await store.find("r1")
             assert found is not None
-            assert await RemoteRun(keeper.link, found).reader(4) is None
-            reader = await RemoteRun(keeper.link, found).reader(3)
+            assert await RemoteRun(worker.link, found).reader(4) is None
+            reader = await RemoteRun(worker.link, found).reader(3)
             assert reader is not None
             assert [event.seq for event in await read(reader)] == [4]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from andon import Runtime
-from andon.core.shared import worker as keeper
+from andon.core.shared import worker as worker_module
 from andon.errors import ConfigurationError, StoreError
 from andon.store.sql import SQLStore
-from tests.shared_store.keeping import on
+from tests.shared_store.helpers import on
 from tests.support import Flag, play
 
 
@@ -44,7 +44,7 @@ async def pruned(store: Watched, keep_days: float) -> Any:
     return record
 
 
-def test_what_nobody_has_touched_for_so_long_is_forgotten(
+def test_what_was_not_used_for_so_long_is_forgotten(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -52,9 +52,9 @@ def test_what_nobody_has_touched_for_so_long_is_forgotten(
         await on(first, "Hello.").invoke_async("go", run_id="r")
         await first.close()
         store = Watched(sqlite_url)
-        monkeypatch.setattr(keeper, "PRUNE_SECONDS", 0.01)  # a store that was away is asked again
+        monkeypatch.setattr(worker_module, "PRUNE_SECONDS", 0.01)  # a store that was away is asked again
         assert await pruned(store, 2) is not None
-        assert store.older_than == 2 * keeper.DAY
+        assert store.older_than == 2 * worker_module.DAY
         assert await pruned(Watched(sqlite_url, failures=2), 0) is None
         assert "old rows can't be pruned: it is away" in caplog.text
 
@@ -69,7 +69,7 @@ def test_how_long_is_a_number(keep_days: Any) -> None:
 
 def test_nothing_is_forgotten_by_a_clock_that_jumps(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be wrong, and be put right: what is old is known when it has kept pace for a while."""
-    monkeypatch.setattr(keeper, "PRUNE_SECONDS", 0.5)  # much longer than a machine at work stands still
+    monkeypatch.setattr(worker_module, "PRUNE_SECONDS", 0.5)  # much longer than a machine at work stands still
 
     class Jumping(Watched):
         steps, ahead = 4, 0.0
@@ -77,7 +77,7 @@ def test_nothing_is_forgotten_by_a_clock_that_jumps(sqlite_url: str, monkeypatch
         async def clock(self) -> float:
             if self.steps:
                 assert not self.pruned.is_set()
-                self.steps, self.ahead = self.steps - 1, self.ahead + 40 * keeper.DAY
+                self.steps, self.ahead = self.steps - 1, self.ahead + 40 * worker_module.DAY
             return await super().clock() + self.ahead
 
     async def main() -> None:

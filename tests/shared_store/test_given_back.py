@@ -19,7 +19,7 @@ from andon.errors import NotContinuableError, StoreError, TooDeepError
 from andon.models.scripted import Call
 from andon.store.sql import SQLStore
 from andon.testing import probe
-from tests.shared_store.keeping import LONG, changed_to, check_stored, ended, found, on, runtimes, stored_events
+from tests.shared_store.helpers import LONG, changed_to, check_stored, ended, found, on, runtimes, stored_events
 from tests.support import Flag, paused, play
 from tests.support.till import DELETE, Till
 
@@ -63,7 +63,7 @@ async def late(url: str) -> AsyncIterator[tuple[Runtime, Late, Till, str, dict[s
         await here.close()
 
 
-def test_whoever_answers_is_cancelled_while_the_run_is_taken_up(url: str) -> None:
+def test_the_task_that_answers_is_cancelled_while_the_run_is_claimed(url: str) -> None:
     async def main() -> None:
         async with late(url) as (here, store, till, run_id, answers):
             agent = on(here, "Done.", tools=till.tools)
@@ -115,12 +115,12 @@ def test_a_run_that_is_refused_where_it_is_taken_up_waits_on(url: str) -> None:
             run, result = await paused(on(before, DELETE, tools=till.tools), session_id="s")
         answers = {result.interrupts[0].id: True}
         async with runtimes(url, 1, max_depth=1) as (here,):
-            keeper, refused = on(here, "Done.", tools=till.tools), list[BaseException]()
+            agent, refused = on(here, "Done.", tools=till.tools), list[BaseException]()
 
             @tool
             async def approve() -> str:
                 try:
-                    await keeper.continue_run(run.run_id, answers)
+                    await agent.continue_run(run.run_id, answers)
                 except TooDeepError as error:
                     refused.append(error)
                 return "tried"
@@ -130,7 +130,7 @@ def test_a_run_that_is_refused_where_it_is_taken_up_waits_on(url: str) -> None:
             assert len(refused) == 1
             await changed_to(here, run.run_id, lambda record: record.status is RunStatus.paused)
             assert till.did == []
-            assert (await keeper.continue_run(run.run_id, answers)).status is RunStatus.completed
+            assert (await agent.continue_run(run.run_id, answers)).status is RunStatus.completed
             assert till.did == ["all"]
             await check_stored(here, run.run_id, RunStatus.completed)
 
@@ -249,7 +249,7 @@ def test_one_that_paused_here_waits_on_too(url: str, way: str) -> None:
     play(main)
 
 
-def test_one_that_was_taken_up_twice_and_asks_something_else_is_not_left_to_nobody(url: str) -> None:
+def test_one_that_was_claimed_twice_and_asks_something_else_stays_paused(url: str) -> None:
     async def main() -> None:
         async with late(url) as (here, store, till, run_id, _):
             on(here, tools=till.tools)

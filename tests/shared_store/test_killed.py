@@ -19,7 +19,7 @@ from andon.core.run.handle import local_run
 from andon.errors import LeaseLostError
 from andon.messages import Message
 from andon.models.scripted import ScriptedModel
-from tests.shared_store.keeping import LEASE, check_stored, ended, found, on, runtimes, store_of, stored_events
+from tests.shared_store.helpers import LEASE, check_stored, ended, found, on, runtimes, store_of, stored_events
 from tests.shared_store.worker import Worker, quick, scene
 from tests.support import play
 from tests.support.openai import APIS
@@ -109,7 +109,7 @@ async def _check_paused(there: Runtime) -> None:
     await check_stored(there, "paused", RunStatus.completed)
     # The cancel of a run whose process is gone ends it here, and the one that it was waiting for.
     assert await there.cancel(run_id="asking-family") == {"asking-family": CancelOutcome.requested}
-    for name in ("asking-family", "asking-family.c"):  # the keeper may be about it already, on its own thread
+    for name in ("asking-family", "asking-family.c"):  # the worker may be about it already, on its own thread
         await ended(there, name)
     await check_stored(there, "asking-family", RunStatus.cancelled, CancelCause.user)
     await check_stored(there, "asking-family.c", RunStatus.cancelled, CancelCause.parent)

@@ -16,7 +16,7 @@ RUNS = "/agents/helper/runs"
 MALLORY = "/apps/helper/users/mallory/sessions"
 
 
-def test_a_bad_neighbour_costs_nobody_a_run(url: str) -> None:
+def test_no_run_is_lost_beside_a_bad_neighbour(url: str) -> None:
     runtime = Runtime(SQLStore(url), lease_seconds=4.0)
     silence, over = Silence(), Flag()
     agent = Agent("Helper", ScriptedModel(["Well, ", silence], then=Stall()), runtime=runtime)

@@ -13,7 +13,7 @@ from andon.models.scripted import Call
 from andon.store.sql import SQLStore
 from andon.store.sql.codec import dump, read_record
 from andon.testing.invariants import check_run
-from tests.shared_store.keeping import check_stored, found, leased, on, runtimes, store_of
+from tests.shared_store.helpers import check_stored, found, leased, on, runtimes, store_of
 from tests.support import Silence, paused, play
 
 
@@ -94,7 +94,7 @@ def test_a_pause_that_an_older_version_stored_is_gone_on_with(url: str) -> None:
     play(main)
 
 
-def test_whoever_ends_a_lost_run_says_what_became_of_its_calls(url: str) -> None:
+def test_the_end_of_a_lost_run_says_what_became_of_its_calls(url: str) -> None:
     async def main() -> None:
         silence = Silence()
         async with runtimes(url, 1) as (worker,):

@@ -38,7 +38,7 @@ from andon.server import create_app
 from andon.store.sql import SQLStore, notifications
 from andon.store.sql.codec import dump_notice
 from andon.testing import probe
-from tests.shared_store.keeping import (
+from tests.shared_store.helpers import (
     LEASE,
     Shaky,
     changed_to,
@@ -68,7 +68,7 @@ class Overtaken(SQLStore):
 
 
 class Slow(SQLStore):
-    """Says what a cancel has achieved only when the keeper has brought that cancel to the run."""
+    """Says what a cancel has achieved only when the worker has brought that cancel to the run."""
 
     run: Run
 
@@ -94,7 +94,7 @@ class Asked(SQLStore):
 
     async def _ask(self, run_id: str) -> None:
         looked = Flag()
-        listening = self.listen(lambda *_: looked.set())  # woken after the keeper, which was there before
+        listening = self.listen(lambda *_: looked.set())  # woken after the worker, which was there before
         await self.request_cancel(Selection(run_id), CancelRequest.make(CancelCause.user, by="someone"))
         await looked.arrived()
         listening.close()
@@ -115,7 +115,7 @@ class Asked(SQLStore):
 
 
 @pytest.mark.parametrize("while_pausing", [False, True])
-def test_a_cancel_is_heard_though_nobody_could_look_for_it_when_it_came(
+def test_a_cancel_is_heard_though_the_worker_could_not_look_for_it_when_it_came(
     url: str, while_pausing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the run is held, and while its pause is being stored. The next renewal is far away, and so is a ping."""
@@ -251,7 +251,7 @@ def test_a_cancel_is_not_heard_by_a_run_of_that_id_in_another_schema_of_the_same
             on(other, "OK.")
             agents, told = [on(runtime, [Stall()]) for runtime in (here, there)], Flag()
             await listening(there)
-            store_of(there).listen(lambda names: told.set() if names == ["r1"] else None)  # told after the keeper
+            store_of(there).listen(lambda names: told.set() if names == ["r1"] else None)  # told after the worker
             runs = [agent.start("go", run_id="r1") for agent in agents]
             for run in runs:
                 await run.begin()
@@ -446,7 +446,7 @@ def test_a_store_that_takes_long_does_not_keep_the_answer(url: str) -> None:
     play(main)
 
 
-def test_whoever_is_slower_to_answer_shows_nothing_of_the_run(url: str) -> None:
+def test_the_process_that_is_slower_to_answer_shows_nothing_of_the_run(url: str) -> None:
     async def main() -> None:
         till, seen = Till(), []
         async with runtimes(url) as (here, there):
@@ -470,7 +470,7 @@ def test_whoever_is_slower_to_answer_shows_nothing_of_the_run(url: str) -> None:
     play(main)
 
 
-def test_a_cancel_that_the_keeper_was_quicker_to_bring_is_the_first_all_the_same(url: str) -> None:
+def test_a_cancel_that_the_worker_was_quicker_to_bring_is_the_first_all_the_same(url: str) -> None:
     async def main() -> None:
         here = Runtime(store := Slow(url))
         reached = Flag()
@@ -530,7 +530,7 @@ class Forgetful(SQLStore):
 def test_a_paused_run_that_is_cancelled_here_and_ended_by_the_store_has_one_end(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The cancel hands it to the portal; the keeper was quicker to see that it has ended, and shows that end."""
+    """The cancel hands it to the portal; the worker was quicker to see that it has ended, and shows that end."""
     handed_over = list[tuple[object, Any]]()
 
     async def main() -> None:

@@ -10,7 +10,7 @@ from andon import CancelCause, CancelOutcome, RunResult, RunStatus, Runtime
 from andon.errors import AnswersError, NotContinuableError
 from andon.models.scripted import Pause, Say
 from andon.testing import probe
-from tests.shared_store.keeping import check_stored, ended, on, runtimes, store_of, stored_events
+from tests.shared_store.helpers import check_stored, ended, on, runtimes, store_of, stored_events
 from tests.support import Flag, paused, play
 from tests.support.till import DELETE, Till
 

@@ -13,7 +13,7 @@ from andon.errors import AnswersError
 from andon.messages import Usage
 from andon.models.scripted import Call, ScriptedModel, Spend, Turn
 from andon.testing import probe
-from tests.shared_store.keeping import check_stored, ended, on, runtimes
+from tests.shared_store.helpers import check_stored, ended, on, runtimes
 from tests.support import paused, play
 from tests.support.till import DELETE, LOOK, PAY, Till
 
@@ -116,7 +116,7 @@ def test_the_cancel_of_a_run_reaches_the_sub_agent_that_asked(url: str, taken_up
             assert after.worker is not None
             await after.cancel(run_id=run.run_id)
             await check_stored(after, run.run_id, RunStatus.cancelled, CancelCause.user)
-            await ended(after, f"{run.run_id}.c")  # by whoever looks for what nobody ends, and that may be the keeper
+            await ended(after, f"{run.run_id}.c")  # by whoever looks for what nobody ends, and that may be the worker
             await check_stored(after, f"{run.run_id}.c", RunStatus.cancelled, CancelCause.parent)
             assert till.did == []
 

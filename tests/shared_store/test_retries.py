@@ -15,7 +15,7 @@ from andon.core.selection import Selection
 from andon.errors import AndonError
 from andon.models.scripted import ScriptedModel, Stall
 from andon.store.sql import SQLStore
-from tests.shared_store.keeping import check_stored, on, runtimes, store_of
+from tests.shared_store.helpers import check_stored, on, runtimes, store_of
 from tests.support import Flag, Reach, play
 
 OLD = [f"old{number}" for number in range(4)]

@@ -17,7 +17,7 @@ from andon.errors import StoreError
 from andon.models.scripted import Call, ScriptedModel, Stall
 from andon.server import create_app
 from andon.testing import probe
-from tests.shared_store.keeping import LONG, Shaky
+from tests.shared_store.helpers import LONG, Shaky
 from tests.support import Flag, play, until
 from tests.support.till import Till
 
@@ -127,7 +127,7 @@ def test_the_kill_switch_asks_all_runs_here_before_it_asks_a_store(url: str, blo
 
 
 @pytest.mark.parametrize(("method", "suffix"), [("POST", ":cancel"), ("DELETE", "")])
-def test_a_session_s_runs_are_stopped_though_nobody_can_look_it_up(url: str, method: str, suffix: str) -> None:
+def test_a_session_s_runs_are_stopped_though_it_can_not_be_looked_up(url: str, method: str, suffix: str) -> None:
     async def main() -> None:
         async with served(url, "works") as (client, store, runtime):
             run = await begun(client, runtime, "works", session_id="s1")

@@ -20,7 +20,7 @@ from andon.messages import Message, ToolResult
 from andon.models.scripted import Call, ScriptedModel, Turn
 from andon.store.sql import SQLStore
 from andon.testing import probe
-from tests.shared_store.keeping import LONG, check_stored, ended, found, leased, on, runtimes, store_of, stored_events
+from tests.shared_store.helpers import LONG, check_stored, ended, found, leased, on, runtimes, store_of, stored_events
 from tests.support import Flag, paused, play, until
 from tests.support.till import DELETE, PAY, Till
 
@@ -273,9 +273,9 @@ def test_a_child_that_is_at_work_elsewhere_is_waited_for(url: str) -> None:
             await working.arrived()
             old, _ = family(third, [pack], "Never said.", "So.")
             parent = await old.resume_run("r", yes(result.interrupts))
-            keeper = third.worker
-            assert keeper is not None
-            await until(lambda: "r.c" in keeper.link.news.run_ids)  # it waits for the child
+            worker = third.worker
+            assert worker is not None
+            await until(lambda: "r.c" in worker.link.news.run_ids)  # it waits for the child
             go.set()
             await probe(child).ended()
             result = await parent.result()

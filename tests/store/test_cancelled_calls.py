@@ -94,7 +94,7 @@ def test_a_lane_starts_no_more_threads_than_it_needs() -> None:
     play(main)
 
 
-def test_for_what_comes_after_the_answer_nobody_waits_but_the_next_in_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_next_run_in_the_queue_waits_for_what_comes_after_the_answer(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "andon")
     after = Gate()
 
@@ -178,7 +178,7 @@ def test_a_store_that_is_forgotten_leaves_no_thread_and_no_connection(url: str) 
     play(main)
 
 
-def test_a_store_may_be_forgotten_by_whoever_has_its_locks_and_while_it_works(sqlite_url: str) -> None:
+def test_a_store_may_be_dropped_by_a_caller_that_has_its_locks_and_while_it_works(sqlite_url: str) -> None:
     """The garbage collector comes at any moment, on any thread: it finds no lock to wait for, and waits for nobody."""
     before, forgetting = _threads(), [database.Database(sqlite_url)]
     hub, pools, work = forgetting[0].hub, forgetting[0]._pools, Gate()

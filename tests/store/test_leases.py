@@ -138,7 +138,7 @@ def test_a_lease_that_has_run_out_can_be_taken_and_the_old_one_is_fenced(url: st
     play(main)
 
 
-def test_a_lease_that_is_renewed_is_nobody_elses(url: str) -> None:
+def test_a_run_whose_lease_is_renewed_is_no_orphan(url: str) -> None:
     async def main() -> None:
         async with opened(url) as store:
             lease = await running(store, seconds=PAST)
@@ -220,7 +220,7 @@ def test_an_end_is_an_end(url: str) -> None:
     play(main)
 
 
-def test_a_paused_run_is_nobodys_until_it_is_taken_up(url: str) -> None:
+def test_a_paused_run_has_no_holder_until_it_is_claimed(url: str) -> None:
     async def main() -> None:
         async with opened(url) as store:
             lease = await running(store)
@@ -248,7 +248,7 @@ def test_a_paused_run_is_nobodys_until_it_is_taken_up(url: str) -> None:
     play(main)
 
 
-def test_whoever_paused_a_run_may_say_that_it_was_cancelled(url: str) -> None:
+def test_the_process_that_paused_a_run_may_say_that_it_was_cancelled(url: str) -> None:
     async def main() -> None:
         async with opened(url) as store:
             lease = await running(store)

@@ -224,7 +224,7 @@ def test_nothing_is_taken_back_while_a_run_is_in_the_line(url: str) -> None:
     play(main)
 
 
-def test_a_turn_is_nobodys_without_a_lease(url: str) -> None:
+def test_without_a_lease_there_is_no_turn(url: str) -> None:
     async def main() -> None:
         async with opened(url) as store:
             lease = await store.enter(record("r1"), "me", PAST, "reject")

@@ -131,7 +131,7 @@ def test_a_connection_that_the_server_has_closed_is_not_noticed(postgres_url: st
     play(main)
 
 
-def test_a_server_that_was_restarted_while_nobody_asked_is_not_noticed(own_server: Server) -> None:
+def test_a_server_that_was_restarted_between_two_requests_is_not_noticed(own_server: Server) -> None:
     """The first one to ask finds a connection that is gone, in a change and in a read, and gets another one."""
 
     async def main() -> None:

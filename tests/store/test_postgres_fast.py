@@ -139,7 +139,7 @@ def test_progress_that_was_overtaken_by_an_end_is_refused(postgres_url: str, cha
     play(main)
 
 
-def test_events_wait_for_nobody_who_is_ending_the_run(postgres_url: str) -> None:
+def test_events_do_not_wait_for_the_end_of_the_run(postgres_url: str) -> None:
     """An end may wait for the disk, and all others behind it: it brings the run's events along."""
 
     async def main() -> None:

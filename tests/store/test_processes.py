@@ -64,7 +64,7 @@ async def found_cancelled(store: SQLStore, bell: Bell, lease: Lease) -> str | No
         await waiting
 
 
-def test_progress_wakes_those_who_read_and_nobody_else(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_wakes_readers_alone(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file does not tell what has changed in it."""
     monkeypatch.setattr(notifications, "PING_SECONDS", LONG)
 
@@ -164,7 +164,7 @@ def test_what_somebody_says_without_a_bottom_only_has_everybody_look(
     play(main)
 
 
-def test_a_cancel_in_another_process_wakes_whoever_holds_the_run(url: str, elsewhere: Elsewhere) -> None:
+def test_a_cancel_in_another_process_wakes_the_holder_of_the_run(url: str, elsewhere: Elsewhere) -> None:
     async def main() -> None:
         async with opened(url) as store:
             bell = Bell()

@@ -153,7 +153,7 @@ def test_writers_entrants_and_cancels_get_out_of_each_others_way(url: str) -> No
     assert together(url, churn, churn, churn, sweep) == [12, 12, 12, 0]
 
 
-def test_nobody_slips_past_a_block_and_the_cancel_that_follows_it(postgres_url: str) -> None:
+def test_no_run_slips_past_a_block_and_the_cancel_that_follows_it(postgres_url: str) -> None:
     """A run that was let in before the block is in the line when the block is known, so the cancel finds it.
 
     SQLite has one writer at a time, and nothing to prove here.

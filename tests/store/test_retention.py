@@ -52,7 +52,7 @@ def test_those_that_were_touched_least_recently_leave_when_there_are_too_many() 
     play(go)
 
 
-def test_those_that_nobody_touches_for_days_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_that_are_not_used_for_days_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     async def go() -> None:
         now = [0.0]
         monkeypatch.setattr(retention, "monotonic", lambda: now[0])
@@ -185,7 +185,7 @@ def test_what_has_a_run_stays_whether_it_goes_on_or_is_paused() -> None:
     play(go)
 
 
-def test_a_paused_run_is_kept_also_if_nobody_holds_it_any_more() -> None:
+def test_the_session_of_a_paused_run_is_kept_beyond_the_limit() -> None:
     async def go() -> None:
         store = MemoryStore(keep_sessions=1)
         await store.save(record("r1", RunStatus.paused, key("paused")), said("Hi"))

@@ -77,7 +77,7 @@ async def entered(store: SQLStore) -> Lease:
     return lease
 
 
-def test_a_cancel_waits_for_nobody_else(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancel_does_not_wait_for_other_transactions(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not until a lease is renewed on the disk, not for the ends of other runs, however many (of all who notify, one at
     a time may commit), nor until it is there itself: who holds the run hears of it at once. Who has asked waits.
     """

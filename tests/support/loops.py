@@ -38,7 +38,7 @@ UNSUITED: dict[str, dict[str, str]] = {
         "tests/core/test_portal.py::test_a_loop_that_breaks_loses_its_runs_and_is_replaced": BREAKS,
         "tests/core/test_portal.py::test_a_run_that_was_being_ended_on_a_loop_that_breaks_is_ended_once": BREAKS,
         "tests/core/test_portal.py::test_a_run_in_its_last_hooks_is_not_waited_for_when_the_loop_breaks": BREAKS,
-        "tests/core/test_portal.py::test_whoever_waits_for_a_loop_that_breaks_is_told": BREAKS,
+        "tests/core/test_portal.py::test_a_caller_that_waits_for_a_loop_that_breaks_is_told": BREAKS,
     },
 }
 """The tests that can't be run on a loop, each with the reason. They are left out, not skipped."""

@@ -191,7 +191,7 @@ def test_in_invoke_async_under_asyncio_run() -> None:
 
 
 @pytest.mark.parametrize("call", ['agent.run("go")', 'list(agent.run("go", stream=True))'])
-def test_nobody_catches_it(call: str) -> None:
+def test_it_is_not_caught(call: str) -> None:
     program = Program(f"""
         agent = Agent("T", ScriptedModel([Ready()]))
         {call}

@@ -48,7 +48,7 @@ def test_without_a_provider_nothing_is_imported_for_it() -> None:
     assert run_python(code) == [""]
 
 
-def test_an_api_without_a_provider_is_nobody_who_listens() -> None:
+def test_with_the_api_alone_tracing_is_not_loaded() -> None:
     code = HELLO + "import opentelemetry.trace, opentelemetry.metrics; hello()\n"
     code += "print('andon.telemetry.tracing' in sys.modules)"
     assert run_python(code) == ["False"]

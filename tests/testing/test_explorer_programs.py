@@ -203,7 +203,7 @@ def test_a_callback_that_fails_on_the_loop() -> None:
     found(explore(scenario), "the loop's exception handler was called: .*ZeroDivisionError")
 
 
-def test_an_error_that_nobody_looks_at() -> None:
+def test_an_error_that_is_not_retrieved() -> None:
     @tool
     async def fire_and_forget() -> str:
         try:

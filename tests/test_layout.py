@@ -67,6 +67,16 @@ A module imports its own layer and those below it. So `core/run` never imports `
 """
 
 
+NOT_NAMED_IN_CORE = {"agent", "model", "provider", "postgres", "sql", "sqlite"}
+"""What the core does not know. No name in its code has one of these words, but for the names below."""
+
+MAY_BE_NAMED_IN_CORE = {"agent_id", "model_retry", "abandoned_threads", "abandoned_user_threads"}
+"""Public names: an agent's id is part of a session's key, an event tells of a retry, and the runtime has the limits."""
+
+THREADS_OF_THE_CORE = {"threading", "call_soon_threadsafe"}
+"""Above its mechanisms and beside the shared store, the core has no threads: it locks, and hands over to a loop."""
+
+
 # -- reading the source -----------------------------------------------------------------------------------------------
 
 
@@ -217,6 +227,45 @@ def test_the_layers_of_the_core_import_downwards() -> None:
 def test_the_packages_of_the_core_import_nothing_of_ours() -> None:
     """So an import through them hides no layer."""
     assert not [package for package in ("core", "core.run", "core.shared") if imports_of(package)]
+
+
+def words_of(name: str) -> set[str]:
+    """`RemoteRun` and `remote_run` have the words `remote` and `run`; an `s` at the end does not count."""
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
+    return {word.lower().removesuffix("s") for word in words}
+
+
+def names_used_in(module: str) -> set[str]:
+    """Every name that a module defines or uses. Texts and comments do not count."""
+    names = set()
+    for node in ast.walk(TREES[module]):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.arg() | ast.keyword():
+                names.add(node.arg or "")
+            case ast.Name():
+                names.add(node.id)
+            case ast.Attribute():
+                names.add(node.attr)
+            case ast.alias():
+                names |= {node.name, node.asname or ""}
+    return names
+
+
+def test_the_core_names_no_agents_models_or_databases() -> None:
+    used = {name.lstrip("_") for module in TREES if module.startswith("core.") for name in names_used_in(module)}
+    found = {name for name in used if words_of(name) & NOT_NAMED_IN_CORE}
+    assert found == {name for name in MAY_BE_NAMED_IN_CORE if words_of(name) & NOT_NAMED_IN_CORE}
+
+
+def test_the_core_names_no_threads_of_tools() -> None:
+    """Threads of its own are mechanisms, or parts of the shared store. A call's thread is a resource that it holds."""
+    mechanisms = [*CORE_LAYERS["mechanisms"].split(), "shared"]
+    others = [each for each in TREES if each.startswith("core.") and each.split(".")[1] not in mechanisms]
+    used = {name.lstrip("_") for module in others for name in names_used_in(module)}
+    found = {name for name in used if "thread" in name.lower()} - THREADS_OF_THE_CORE
+    assert found == {name for name in MAY_BE_NAMED_IN_CORE if "thread" in name}
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:

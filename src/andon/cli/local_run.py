@@ -29,7 +29,6 @@ from andon.core.portal import portal
 from andon.core.run.handle import Run
 from andon.core.run.run import LocalRun
 from andon.core.run.waits import wait_result_blocking
-from andon.core.runtime import runtime_of
 from andon.core.states import CancelCause, RunStatus
 from andon.errors import AnswersError, NotContinuableError
 
@@ -104,7 +103,7 @@ def cancel_on_signal(run: LocalRun, number: signal.Signals) -> None:
 
 def _cancel_unless_kept(run: LocalRun, cause: CancelCause, why: str) -> None:
     """Cancel the run, because this process ends. A paused run that a database keeps stays paused."""
-    if runtime_of(run).worker is None or not run.may_be_elsewhere:
+    if not run.may_be_elsewhere:
         run.cancel_for(cause, why)
 
 

@@ -79,14 +79,14 @@ class Sweep:
 
     def ask_here(self, request: CancelRequest, batch: Batch) -> None:
         """See `ask_here`."""
-        fitting, shared = _find(self._runtime, self._which), self._runtime.worker is not None
+        fitting = _find(self._runtime, self._which)
         new = [run for run in fitting if run.run_id not in self._at_work]
-        at_work = {run.run_id: run for run in new if not (shared and run.may_be_elsewhere)}
+        at_work = {run.run_id: run for run in new if not run.may_be_elsewhere}
         self.found |= {run.run_id: run for run in fitting}
         self._at_work |= at_work
         outcomes = {run_id: run.request_cancel(request, batch) for run_id, run in at_work.items()}
         for run_id, outcome in outcomes.items():
-            if not (shared and at_work[run_id].may_be_elsewhere):  # else it began to pause at this very moment
+            if not at_work[run_id].may_be_elsewhere:  # else it began to pause at this very moment
                 self._here[run_id] = outcome
 
     async def ask_store(self, request: CancelRequest) -> Outcomes:

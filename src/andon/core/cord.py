@@ -4,7 +4,7 @@
 It cancels every run of the agent in flight. Pulled when there is none, it stays armed for a moment, so that a cancel
 that raced ahead of its run is not lost. Only a run of the agent's own conversation takes an arm: a run of another
 session may be another user's. A pull arms first and then looks for runs; a run registers first and then looks at the
-arm: so no run slips through. Like the signal it has no lock: each dictionary is changed in single steps.
+arm: so no run is missed. Like the signal it has no lock: each dictionary is changed in single steps.
 """
 
 from __future__ import annotations

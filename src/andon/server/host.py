@@ -23,7 +23,7 @@ from andon.core.records import RequestKey, RunRecord, SessionKey
 from andon.core.run.handle import local_run
 from andon.core.run.run import LocalRun
 from andon.core.run.waits import wait_admitted, wait_result, was_admitted
-from andon.core.runtime import Runtime, runtime_of
+from andon.core.runtime import Runtime
 from andon.core.shared.claim import given_back
 from andon.core.shared.store import SharedStore
 from andon.core.states import CancelCause
@@ -353,7 +353,7 @@ class Host:
         paused, kept = 0, 0
         for run in self.live:
             counts = run.is_paused and run.parent_run_id is None  # sub-agents ask through the top run
-            if run.may_be_elsewhere and runtime_of(run).worker is not None:
+            if run.may_be_elsewhere:
                 kept += counts
             elif run.cancel_for(CancelCause.shutdown):
                 paused += counts

@@ -52,7 +52,7 @@ async def collect(host: AuthorizedHost) -> str:
         f"andon_leases_lost_total {sum(runtime.lost_leases for runtime in runtimes)}",
         *_head("store_lag_seconds", "gauge", "How long a run that begins now would wait for the database."),
         f"andon_store_lag_seconds {max(runtime.lag for runtime in runtimes):.3f}",
-        *_head("draining", "gauge", "Whether the server is going down."),
+        *_head("draining", "gauge", "Whether the server is shutting down."),
         f"andon_draining {int(host.draining)}",
     ]
     return "\n".join([*lines, ""])

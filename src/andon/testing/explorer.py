@@ -148,17 +148,17 @@ def explore(
         raise TypeError("a scenario is called many times: give the async function itself, explore(scenario)")
     if name is None:
         name = getattr(scenario, "__name__", "scenario")
-    theatre = _Theatre(scenario, next_prompt, check, stalls, max_steps, name)
-    report, began = theatre.report, time.perf_counter()
+    exploration = _Exploration(scenario, next_prompt, check, stalls, max_steps, name)
+    report, began = exploration.report, time.perf_counter()
     options = _Options(_kinds(inject), _cancels(cancels), within, steps)
-    with theatre.surroundings.watching():
-        first = theatre.perform(None)
-        theatre.surroundings.freeze()
+    with exploration.surroundings.watching():
+        first = exploration.perform(None)
+        exploration.surroundings.freeze()
         if report.ok:
-            report.repeatable = theatre.perform(None).labels == first.labels
+            report.repeatable = exploration.perform(None).labels == first.labels
         plan = list(_plan(first, options)) if report.ok else []
         for number, injection in enumerate(plan, 1):  # grows: an injection may lead to others
-            plan += theatre.perform(injection).then
+            plan += exploration.perform(injection).then
             if progress is not None:
                 progress(number, len(plan))
             if len(report.problems) >= max_problems:
@@ -167,7 +167,7 @@ def explore(
     return report
 
 
-class _Theatre:
+class _Exploration:
     """Performs one scenario again and again, and keeps the report."""
 
     def __init__(

@@ -231,7 +231,7 @@ class LocalRun:
     @property
     def may_be_elsewhere(self) -> bool:
         """It is paused, or about to be, in a store from which another process may take it: only the store knows."""
-        return self.state is RunState.paused or self.storage.may_be_elsewhere
+        return self.storage.may_be_elsewhere
 
     @property
     def was_refused(self) -> bool:

@@ -42,7 +42,7 @@ from andon.core.shared.orphans import Orphans
 from andon.core.shared.remote import StoredReader, follow
 from andon.core.shared.store import Lease, Progress
 from andon.core.shared.writer import Writer
-from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus
+from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunState, RunStatus
 from andon.core.steps import STRAY_CANCELS, CutAloneError, StepRunner, StrayCancelError
 from andon.errors import (
     AndonError,
@@ -145,7 +145,8 @@ class LeasedRun:
 
     @property
     def may_be_elsewhere(self) -> bool:
-        return self.state.may_be_elsewhere
+        # Going on after a pause, the run is held a moment before it is running.
+        return self.state.may_be_elsewhere or self._run.state is RunState.paused
 
     @property
     def is_settled(self) -> bool:

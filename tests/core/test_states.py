@@ -57,6 +57,7 @@ def test_an_illegal_step_is_refused(before: RunState, after: RunState) -> None:
     ("before", "after"),
     [
         ("held", "claiming"),  # a claim whose answer was lost had taken effect, and is repeated
+        ("held", "unsure"),  # the task that claimed it was interrupted before the run went on
         ("held", "elsewhere"),  # the lease was over before it was renewed
         ("pausing", "finishing_paused"),  # a cancel comes while the pause is being stored
         ("claiming", "claiming"),  # the task that asked was stopped, and another one asks

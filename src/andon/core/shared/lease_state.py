@@ -45,7 +45,7 @@ _CLOSING = frozenset({_S.pausing, _S.finishing, _S.finishing_paused})
 _MAY_BE_ELSEWHERE = frozenset({_S.pausing, _S.paused, _S.claiming, _S.unsure, _S.finishing_paused, _S.elsewhere})
 LEASE_STEPS: dict[LeaseState, frozenset[LeaseState]] = {
     _S.outside: frozenset({_S.held, _S.released}),
-    _S.held: frozenset({_S.held, _S.pausing, _S.claiming, _S.finishing, _S.elsewhere, _S.released}),
+    _S.held: frozenset({_S.held, _S.pausing, _S.claiming, _S.unsure, _S.finishing, _S.elsewhere, _S.released}),
     _S.pausing: frozenset({_S.held, _S.paused, _S.finishing, _S.finishing_paused, _S.released}),
     _S.paused: frozenset({_S.claiming, _S.finishing_paused, _S.elsewhere, _S.released}),
     _S.claiming: frozenset({_S.claiming, _S.held, _S.paused, _S.unsure, _S.elsewhere, _S.released}),

@@ -423,7 +423,8 @@ class LeasedRun:
             self.hold(*claimed)
             self._worker.leases.look([run.run_id])  # it may have been cancelled in between
         except BaseException:
-            self.state = LeaseState.unsure
+            if self.state is not LeaseState.released:  # in a forked child, where this task is dropped
+                self._move(LeaseState.unsure)
             if claimed is not None:  # a Ctrl-C came in between: no task would go on with the run
                 self._worker.leases.release(self)
                 give_back(self._link, run.run_id, claimed)
@@ -564,7 +565,7 @@ class LeasedRun:
 
     def release(self) -> EndedStorage:
         self._worker.leases.release(self)
-        self.state = LeaseState.released
+        self._move(LeaseState.released)
         return EndedStorage(self.refusal)
 
 

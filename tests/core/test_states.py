@@ -11,6 +11,7 @@ import pytest
 from andon import Agent, CancelOutcome, Event, Message, Run, RunEvent, RunStatus, tool
 from andon.agent.hooks import HookEvent
 from andon.core.records import SessionKey
+from andon.core.run.handle import local_run
 from andon.core.shared.lease_state import LEASE_STEPS, LeaseState, check_lease_step
 from andon.core.states import RUN_STEPS, RunState, check_step
 from andon.errors import AndonError, HandleError, IllegalTransitionError, ModelError
@@ -51,6 +52,13 @@ def test_an_illegal_step_is_refused(before: RunState, after: RunState) -> None:
     with pytest.raises(IllegalTransitionError, match=rf"{before.name}.*{after.name}") as caught:
         check_step(before, after)
     assert isinstance(caught.value, AndonError)
+
+
+def test_a_run_takes_no_illegal_step() -> None:
+    run = local_run(make("Hello.").start("go"))
+    with pytest.raises(IllegalTransitionError, match="pending to ended"):
+        run.move(RunState.ended)
+    assert run.state is RunState.pending
 
 
 @pytest.mark.parametrize(

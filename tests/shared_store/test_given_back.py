@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from andon import CancelCause, RunStatus, Runtime, tool
+from andon import CancelCause, RunEvent, RunStatus, Runtime, tool
 from andon.core.records import RequestKey
 from andon.core.shared.claim import _claim
 from andon.core.shared.store import Taken
@@ -20,7 +20,7 @@ from andon.models.scripted import Call
 from andon.store.sql import SQLStore
 from andon.testing import probe
 from tests.shared_store.helpers import LONG, changed_to, check_stored, ended, found, on, runtimes, stored_events
-from tests.support import Flag, paused, play
+from tests.support import HANG, Flag, paused, play
 from tests.support.till import DELETE, Till
 
 
@@ -239,6 +239,8 @@ def test_one_that_paused_here_waits_on_too(url: str, way: str) -> None:
             store.may_answer.set()
             with pytest.raises(StoreError if store.mute else asyncio.CancelledError):
                 await going_on
+            async with asyncio.timeout(HANG):
+                assert [event async for event in run][-1].event is RunEvent.run_paused  # a reader ends there again
             await changed_to(here, run.run_id, lambda record: record.status is RunStatus.paused)
             done = await on(there, "Done.", tools=till.tools).continue_run(run.run_id, answers)
             assert (done.status, till.did) == (RunStatus.completed, ["all"])

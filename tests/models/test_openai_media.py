@@ -57,6 +57,23 @@ def test_a_prompt_and_a_result_for_responses() -> None:
 
 
 @pytest.mark.parametrize(
+    ("media_type", "name"),
+    [
+        ("application/pdf", "file.pdf"),
+        ("text/csv", "file.csv"),
+        ("application/json", "file.json"),
+        ("text/x-odd", "file.txt"),
+    ],
+)
+def test_a_file_without_a_name_gets_one_with_its_ending(media_type: str, name: str) -> None:
+    with FakeResponses() as fake:
+        api = next(each for each in APIS if each.name == "responses")
+        check = Agent("Tester", api.model(fake)).run(["Look", File(b"1,2", media_type=media_type)])
+        assert check.status is RunStatus.completed, check.error
+        assert fake.requests[0]["input"][0]["content"][1]["filename"] == name
+
+
+@pytest.mark.parametrize(
     ("block", "words"),
     [
         (Image(b"BM and more"), "takes no image/bmp: of images, it takes image/gif"),

@@ -201,8 +201,7 @@ class Turn:
             self.warn(text if detail is None else f"{text}: {detail}")
 
     def warn(self, text: str) -> None:
-        if not self._shut:
-            self._run.steps.warn(text)
+        self._run.steps.warn(text)  # also after a cut: it may be about the cut
 
     def _begin_text(self) -> tuple[list[str], Callable[[str], None]]:
         pieces = self._text = []

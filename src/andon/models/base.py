@@ -60,7 +60,8 @@ class ModelRequest(Struct, frozen=True, gc=False):
 class Sink(Protocol):
     """Where a model puts what it receives, one plain call each.
 
-    Calls after a cut are ignored, except `usage`: the provider's numbers are always taken.
+    Calls after a cut are ignored, except `usage` and `warn`: the provider's numbers are always taken, and so is what
+    went wrong while the model ended.
     """
 
     def text(self, text: str) -> None:

@@ -208,7 +208,7 @@ def gave_up(reason: str) -> ModelError:
 
 
 async def report(
-    request: Awaitable[None],
+    request: Awaitable[object],
     translate: Callable[[Exception, Secrets], ModelError | None],
     secrets: Callable[[], Secrets],
 ) -> None:

@@ -112,6 +112,8 @@ class ResponsesAnswer:
         self._streamed: set[str] = set()  # the ids of calls of which pieces came
         self._spoke = self._thought = self._refused = False
         self.finished = False
+        self.is_over = False
+        """Whether the provider has said that the response has ended, well or not."""
         self._known: dict[str, Callable[[_More], None]] = {
             "response.refusal.delta": self._refuse,
             "response.reasoning_summary_part.added": self._next_thought,
@@ -216,10 +218,11 @@ class ResponsesAnswer:
             self._sink.finish(FinishReason.refusal)
         else:
             self._sink.finish(FinishReason.tool_calls if self._calls else FinishReason.end_turn)
-        self.finished = True
+        self.finished = self.is_over = True
 
     def _fail(self, more: _More) -> None:
         if more.response is not None:
+            self.is_over = True
             self._take_usage(more.response.usage)
             raise in_stream(more.response.error)
         raise in_stream(more.error or {"message": more.message, "code": more.code})

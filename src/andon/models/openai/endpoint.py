@@ -8,7 +8,7 @@ soon as there is a response, an `async with` holds it, so the connection is clos
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from andon.errors import ConfigurationError
@@ -76,20 +76,38 @@ class Endpoint:
             with contextlib.suppress(ConfigurationError):  # without a key nothing was opened
                 await clients.release(self._settings.resolved(), self)
 
+    async def open(self) -> None:
+        """Have a client, so that the next request is sent at once."""
+        await self._client()
+
     async def ask(self, body: Mapping[str, Any], decoder: Decoder[bytes]) -> None:
         """Send a request, and decode the answer as it comes."""
         client = await self._client()
-        sent = self._send(client, body, decoder)
-        await report(sent, translate, lambda: secrets_of(client, self._options, self._settings.base_url))
-
-    async def _send(self, client: Any, body: Mapping[str, Any], decoder: Decoder[bytes]) -> None:
         # The SDK's way to a bare response. Its typed methods for the same path import megabytes of types that are not
         # used here, and walk through the whole conversation each time.
-        response = await client.post(
+        response = client.post(
             self._path, cast_to=response_type(), body={**self._body, **body}, options=self._options, stream=True
         )
-        async with contextlib.aclosing(response):
-            await read_sse(response, decoder, TABLE)
+        await self._report(client, _read(response, decoder))
+
+    async def follow(self, path: str, query: Mapping[str, object], decoder: Decoder[bytes]) -> None:
+        """Read a stream that exists already, at an address below this one, and decode it as it comes."""
+        client, options = await self._client(), self._without_body()
+        options["params"] = {**options.get("params", {}), **query}
+        response = client.get(f"{self._path}{path}", cast_to=response_type(), options=options, stream=True)
+        await self._report(client, _read(response, decoder))
+
+    async def order(self, path: str) -> None:
+        """Send a request that has no body, to an address below this one. Its answer does not matter."""
+        client = await self._client()
+        url = f"{self._path}{path}"
+        await self._report(client, client.post(url, cast_to=response_type(), options=self._without_body()))
+
+    def _without_body(self) -> dict[str, Any]:
+        return {name: value for name, value in self._options.items() if name != "extra_json"}
+
+    async def _report(self, client: Any, request: Awaitable[object]) -> None:
+        await report(request, translate, lambda: secrets_of(client, self._options, self._settings.base_url))
 
     async def _client(self) -> Any:
         if self._given is None:
@@ -97,6 +115,11 @@ class Endpoint:
         if self._given_quiet is None:
             self._given_quiet = self._given.with_options(max_retries=0)
         return self._given_quiet
+
+
+async def _read(request: Awaitable[Any], decoder: Decoder[bytes]) -> None:
+    async with contextlib.aclosing(await request) as response:
+        await read_sse(response, decoder, TABLE)
 
 
 def without_none(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,4 +29,9 @@ def chat_part(media: Media) -> dict[str, Any]:
 
 
 def _name(file: File) -> str:
-    return file.name or ("file.pdf" if file.media_type == "application/pdf" else "file.txt")
+    """Its name. A made-up one has the right ending, by which OpenAI tells what the file is."""
+    if file.name:
+        return file.name
+    import mimetypes  # here, because few programs need it
+
+    return f"file{mimetypes.guess_extension(file.media_type) or ('.txt' if file.is_text else '')}"

@@ -16,10 +16,12 @@ from typing import Any
 import msgspec
 
 from andon.core.markers import is_cut
+from andon.errors import SetupError
 from andon.messages import Block, Media, Message, Reasoning, Text, ToolCall, ToolResult
 from andon.models.base import ModelRequest, OutputSpec, Sink, ToolSpec
 from andon.models.common.setup import ApiKey, HttpClient, check_id
 from andon.models.openai.answer import ResponsesAnswer, read_seal
+from andon.models.openai.background import BackgroundCall
 from andon.models.openai.clients import Settings
 from andon.models.openai.endpoint import Endpoint, without_none
 from andon.models.openai.media import RESPONSES, responses_part
@@ -38,6 +40,9 @@ class OpenAIResponses:
     Without `api_key` and `base_url`, OPENAI_API_KEY and OPENAI_BASE_URL are used. What is left out is not sent, so the
     provider's defaults hold, but for two: `store` is False, and models that reason are asked to `include` their
     encrypted reasoning, which goes back to them. What this list does not have goes into `extra_body`.
+
+    With `background`, the provider goes on with an answer whose connection is lost, and the answer is resumed. A cancel
+    then also cancels the response at the provider. Such a response is stored there: `store` is True.
     """
 
     provider = "OpenAI"
@@ -61,7 +66,8 @@ class OpenAIResponses:
         verbosity: str | None = None,
         parallel_tool_calls: bool | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
-        store: bool = False,
+        store: bool | None = None,
+        background: bool | None = None,
         include: Sequence[str] | None = None,
         truncation: str | None = None,
         service_tier: str | None = None,
@@ -82,7 +88,7 @@ class OpenAIResponses:
             "top_p": top_p,
             "max_output_tokens": max_output_tokens,
             "reasoning": without_none({"effort": reasoning_effort, "summary": reasoning_summary}) or None,
-            "store": store,
+            **_storage(store, background),
             "include": list(include or ()) or None,
             "truncation": truncation,
             "service_tier": service_tier,
@@ -99,7 +105,8 @@ class OpenAIResponses:
         # Providers refuse these two if a request has no tools.
         self._with_tools = without_none({"parallel_tool_calls": parallel_tool_calls, "tool_choice": tool_choice})
         self._text = {} if verbosity is None else {"verbosity": verbosity}
-        self._stored = store
+        self._stored = bool(store or background)
+        self._in_background = bool(background)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r})"  # without the settings: the key is one of them
@@ -129,7 +136,16 @@ class OpenAIResponses:
         text = self._text if request.output is None else self._text | _format(request.output)
         if text:
             body["text"] = text
-        await self._endpoint.ask(body, ResponsesAnswer(sink))
+        if self._in_background:
+            await BackgroundCall(self._endpoint, body, sink).play()
+        else:
+            await self._endpoint.ask(body, ResponsesAnswer(sink))
+
+
+def _storage(store: bool | None, background: bool | None) -> dict[str, Any]:
+    if background and store is False:
+        raise SetupError("background=True needs a response that is stored: leave store out, or set it to True")
+    return {"store": bool(store or background), "background": background}
 
 
 def _reasons(model: str) -> bool:
@@ -198,11 +214,14 @@ def _reasoning(block: Reasoning, stored: bool) -> dict[str, Any] | None:
         return None  # it is another provider's, or the provider has not stored it
     item: dict[str, Any] = {
         "type": "reasoning",
-        "id": seal.id,
         "summary": [{"type": "summary_text", "text": block.text}] if block.text else [],
     }
     if seal.encrypted_content:
         item["encrypted_content"] = seal.encrypted_content
+    if not (stored and seal.encrypted_content):
+        # A request that is stored looks for the ids among stored answers. An answer that was cut is not one of them,
+        # nor is one that was made without `store`. So there the encrypted content goes alone.
+        item["id"] = seal.id
     return item
 
 

@@ -7,7 +7,9 @@ from typing import Any, Protocol, TypeAlias
 
 from andon.errors import Portable
 from andon.testing.providers.play import Writer
-from andon.testing.providers.server import Request
+from andon.testing.providers.script import Answer
+from andon.testing.providers.served import Served
+from andon.testing.providers.server import Connection, Request
 
 Json: TypeAlias = dict[str, Any]
 
@@ -56,4 +58,27 @@ class Api(Protocol):
 
     def mistake(self, message: str) -> Json:
         """The body of a 500: the fake's script failed."""
+        ...
+
+
+class Background(Protocol):
+    """Answers that go on without the connection that asked for them. Most providers have none.
+
+    What serves a connection returns whether it can be used again.
+    """
+
+    def takes(self, body: Json) -> bool:
+        """Whether this answer is such a one."""
+        ...
+
+    async def serve(self, connection: Connection, record: Served, answer: Answer) -> bool:
+        """Begin the answer."""
+        ...
+
+    def is_for(self, request: Request) -> bool:
+        """Whether the request is for an answer that exists already."""
+        ...
+
+    async def other(self, connection: Connection, request: Request, api_key: str) -> bool:
+        """Answer such a request."""
         ...

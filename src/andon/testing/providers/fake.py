@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypedDict, TypeVar
 
 from andon.errors import show
-from andon.testing.providers.api import Api, Json, Rejection
+from andon.testing.providers.api import Api, Background, Json, Rejection
 from andon.testing.providers.play import Player
 from andon.testing.providers.script import Answer, Script, Word, text, words
 from andon.testing.providers.served import Changes, Served
@@ -48,8 +48,10 @@ class Fake(Generic[AnApi]):
         api_key: str = "sk-fake",
         newline: str = "\n",
         split: int | None = None,
+        background: Background | None = None,
     ) -> None:
         self.api = api
+        self._background = background
         self.api_key = api_key
         self.served: list[Served] = []
         """A record of every request for an answer, in the order in which they came."""
@@ -101,7 +103,8 @@ class Fake(Generic[AnApi]):
         """Blocks until a request, by its number from 0, has reached a state; returns its record.
 
         States are `received`, `rejected`, `silent`, `text`, `reasoning`, `call`, `raw`, `paused`, `held`, `stalled`,
-        `finished`, `failed`, `cut`, `left`, and `over`, which is any end. In an event loop, use `wait_for_async`.
+        `finished`, `failed`, `cut`, `left`, `cancelled`, and `over`, which is any end. In an event loop, use
+        `wait_for_async`.
         """
         self.wait_until(lambda: self._is_at(request, at), timeout, f"request {request} at {at!r}")
         return self.served[request]
@@ -138,6 +141,8 @@ class Fake(Generic[AnApi]):
     # -- answering, in the server's thread
 
     async def _answer(self, connection: Connection, request: Request) -> bool:
+        if self._background is not None and self._background.is_for(request):
+            return await self._background.other(connection, request, self.api_key) and _kept(request)
         if not self.api.is_for_answer(request):
             return await self._tell(connection, request, *self.api.other(request))
         return await self._serve(connection, request)
@@ -163,6 +168,8 @@ class Fake(Generic[AnApi]):
             record.mark("failed")
             mistake = self.api.mistake(f"the fake's script failed: {show(error)}")
             return await self._tell(connection, request, 500, mistake)
+        if self._background is not None and self._background.takes(body):
+            return await self._background.serve(connection, record, answer) and _kept(request)
         connection.on_left = lambda: record.mark("left")
         player = Player(
             connection,

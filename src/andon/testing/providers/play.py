@@ -35,7 +35,7 @@ from andon.testing.providers.script import (
     words,
 )
 from andon.testing.providers.served import Served
-from andon.testing.providers.server import Connection, head
+from andon.testing.providers.server import head
 
 BATCH = 64 * 1024
 """Pieces without a pace are sent together, about so many bytes in one chunk, so that the fake is not the slow part."""
@@ -75,12 +75,22 @@ class Writer(Protocol):
     def whole(self) -> dict[str, Any]: ...
 
 
+class Channel(Protocol):
+    """Where a player writes: a client's connection, as a rule."""
+
+    on_left: Callable[[], None] | None
+
+    def write(self, data: bytes) -> None: ...
+    async def drain(self) -> None: ...
+    def close(self, *, reset: bool = False) -> None: ...
+
+
 class Player:
     """Plays the answer to one request. `play` returns whether the connection can be used again."""
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Channel,
         served: Served,
         writer: Writer,
         *,

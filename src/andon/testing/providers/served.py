@@ -76,7 +76,8 @@ class Served:
         """When each state was reached first."""
         self.state = ""
         """`received`, `rejected`, `silent`, `text`, `reasoning`, `call`, `raw`, `paused`, `held`, `stalled`,
-        and the ends: `finished`, `failed`, `cut`, `left`."""
+        and the ends: `finished`, `failed`, `cut`, `left`. An answer in the background goes on after `cut` and `left`,
+        and may be `cancelled`."""
         self.sent: list[Word] = []
         """The words that were sent completely."""
         self.bytes_sent = 0
@@ -86,6 +87,12 @@ class Served:
         """When the client disconnected before the answer was complete; None if it did not."""
         self.error: dict[str, Any] | None = None
         """The error that was sent, if the request was rejected."""
+        self.response_id: str | None = None
+        """Of an answer in the background: what its cancels and resumed streams ask for."""
+        self.resumed: list[int] = []
+        """After which event each resumed stream of it began."""
+        self.cancels = 0
+        """How many requests to cancel it came."""
         self._writes: list[tuple[float, int]] = []
         self._changes = changes
         self.mark("received")
@@ -98,7 +105,7 @@ class Served:
     @property
     def over(self) -> bool:
         """Whether nothing more will be sent."""
-        return bool(self.reached.keys() & {"finished", "rejected", "failed", "cut", "left"})
+        return bool(self.reached.keys() & {"finished", "rejected", "failed", "cut", "left", "cancelled"})
 
     @property
     def sent_after_left(self) -> int:
@@ -115,6 +122,10 @@ class Served:
             self.left_at = now
         self.state = state
         self.reached.setdefault(state, now)
+        self._changes.notify()
+
+    def notify(self) -> None:
+        """Wake what waits for a change of this record."""
         self._changes.notify()
 
     def wrote(self, size: int) -> None:

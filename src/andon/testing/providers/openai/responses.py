@@ -17,9 +17,10 @@ from typing import Any, ClassVar, Unpack
 from andon.testing.providers.api import Json
 from andon.testing.providers.fake import Fake, Options
 from andon.testing.providers.openai import responses_rules, rules
+from andon.testing.providers.openai.background import Background
 from andon.testing.providers.openai.memory import Issued, Memory
 from andon.testing.providers.play import SSE, as_json
-from andon.testing.providers.script import Call, Fail, Finish, Reasoning, Script, Spent, Text
+from andon.testing.providers.script import Call, Fail, Finish, Reasoning, Script, Spent, Text, Word
 from andon.testing.providers.server import Request
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -34,16 +35,26 @@ class FakeResponses(Fake["ResponsesApi"]):
         with FakeResponses([[reasoning("Hm."), call("search", {"q": "x"})], [text("Found it.")]]) as fake:
             client = openai.OpenAI(base_url=fake.base_url, api_key=fake.api_key)
 
-    `extra` names parameters that this server takes besides OpenAI's own, as compatible servers do. The other options
-    are those of every fake: see `Fake`.
+    `extra` names parameters that this server takes besides OpenAI's own, as compatible servers do. An answer with
+    `background` and `stream` goes on when its client leaves; `on_cancel`, `on_resume` and `drop_every` say what happens
+    to requests for it: see `Background`. The other options are those of every fake: see `Fake`.
     """
 
     path: ClassVar[str] = PATH
 
     def __init__(
-        self, script: Script | None = None, *, extra: Collection[str] = (), **options: Unpack[Options]
+        self,
+        script: Script | None = None,
+        *,
+        extra: Collection[str] = (),
+        on_cancel: Sequence[Word] = (),
+        on_resume: Sequence[Word] = (),
+        drop_every: int | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(ResponsesApi(frozenset(extra)), script, **options)
+        api = ResponsesApi(frozenset(extra))
+        background = Background(api.writer, on_cancel, on_resume, drop_every)
+        super().__init__(api, script, background=background, **options)
 
     @property
     def memory(self) -> Memory:
@@ -90,6 +101,7 @@ class ResponsesWriter:
         self._body = body
         self._memory = memory
         self._id = _id("resp")
+        self._background = bool(body.get("background"))
         self._created = int(time.time())
         self._asked = max(1, len(json.dumps(body)) // 4)
         self._encrypts = "reasoning.encrypted_content" in (body.get("include") or [])
@@ -103,10 +115,17 @@ class ResponsesWriter:
         self._spent: Spent | None = None
         self._reason: str | None = None
 
+    @property
+    def id(self) -> str:
+        return self._id
+
     # -- a stream
 
     def start(self) -> bytes:
-        created = self._event("response.created", response=self._response("in_progress"))
+        status = "queued" if self._background else "in_progress"
+        created = self._event("response.created", response=self._response(status))
+        if self._background:
+            created += self._event("response.queued", response=self._response(status))
         return created + self._event("response.in_progress", response=self._response("in_progress"))
 
     def text(self, word: Text) -> list[bytes]:
@@ -249,13 +268,13 @@ class ResponsesWriter:
         self._memory.ended(self._id, given, self._output, store=self._body.get("store") is not False)
 
     def _response(self, status: str) -> Json:
-        body, ended = self._body, status != "in_progress"
+        body, ended = self._body, status not in ("queued", "in_progress")
         return {
             "id": self._id,
             "object": "response",
             "created_at": self._created,
             "status": status,
-            "background": False,
+            "background": self._background,
             "error": None,
             "incomplete_details": {"reason": _INCOMPLETE[self._reason or ""]} if status == "incomplete" else None,
             "instructions": body.get("instructions"),

@@ -89,6 +89,8 @@ def conversation(body: Json, memory: Memory) -> list[Json]:
 
 
 def _options(body: Json) -> None:
+    if body.get("background") and body.get("store") is False:
+        raise Rejected("Background mode requires 'store' to be true.", "background")
     for value in rules.listed(body.get("include") or [], "include"):
         if value not in _INCLUDE:
             raise rules.wrong_value("include", value, _INCLUDE)
@@ -185,7 +187,7 @@ def _message(item: Json, where: str) -> None:
 
 
 def _ids(given: Sequence[Json], store: bool, memory: Memory) -> None:
-    """Ids are known, and none comes twice. Encrypted reasoning is known by its content instead."""
+    """Ids are known, and none comes twice. Encrypted reasoning is known by its content instead, if it has no id."""
     seen: set[str] = set()
     for number, item in enumerate(given):
         kind, found, sealed = _kind(item), item.get("id"), item.get("encrypted_content")
@@ -205,7 +207,7 @@ def _ids(given: Sequence[Json], store: bool, memory: Memory) -> None:
         if found is not None:
             seen.add(found)
         if kind in ("reasoning", "item_reference"):
-            if (sealed is not None and not store) or found in memory.stored:
+            if (sealed is not None and not (store and found)) or found in memory.stored:
                 continue
             if found is None:
                 raise rules.missing(f"input[{number}].id")

@@ -7,11 +7,13 @@
 - `FakeChat`, `FakeResponses`: OpenAI's two APIs (openai/). They reject what OpenAI rejects, and keep a record of each
   request (served). What all fakes share is fake; what a fake must know of its provider is api.
 - `FakeAnthropic`: Anthropic's Messages (anthropic/), with a memory of the thinking that it has signed.
+- `FakeBedrock`: Amazon Bedrock's Converse (bedrock/).
 - `text`, `reasoning`, `call`, … are the words of a script (script). play plays them, on the HTTP server of server.
 - `connect_never` is an address at which connecting hangs (never).
 """
 
 from andon.testing.providers.anthropic.messages import FakeAnthropic
+from andon.testing.providers.bedrock.converse import FakeBedrock
 from andon.testing.providers.never import ConnectNever, connect_never
 from andon.testing.providers.openai.chat import FakeChat
 from andon.testing.providers.openai.responses import FakeResponses
@@ -39,6 +41,7 @@ __all__ = [
     "Answer",
     "ConnectNever",
     "FakeAnthropic",
+    "FakeBedrock",
     "FakeChat",
     "FakeResponses",
     "Script",

@@ -22,6 +22,8 @@ class Rejection(Portable, Exception):  # noqa: N818 - it is an answer, not an er
         self.status = status
         self.error = error
         self.body = body
+        self.headers: dict[str, str] = {}
+        """Besides the content type."""
 
 
 class Api(Protocol):

@@ -36,8 +36,8 @@ class Fake(Generic[AnApi]):
     """A provider on loopback, while it is entered: `with FakeChat(…) as fake:`, or `async with`.
 
     `script` is a list with one answer per request, of which the last one answers all later requests as well, or a
-    function of the request's body. `newline` ends the lines of a stream; `split` cuts the stream into chunks of so many
-    bytes, wherever that is. A fake of a provider only chooses its `api`, and has no state of its own.
+    function of the request's body. `newline` ends the lines of a stream of text; `split` cuts the stream into chunks of
+    so many bytes, wherever that is. A fake of a provider only chooses its `api`, and has no state of its own.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Fake(Generic[AnApi]):
         if problem is not None:
             record.error = problem.error
             record.mark("rejected")
-            return await self._tell(connection, request, problem.status, problem.body)
+            return await self._tell(connection, request, problem.status, problem.body, problem.headers)
         self._changes.notify()
         try:
             answer = self._next(body)
@@ -189,8 +189,11 @@ class Fake(Generic[AnApi]):
         self._answered += 1
         return self._script[number]
 
-    async def _tell(self, connection: Connection, request: Request, status: int, body: Json) -> bool:
-        await connection.respond(status, {"content-type": "application/json"}, json.dumps(body).encode())
+    async def _tell(
+        self, connection: Connection, request: Request, status: int, body: Json, headers: dict[str, str] | None = None
+    ) -> bool:
+        headers = {"content-type": "application/json", **(headers or {})}
+        await connection.respond(status, headers, json.dumps(body).encode())
         return _kept(request)
 
 

@@ -48,7 +48,8 @@ _JSON = {"content-type": "application/json"}
 class Writer(Protocol):
     """A provider's wire format, for one answer: words as events of a stream, and the body of a plain answer.
 
-    Each item of a list that a method returns is one event, whole.
+    Each item of a list that a method returns is one event, whole. It may also have a method `failure_headers(word)`:
+    the headers of an HTTP error, besides those of the script.
     """
 
     @property
@@ -193,7 +194,7 @@ class Player:
         await self._write(self._chunks(events))
 
     def _chunks(self, events: bytes) -> bytes:
-        if self._newline != b"\n":
+        if self._newline != b"\n" and self._writer.content_type.startswith("text/"):  # other streams have no lines
             events = events.replace(b"\n", self._newline)
         size = self._split or max(len(events), 1)
         return b"".join(_chunk(events[start : start + size]) for start in range(0, len(events), size))
@@ -222,7 +223,8 @@ class Player:
             await self._write(self._chunks(events) + b"0\r\n\r\n")
         else:
             body = json.dumps(self._writer.failed_at_once(word)).encode()
-            await self._whole(word.status, {**_JSON, **word.headers}, body, "failed")
+            headers = {**_JSON, **_failure_headers(self._writer, word), **word.headers}
+            await self._whole(word.status, headers, body, "failed")
         return True
 
     async def _foreign(self, word: Raw) -> bool:
@@ -237,7 +239,7 @@ class Player:
 
     async def _cut(self, word: Cut) -> bool:
         if self._open and word.mid_chunk:
-            await self._write(b'400\r\ndata: {"id": "cut in the mid')
+            await self._write(b"400\r\n" + self._writer.start()[:30])  # the beginning of an event, as good as any
         self._over("cut")
         self._connection.close(reset=word.reset)
         return False
@@ -245,6 +247,12 @@ class Player:
     def _over(self, state: str) -> None:
         self._connection.on_left = None
         self._served.mark(state)
+
+
+def _failure_headers(writer: Writer, word: Fail) -> dict[str, str]:
+    """The headers of an HTTP error. A writer has the method `failure_headers` if its provider has errors in headers."""
+    find = getattr(writer, "failure_headers", None)
+    return {} if find is None else find(word)
 
 
 async def _set(event: threading.Event) -> None:

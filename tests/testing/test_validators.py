@@ -35,6 +35,7 @@ def say(text: str = "Hello") -> Message:
 
 
 ACCEPTED: dict[str, list[Message]] = {
+    "a seal that no other provider is sent": [HI, assistant(Text("Hm"), Reasoning("", '{"of":"gemini"}')), HI],
     "nothing yet": [],
     "a prompt": [HI],
     "an answer": [HI, say()],

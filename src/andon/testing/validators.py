@@ -6,9 +6,10 @@ name the message by its index. An empty list means accepted. What must stay true
 changes its input, and never forbids what its provider accepts. The exception are the rules in `_COMMON`: every
 conversation of ours keeps them, all providers accept that, and some demand it.
 
-Validators see what adapters send. Adapters leave out reasoning without a signature (OpenAI Chat has no reasoning at
-all), so the validators ignore it. A rule of our own says when it must not be there: `no_cut_reasoning`. A `tool`
-message counts as the user's side, where Anthropic, Bedrock and Gemini put tool results.
+Validators see what adapters send. Adapters leave out reasoning without a signature, or with the seal of another
+provider (OpenAI Chat has no reasoning at all), so the validators ignore it. A rule of our own says when it must not be
+there: `no_cut_reasoning`. A `tool` message counts as the user's side, where Anthropic, Bedrock and Gemini put tool
+results.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
+from msgspec import Struct
+
 from andon.agent.settle import MARKERS
 from andon.messages import Block, File, Image, Message, Reasoning, Text, ToolCall, ToolResult, user
+from andon.models.common.seals import seal_reader
 
 Validator: TypeAlias = Callable[[Sequence[Message]], list[str]]
 
@@ -47,24 +51,23 @@ def openai_chat(messages: Sequence[Message]) -> list[str]:
 
 def openai_responses(messages: Sequence[Message]) -> list[str]:
     """Responses: as Chat, call ids never repeat, and a reasoning item keeps the item that it led to."""
-    return _check(_joined(_sent(messages)), *_COMMON, _ids_never_repeat, _reasoning_leads_on)
+    return _check(_joined(_sent(messages, "openai")), *_COMMON, _ids_never_repeat, _reasoning_leads_on)
 
 
 def anthropic(messages: Sequence[Message]) -> list[str]:
     """Messages: results in the very next message, no blank text, and no thinking block at the end of a message."""
-    return _check(
-        _sent(messages), *_COMMON, _roles_alternate, _no_blank_text, _errors_speak, _reasoning_leads_on, _ids_are_words
-    )
+    sent = _sent(messages, "anthropic")
+    return _check(sent, *_COMMON, _roles_alternate, _no_blank_text, _errors_speak, _reasoning_leads_on, _ids_are_words)
 
 
 def bedrock(messages: Sequence[Message]) -> list[str]:
     """Converse: roles alternate, results right after their calls and no more of them, nothing blank."""
-    return _check(_sent(messages), *_COMMON, _roles_alternate, _no_blank_text, _errors_speak)
+    return _check(_sent(messages, "bedrock"), *_COMMON, _roles_alternate, _no_blank_text, _errors_speak)
 
 
 def gemini(messages: Sequence[Message]) -> list[str]:
     """Gemini: as many function responses as calls, in the turn right after."""
-    return _check(_sent(messages), *_COMMON, _roles_alternate)
+    return _check(_sent(messages, "gemini"), *_COMMON, _roles_alternate)
 
 
 # -- ours -------------------------------------------------------------------------------------------------------------
@@ -116,8 +119,19 @@ def next_prompt_accepted(messages: Sequence[Message]) -> list[str]:
 # -- what is sent -----------------------------------------------------------------------------------------------------
 
 
-def _sent(messages: Sequence[Message]) -> _Numbered:
-    return _without(messages, lambda block: block.signature is None)
+class _Seal(Struct):
+    of: str | None = None
+
+
+_read_seal = seal_reader(_Seal)
+
+
+def _sent(messages: Sequence[Message], provider: str) -> _Numbered:
+    def left_out(block: Reasoning) -> bool:
+        seal = _read_seal(block.signature)  # a signature that is no seal may be anybody's
+        return block.signature is None or (seal is not None and seal.of not in (None, provider))
+
+    return _without(messages, left_out)
 
 
 def _without(messages: Sequence[Message], left_out: Callable[[Reasoning], bool]) -> _Numbered:

@@ -59,13 +59,18 @@ class Decoder(Protocol[Event]):
         ...
 
 
-async def read_sse(response: Any, decoder: Decoder[bytes], table: ErrorTable) -> None:
-    """Read server-sent events from an httpx2 response, which the caller closes."""
+async def read_sse(
+    response: Any, decoder: Decoder[bytes], table: ErrorTable, splitter: Splitter[bytes] | None = None
+) -> None:
+    """Read server-sent events from an httpx2 response, which the caller closes.
+
+    `splitter` is for a provider whose stream has more than such events.
+    """
     kind = response.headers.get("content-type", STREAM_TYPES[0]).lower()
     if not kind.startswith(STREAM_TYPES):
         await _refuse(response, kind, table)
     join_chunks(response)
-    await read_events(response.aiter_bytes(), SseSplitter(), decoder)
+    await read_events(response.aiter_bytes(), splitter or SseSplitter(), decoder)
 
 
 async def read_events(reads: AsyncGenerator[bytes, None], splitter: Splitter[Event], decoder: Decoder[Event]) -> None:

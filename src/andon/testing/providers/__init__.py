@@ -8,12 +8,14 @@
   request (served). What all fakes share is fake; what a fake must know of its provider is api.
 - `FakeAnthropic`: Anthropic's Messages (anthropic/), with a memory of the thinking that it has signed.
 - `FakeBedrock`: Amazon Bedrock's Converse (bedrock/).
+- `FakeGemini`: Google's Gemini, and Vertex (google/).
 - `text`, `reasoning`, `call`, … are the words of a script (script). play plays them, on the HTTP server of server.
 - `connect_never` is an address at which connecting hangs (never).
 """
 
 from andon.testing.providers.anthropic.messages import FakeAnthropic
 from andon.testing.providers.bedrock.converse import FakeBedrock
+from andon.testing.providers.google.gemini import FakeGemini
 from andon.testing.providers.never import ConnectNever, connect_never
 from andon.testing.providers.openai.chat import FakeChat
 from andon.testing.providers.openai.responses import FakeResponses
@@ -43,6 +45,7 @@ __all__ = [
     "FakeAnthropic",
     "FakeBedrock",
     "FakeChat",
+    "FakeGemini",
     "FakeResponses",
     "Script",
     "Served",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from andon.models.common.schema import SchemaRules, closed
+from andon.models.common.schema import SchemaRules, as_instruction, closed, is_recursive
 
 RULES = SchemaRules(left_out=frozenset({"default", "maxLength"}), unsupported=frozenset({"not"}))
 TEXT = {"type": "string"}
@@ -56,3 +56,26 @@ def test_every_object_is_closed(schema: dict[str, Any], made: dict[str, Any]) ->
 def test_what_has_no_closed_form(schema: dict[str, Any]) -> None:
     assert closed(schema, RULES) is None
     assert closed(an_object(inner=schema), RULES) is None
+
+
+A = {"$ref": "#/$defs/A"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "recursive"),
+    [
+        (an_object(a=TEXT), False),
+        (an_object(a=A) | {"$defs": {"A": TEXT}}, False),
+        (an_object(a=A, b=A) | {"$defs": {"A": TEXT}}, False),
+        (an_object(a=A) | {"$defs": {"A": an_object(more=A)}}, True),
+        (an_object(a=A) | {"$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"anyOf": [A, TEXT]}}}, True),
+        (an_object(a=A) | {"definitions": {"A": {"type": "array", "items": A}}}, True),
+        (an_object(a={"$ref": "#"}), True),
+    ],
+)
+def test_what_leads_back_to_itself(schema: dict[str, Any], recursive: bool) -> None:
+    assert is_recursive(schema) is recursive
+
+
+def test_a_schema_as_an_instruction() -> None:
+    assert as_instruction({"type": "string"}).endswith('this JSON schema: {"type":"string"}')

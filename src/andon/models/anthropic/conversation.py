@@ -12,10 +12,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from andon.core.markers import is_refused
 from andon.messages import Block, Media, Message, Reasoning, Text, ToolCall, ToolResult
 from andon.models.anthropic.media import part
 from andon.models.anthropic.seals import CALL_KINDS, RESULT_ENDING, sealed_block
+from andon.models.common.history import without_refused
 
 Json = dict[str, Any]
 
@@ -29,7 +29,7 @@ def conversation(messages: Sequence[Message]) -> list[Json]:
     """The messages of a request."""
     ids = _Ids()
     sent: list[Json] = []
-    for message in _without_refused(messages):
+    for message in without_refused(messages):
         role = "assistant" if message.role == "assistant" else "user"
         content = _assistant(message, ids) if role == "assistant" else _user(message, ids)
         if not content:
@@ -49,21 +49,6 @@ def without_thinking(messages: Sequence[Json]) -> list[Json]:
     return [
         {**each, "content": [block for block in each["content"] if block["type"] not in hidden]} for each in messages
     ]
-
-
-def _without_refused(messages: Sequence[Message]) -> list[Message]:
-    """The messages without turns that the model refused: it refuses again as long as it is sent one.
-
-    A turn begins with the user's prompt. It goes as a whole, with the calls that were made in it, so roles alternate.
-    """
-    kept: list[Message] = []
-    for message in messages:
-        if not is_refused(message):
-            kept.append(message)
-            continue
-        while kept and kept.pop().role != "user":
-            pass
-    return kept
 
 
 def _user(message: Message, ids: _Ids) -> list[Json]:

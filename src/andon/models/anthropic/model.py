@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from andon.errors import ConfigurationError
 from andon.messages import Block
 from andon.models.anthropic.answer import MessagesAnswer
@@ -16,7 +14,8 @@ from andon.models.anthropic.conversation import conversation
 from andon.models.anthropic.endpoint import BETA_HEADER, Endpoint
 from andon.models.anthropic.media import RULES
 from andon.models.anthropic.schema import enforceable
-from andon.models.base import ModelRequest, OutputSpec, Sink, ToolSpec
+from andon.models.base import ModelRequest, Sink, ToolSpec
+from andon.models.common.schema import as_instruction
 from andon.models.common.setup import ApiKey, HttpClient, check_id
 
 _CHOICES = {"auto": "auto", "any": "any", "required": "any", "none": "none"}
@@ -127,7 +126,7 @@ class Anthropic:
         schema = None if request.output is None else enforceable(request.output.schema)
         system = [request.instructions or ""]
         if request.output is not None and schema is None:
-            system.append(_asked_for(request.output))
+            system.append(as_instruction(request.output.schema))
         if text := "\n\n".join(each for each in system if each.strip()):
             body["system"] = text
         if request.tools:
@@ -199,9 +198,3 @@ def _tool_choice(given: str | Mapping[str, Any] | None, parallel: bool | None) -
 def _tool(spec: ToolSpec) -> dict[str, Any]:
     described = {"description": spec.description} if spec.description else {}
     return {"name": spec.name, **described, "input_schema": spec.parameters}
-
-
-def _asked_for(output: OutputSpec) -> str:
-    """What the model is told about the form of its answer, if the provider can't enforce it."""
-    schema = msgspec.json.encode(output.schema).decode()
-    return f"Answer with nothing but JSON that fits this JSON schema: {schema}"

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from andon.core.markers import NO_ANSWER, is_refused
+from andon.core.markers import NO_ANSWER
 from andon.messages import File, Media, Message, Reasoning, Text, ToolCall, ToolResult
 from andon.models.base import ToolSpec
 from andon.models.bedrock.answer import read_seal
 from andon.models.bedrock.family import Family
 from andon.models.bedrock.media import MediaWriter
+from andon.models.common.history import without_refused
 
 NO_OUTPUT = "(no output)"
 BEGINNING = "(the conversation begins)"
@@ -30,7 +31,7 @@ def messages_of(messages: Sequence[Message], family: Family) -> list[Json]:
     """The conversation, as it is sent."""
     media = MediaWriter()
     written: list[Json] = []
-    for message in _without_refused(messages):
+    for message in without_refused(messages) or messages:
         if message.role == "assistant":
             _add(written, "assistant", _assistant(message, family))
         elif message.role == "tool":
@@ -56,20 +57,6 @@ def _add(written: list[Json], role: str, content: list[Json]) -> None:
     if role == "assistant" and written:
         # After a call only more of them may come in its message.
         written[-1]["content"].sort(key=lambda block: "toolUse" in block)
-
-
-def _without_refused(messages: Sequence[Message]) -> list[Message]:
-    """The messages without the turns that the model declined, with all that led to each: it would decline again."""
-    kept: list[Message] = []
-    for message in messages:
-        if not is_refused(message):
-            kept.append(message)
-            continue
-        while kept and kept[-1].role != "user":
-            kept.pop()
-        while kept and kept[-1].role == "user":
-            kept.pop()
-    return kept if any(message.role == "user" for message in kept) else list(messages)
 
 
 def _user(message: Message, media: MediaWriter) -> list[Json]:

@@ -15,7 +15,8 @@ from andon.models.bedrock.endpoint import Endpoint
 from andon.models.bedrock.family import family_of
 from andon.models.bedrock.history import Json, messages_of, tools_of
 from andon.models.bedrock.media import check, check_messages
-from andon.models.bedrock.schema import enforced, instruction
+from andon.models.bedrock.schema import enforced
+from andon.models.common.schema import as_instruction
 from andon.models.common.setup import (
     check_count,
     check_id,
@@ -135,7 +136,7 @@ class Bedrock:
         if request.output is not None:
             output["textFormat"] = enforced(request.output) if self._has_output else None
             if output["textFormat"] is None:
-                system.append({"text": instruction(request.output)})
+                system.append({"text": as_instruction(request.output.schema)})
         tools = tools_of(request.tools, messages)
         if self._cache:
             point = {"cachePoint": {"type": "default"} | ({"ttl": self._cache} if isinstance(self._cache, str) else {})}

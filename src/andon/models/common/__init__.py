@@ -10,8 +10,9 @@
     errors      a provider's errors as ours, by a table of its codes; sent secrets are removed
     secrets     which values of a request are secret, and how they are removed from texts
     seals       what must be sent back with a block of reasoning
+    history     which messages are sent: turns that a model declined are not
     media       images and files: what a provider takes, and base64
-    schema      JSON schemas with every object closed
+    schema      JSON schemas with every object closed, or as an instruction
 
 A provider's package imports from here, and never from another provider's. CONTRIBUTING.md lists what it needs.
 """

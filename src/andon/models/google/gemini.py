@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from andon.errors import ConfigurationError, SetupError
 from andon.messages import Block
 from andon.models.base import ModelRequest, Sink, ToolSpec
 from andon.models.common.media import MediaRules
+from andon.models.common.schema import as_instruction
 from andon.models.common.setup import (
     ApiKey,
     HttpClient,
@@ -32,7 +32,6 @@ from andon.models.google.schema import as_gemini
 
 _NUMBERS = ("temperature", "topP", "topK", "presencePenalty", "frequencyPenalty")
 _MODES = {"AUTO": "AUTO", "ANY": "ANY", "REQUIRED": "ANY", "NONE": "NONE", "VALIDATED": "VALIDATED"}
-_JSON_ALONE = "Your last answer must be JSON of this schema, and nothing else"
 _THINKS_NOT = r"tts|audio|live|embedding"
 
 
@@ -162,9 +161,7 @@ class Gemini:
         if request.output is not None:
             schema = as_gemini(request.output.schema)
             if tools and not self._is_new:  # older models refuse a form of the answer beside tools
-                instructions.append(
-                    f"Your last answer must be JSON of this schema, and nothing else:\n{json.dumps(schema)}"
-                )
+                instructions.append(as_instruction(schema))
             else:
                 generation |= {"responseMimeType": "application/json", "responseJsonSchema": schema}
         if "cachedContent" not in self._body:  # else all of these are in the cache, and Google refuses them

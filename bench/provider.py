@@ -10,17 +10,32 @@ leave together share one. Prints its address, and ends with its standard input.
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from andon.testing.providers import FakeChat, FakeResponses, text
 from bench.fresh import ROOT
 
 KEY = "sk-bench"
-SHORT = "short"
-"""The model that answers with a few tokens, to warm up."""
+LONG = "Tell me a long story."
+SHORT = "Say a few words."
+"""The prompt that is answered with a few tokens, to warm up."""
+
+
+def fake_of(api: str) -> Callable[..., Any]:
+    """The fake of this API. Imported here, so that a measured client does not have it in its memory."""
+    from andon.testing import providers
+
+    return {
+        "chat": providers.FakeChat,
+        "responses": providers.FakeResponses,
+        "anthropic": providers.FakeAnthropic,
+        "bedrock": providers.FakeBedrock,
+        "gemini": providers.FakeGemini,
+    }[api]
+
 
 # About as many bytes as one event has, so that there is about one event in a chunk.
 _EVENT_BYTES = {"chat": 205, "responses": 250}
@@ -39,13 +54,14 @@ def provider(api: str, count: int, apart: bool) -> Iterator[str]:
 
 
 def serve(api: str, count: int, apart: bool) -> None:
+    from andon.testing.providers import text
+
     long, short = [text(pieces=["word "] * count)], [text("A few words.")]
 
     def script(body: dict[str, Any]) -> Any:
-        return short if body["model"] == SHORT else long
+        return short if SHORT in json.dumps(body) else long
 
-    kind = {"chat": FakeChat, "responses": FakeResponses}[api]
-    with kind(script, api_key=KEY, split=_EVENT_BYTES[api] if apart else None) as fake:
+    with fake_of(api)(script, api_key=KEY, split=_EVENT_BYTES[api] if apart else None) as fake:
         print(fake.base_url, flush=True)
         sys.stdin.read()
 

@@ -29,7 +29,7 @@ ROWS = {
     "latency": 9,
     "throughput": 4,
     "readers": 5,
-    "streaming": 11,
+    "streaming": 28,
     "idle": 4,
     "growth": 4,
     "startup": 4,

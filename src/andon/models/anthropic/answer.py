@@ -9,7 +9,6 @@ All blocks of the answer are kept as they came. If the provider pauses a long tu
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import Any
 
 import msgspec
@@ -101,22 +100,37 @@ _KNOWN = frozenset(
 )
 
 
+MOST_PIECES = 1_000
+"""More pieces of a block are joined: twenty thousand of them would take megabytes."""
+
+
 class _Block:
     """A block of the answer: as it began, and what came since."""
 
-    __slots__ = ("add", "given", "is_open", "kind", "signature", "text")
+    __slots__ = ("_joined", "_pieces", "add", "given", "is_open", "kind", "signature")
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.given = given
         self.kind = str(given.get("type"))
-        self.text = StringIO()  # not a list: twenty thousand pieces would take megabytes
-        self.add = self.text.write
+        self._joined: list[str] = []
+        self._pieces: list[str] = []
+        self.add = self._pieces.append
         self.signature = ""
         self.is_open = True
 
+    @property
+    def text(self) -> str:
+        return "".join([*self._joined, *self._pieces])
+
+    def join(self) -> None:
+        """Join the pieces if there are many."""
+        if len(self._pieces) > MOST_PIECES:
+            self._joined.append("".join(self._pieces))
+            self._pieces.clear()
+
     def whole(self) -> dict[str, Any]:
         """The block as it is sent back."""
-        text = self.text.getvalue()
+        text = self.text
         if self.kind == "text":
             return {**self.given, "text": text}
         if self.kind == "thinking":
@@ -127,7 +141,7 @@ class _Block:
 
     def arguments(self) -> Any:
         """A call without arguments has no pieces, or empty ones."""
-        text = self.text.getvalue()
+        text = self.text
         try:
             return msgspec.json.decode(text) if text.strip() else self.given.get("input") or {}
         except UNREADABLE:
@@ -138,7 +152,7 @@ class _Block:
         if self.is_open:
             return False
         if self.kind == "text":
-            return bool(self.text.getvalue().strip())
+            return bool(self.text.strip())
         return bool(self.signature) if self.kind == "thinking" else True
 
 
@@ -206,6 +220,8 @@ class MessagesAnswer:
                 self.take([mended(payload, error)])
             if self.finished:
                 return
+        for block in blocks.values():
+            block.join()
 
     def end(self) -> None:
         """The last event has said it all."""
@@ -279,7 +295,7 @@ class MessagesAnswer:
         elif kind == "redacted_thinking":
             self._sink.reasoning("", write_seal(Seal(data=str(given.get("data")))))
         elif kind == "tool_use":
-            whole = given.get("input") if isinstance(given.get("input"), dict) and not block.text.tell() else None
+            whole = given.get("input") if isinstance(given.get("input"), dict) and not block.text else None
             self._sink.tool_call(str(given.get("id")), str(given.get("name")), whole or "", done=True)
         elif is_of_server_tool(kind):
             self._sink.reasoning("", write_seal(Seal(block=block.whole())))

@@ -11,7 +11,6 @@ import base64
 import binascii
 import contextlib
 import functools
-import html
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -174,6 +173,8 @@ def _ends(text: str, at: int, piece: str) -> Iterator[int]:
 @functools.lru_cache(maxsize=256)
 def _ways(piece: str) -> list[re.Pattern[str]]:
     """The ways to escape a character: for JSON, percent-encoded, as an HTML entity."""
+    import html  # here, because its table of entities takes memory, and few programs ever have such a failure
+
     if piece.startswith("\\"):
         return []
     data = piece.encode("utf-16-be", "replace")

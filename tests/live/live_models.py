@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cancels of `tests/models/test_openai_cancel.py` against real providers: `make test-live`, outside `make test`.
+"""Cancels, tools and structured output with real providers: `make test-live`, outside `make test`.
 
 Each interface needs its key and a model's id, from the environment; what has none is left out, and says so.
 
-    OPENAI_API_KEY   ANDON_LIVE_OPENAI_MODEL                                      Responses
+    OPENAI_API_KEY   ANDON_LIVE_OPENAI_MODEL                                      Responses, also in the background
     OPENAI_API_KEY   ANDON_LIVE_CHAT_MODEL                                        Chat Completions
+    ANTHROPIC_API_KEY   ANDON_LIVE_ANTHROPIC_MODEL                                Anthropic
+    AWS_REGION   ANDON_LIVE_BEDROCK_MODEL   (and AWS's usual credentials)         Bedrock
+    GEMINI_API_KEY   ANDON_LIVE_GEMINI_MODEL                                      Gemini
+    GOOGLE_CLOUD_PROJECT   GOOGLE_CLOUD_LOCATION   ANDON_LIVE_VERTEX_MODEL        Gemini on Vertex
     ANDON_LIVE_COMPATIBLE_BASE_URL   ANDON_LIVE_COMPATIBLE_MODEL   ANDON_LIVE_COMPATIBLE_API_KEY (if it needs one)
 
 A test costs a few hundred tokens.
@@ -13,14 +17,19 @@ A test costs a few hundred tokens.
 from __future__ import annotations
 
 import os
+import struct
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from andon import Agent, Run, RunEvent, RunStatus, tool
+from andon import Agent, Image, Run, RunEvent, RunStatus, tool
+from andon.models.anthropic import Anthropic
 from andon.models.base import Model
+from andon.models.bedrock import Bedrock
+from andon.models.google import Gemini
 from andon.models.openai import OpenAIChat, OpenAIResponses
 from andon.testing import probe
 from tests.support import Ended, Flag, check_cancelled, cut, forever, play
@@ -42,12 +51,39 @@ def _chat() -> Model:
     return OpenAIChat(id)
 
 
+def _background() -> Model:
+    _, id = _variables("OPENAI_API_KEY", "ANDON_LIVE_OPENAI_MODEL")
+    return OpenAIResponses(id, background=True)
+
+
+def _anthropic() -> Model:
+    _, id = _variables("ANTHROPIC_API_KEY", "ANDON_LIVE_ANTHROPIC_MODEL")
+    return Anthropic(id, thinking=True)
+
+
+def _bedrock() -> Model:
+    _, id = _variables("AWS_REGION", "ANDON_LIVE_BEDROCK_MODEL")
+    return Bedrock(id)
+
+
+def _gemini() -> Model:
+    _, id = _variables("GEMINI_API_KEY", "ANDON_LIVE_GEMINI_MODEL")
+    return Gemini(id)
+
+
+def _vertex() -> Model:
+    project, location, id = _variables("GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_LOCATION", "ANDON_LIVE_VERTEX_MODEL")
+    return Gemini(id, vertex=True, project=project, location=location)
+
+
 def _compatible() -> Model:
     base_url, id = _variables("ANDON_LIVE_COMPATIBLE_BASE_URL", "ANDON_LIVE_COMPATIBLE_MODEL")
     return OpenAIChat(id, base_url=base_url, api_key=os.environ.get("ANDON_LIVE_COMPATIBLE_API_KEY"))
 
 
-each = pytest.mark.parametrize("make_model", [_responses, _chat, _compatible], ids=["responses", "chat", "compatible"])
+MODELS = [_responses, _background, _chat, _anthropic, _bedrock, _gemini, _vertex, _compatible]
+
+each = pytest.mark.parametrize("make_model", MODELS, ids=lambda make_model: make_model.__name__.strip("_"))
 STORY = "Tell me a story of a lighthouse keeper, about five hundred words long."
 
 
@@ -152,3 +188,28 @@ def test_structured_output(make_model: Callable[[], Model]) -> None:
         assert output.city == "Oslo"
 
     play(main)
+
+
+@each
+def test_an_image(make_model: Callable[[], Model]) -> None:
+    model = make_model()
+
+    async def main() -> None:
+        agent = Agent("Live", model)
+        result = await agent.invoke_async(["Which colour is this image? One word.", Image(red_square())])
+        assert result.status is RunStatus.completed, result.error
+        assert "red" in result.content.lower()
+        await goes_on(agent)
+
+    play(main)
+
+
+def red_square() -> bytes:
+    """A PNG of 64 × 64 red pixels."""
+
+    def part(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 64, 64, 8, 2, 0, 0, 0)
+    pixels = zlib.compress((b"\0" + b"\xff\0\0" * 64) * 64)
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", header) + part(b"IDAT", pixels) + part(b"IEND", b"")

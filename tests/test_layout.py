@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 CORE_LAYERS = {
     "data": "states events markers selection budget receipt records bounds store held",
-    "mechanisms": "signal waiters journal portal watchdog steps session cord fork single_reader "
+    "mechanisms": "signal waiters journal portal watchdog steps shielded session cord fork single_reader "
     "log_text jsonable source_lines",
     "run": "run",
     "shared": "shared",

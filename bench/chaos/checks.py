@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from andon import RunStatus, ToolOutcome
-from andon.agent.orphan_end import read_all
 from andon.core.records import RunRecord, SessionKey
 from andon.core.selection import Selection
+from andon.core.shared.remote import read_all
 from andon.store.sql import SQLStore
 from andon.testing import next_prompt_accepted, validate
 from andon.testing.providers import FakeChat

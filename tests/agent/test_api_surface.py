@@ -86,6 +86,7 @@ def test_run_event() -> None:
         "tool_call_completed": "ToolCallCompleted",
         "tool_call_error": "ToolCallError",
         "tool_call_cancelled": "ToolCallCancelled",
+        "tool_undo_started": "ToolUndoStarted",
         "run_paused": "RunPaused",
         "run_continued": "RunContinued",
         "cancel_requested": "CancelRequested",
@@ -147,10 +148,11 @@ def test_agent_id_is_a_slug_of_the_name(name: str, slug: str) -> None:
 def test_the_signatures() -> None:
     made = inspect.signature(Agent).parameters
     assert {"name", "model", "description", "instructions", "tools", "hooks", "runtime", "parallel_tools"} <= set(made)
+    how = ["reason", "by", "mode", "grace", "force"]
     for method in (Agent.cancel, Run.cancel):
-        assert list(inspect.signature(method).parameters)[1:] == ["reason", "by", "mode", "grace"]
-    assert list(inspect.signature(Agent.cancel_run).parameters)[1:] == ["run_id", "reason", "by", "mode", "grace"]
-    assert {"timeout", "reason", "by", "mode", "grace"} <= set(inspect.signature(Run.cancel_and_wait).parameters)
+        assert list(inspect.signature(method).parameters)[1:] == how
+    assert list(inspect.signature(Agent.cancel_run).parameters)[1:] == ["run_id", *how]
+    assert {"timeout", *how} <= set(inspect.signature(Run.cancel_and_wait).parameters)
     selectors = {"run_id", "session_id", "user_id", "agent_id", "all"}
     assert selectors <= set(inspect.signature(Runtime.cancel).parameters)
 

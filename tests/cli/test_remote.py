@@ -25,7 +25,7 @@ from andon.models.scripted import Call, Fail, ScriptedModel, Stall
 from andon.testing import probe
 from tests.cli.terminal import Andon
 from tests.server.live import Live, serving
-from tests.support import HANG, Flag, Hold, Worker, eventually
+from tests.support import HANG, Flag, Hold, Worker, eventually, forever
 from tests.support.till import DELETE, PAY, Till
 
 
@@ -229,6 +229,27 @@ def test_one_run_is_cancelled(andon: Andon) -> None:
         receipt = probe(run).result.receipt
         assert receipt is not None
         assert (receipt.reason, receipt.cause.value) == ("enough", "user")
+
+
+def test_force_cuts_what_a_cancel_lets_finish(andon: Andon) -> None:
+    at_work = Flag()
+
+    @tool(on_cancel="finish", finish_within=600)
+    async def send() -> str:
+        """Send it."""
+        at_work.set()
+        await forever()
+
+    agent = Agent("Sender", ScriptedModel(then=Call("send")), tools=[send])
+    with serving(agent) as live:
+        live.post("/agents/sender/runs", message="Hi", stream="false", background="true", run_id="r-one")
+        at_work.wait()
+        andon("cancel", "r-one", "--url", live.url)
+        code, out, _ = andon("cancel", "r-one", "--force", "--wait", "--url", live.url)
+        assert (code, "send: cut while it ran" in out) == (0, True)
+    code, _, err = andon("cancel", "r-one", "--force", "--mode", "after_tools", "--url", live.url)
+    assert code != 0
+    assert "leave out --mode and --grace" in err
 
 
 def test_one_that_had_ended_is_told_so(andon: Andon) -> None:

@@ -277,3 +277,64 @@ def test_superseding_ends_the_older_run_for_its_reader() -> None:
         go.set()
         with live.watch(f"{RUNS}/r2/events") as newer:
             assert list(newer)[-1].data["content"] == "New."
+
+
+@pytest.mark.parametrize("path", ["one", "many", "call"])
+def test_force_cuts_what_a_cancel_lets_finish(path: str) -> None:
+    at_work = Flag()
+
+    @tool(on_cancel="finish", finish_within=600)
+    async def send() -> str:
+        """Send it."""
+        at_work.set()
+        await forever()
+
+    with serving(helper(Call("send", id="s"), tools=[send])) as live:
+        begin(live, "r1", session_id="s1")
+        at_work.wait()
+        assert live.client.post(f"{RUNS}/r1/cancel?wait=0.01").json()["status"] == "CANCELLING"
+        if path == "one":
+            answer = live.client.post(f"{RUNS}/r1/cancel?wait=30", json={"force": True}).json()
+        elif path == "many":
+            body = {"session_id": "s1", "force": True, "wait": 30}
+            [answer] = live.client.post("/runs/cancel", json=body).json()["cancelled"]
+        else:
+            live.client.post(f"{RUNS}/r1/tools/s/cancel", json={"force": True})
+            answer = live.client.post(f"{RUNS}/r1/cancel?wait=30").json()
+        assert answer["status"] == "CANCELLED"
+        assert [call["outcome"] for call in answer["receipt"]["tools"]] == ["cut"]
+
+
+def test_force_with_a_mode_is_refused() -> None:
+    with serving(helper()) as live:
+        begin(live, "r1")
+        answer = live.client.post(f"{RUNS}/r1/cancel", json={"force": True, "mode": "after_tools"})
+        assert (answer.status_code, "force" in answer.json()["detail"]) == (422, True)
+
+
+def test_a_call_that_is_let_finish_and_one_that_is_undone_are_told() -> None:
+    at_work, go = Flag(), Flag()
+
+    async def undo() -> None: ...
+
+    @tool(on_cancel="finish")
+    async def send() -> str:
+        """Send it."""
+        await go.arrived()
+        return "sent"
+
+    @tool(on_cancel=undo)
+    async def pay() -> str:
+        """Pay it."""
+        at_work.set()
+        await forever()
+
+    with serving(helper([Call("send", id="s"), Call("pay", id="p")], tools=[send, pay])) as live:
+        with live.stream(RUNS, message="Hi", run_id="r1", events="all") as stream:
+            at_work.wait()
+            live.client.post(f"{RUNS}/r1/cancel")
+            go.set()
+            frames = list(stream)
+        assert [frame.data["tool"]["tool_call_id"] for frame in frames if frame.event == "ToolUndoStarted"] == ["p"]
+        sent, paid = live.client.get(f"{RUNS}/r1").json()["receipt"]["tools"]
+        assert (sent["outcome"], sent["let_finish"], paid["outcome"]) == ("completed", True, "compensated")

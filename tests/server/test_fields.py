@@ -150,7 +150,7 @@ ADK = {"appName": "helper", "userId": "ada", "sessionId": "s1", "newMessage": ME
     ("method", "path", "body", "known"),
     [
         ("POST", RUNS, {"message": "go"}, "message, stream"),
-        ("POST", f"{RUNS}/r1/cancel", {}, "reason, by, mode, grace, wait"),
+        ("POST", f"{RUNS}/r1/cancel", {}, "reason, by, mode, grace, force, wait"),
         ("POST", f"{RUNS}/r1/continue", {}, "answers, tools, run_id"),
         ("POST", f"{RUNS}/r1/resume", {}, "last_event_index, events"),
         ("POST", f"{RUNS}/r1/tools/c1/cancel", {}, "reason"),

@@ -410,6 +410,28 @@ def test_one_call_is_cancelled_and_the_run_goes_on(watch: Watch) -> None:
     assert facts(watch.one("invoke_agent A"))["andon.run.status"] == "completed"
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_call_that_was_undone_says_so(watch: Watch, alone: bool) -> None:
+    async def undo() -> None: ...
+
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        @tool(on_cancel=undo)
+        async def pay() -> str:
+            begun.set()
+            await asyncio.get_running_loop().create_future()
+            return "never"
+
+        async with watch.agent("A", ScriptedModel(Call("pay"), "Well."), tools=[pay]).start("Go") as run:
+            await begun.wait()
+            _ = run.cancel_tool("call_1") if alone else run.cancel()
+            await run.result()
+
+    asyncio.run(main())
+    assert facts(watch.one("execute_tool pay"))["andon.tool.outcome"] == "compensated"
+
+
 def test_an_abandoned_tool_ends_its_span_with_the_run_and_not_again(watch: Watch) -> None:
     async def main() -> None:
         begun, gate, over = asyncio.Event(), asyncio.Event(), asyncio.Event()

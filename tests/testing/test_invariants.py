@@ -332,6 +332,28 @@ def test_a_call_that_starts_or_ends_twice(cancelled: Run) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("call_id", "times", "outcome", "pattern"),
+    [
+        ("call_1", 1, None, "was undone and kept"),
+        ("call_2", 2, None, "was undone 2 times"),
+        ("call_2", 0, ToolOutcome.compensated, "but nothing was undone"),
+    ],
+)
+def test_a_call_that_was_undone(
+    cancelled: Run, call_id: str, times: int, outcome: ToolOutcome | None, pattern: str
+) -> None:
+    events = list(probe(cancelled).events)
+    begun = events[index(cancelled, RunEvent.tool_call_started, call_id)]
+    events[-1:] = [*[replace(begun, event=RunEvent.tool_undo_started)] * times, events[-1]]
+    if outcome is not None:
+        at = index(cancelled, RunEvent.tool_call_cancelled, call_id)
+        view = events[at].tool
+        assert view is not None
+        events[at] = replace(events[at], tool=replace(view, outcome=outcome))
+    only(check_calls(own(cancelled), events), pattern)
+
+
 def test_a_cancelled_call_whose_result_does_not_say_so(cancelled: Run) -> None:
     events = list(probe(cancelled).events)
     at = index(cancelled, RunEvent.tool_call_cancelled)

@@ -19,6 +19,7 @@ NAMES = {
     "interrupt",
     "metadata",
     "on_cancel",
+    "on_undo",
     "run_id",
     "session_id",
     "user_id",

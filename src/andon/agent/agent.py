@@ -151,7 +151,8 @@ class Agent(Generic[OutputT]):
         if runtime.is_shared:
             from andon.agent.orphan_end import end_orphan  # only shared stores need it
 
-            runtime.keep(end_orphan)
+            runtime.keep(functools.partial(end_orphan, agents=runtime.agents))
+            runtime.agents.setdefault(self.id, self)
         self.runtime = runtime
         self._session: Session | None = None
         for each in sub_agents(self.tools):
@@ -173,6 +174,7 @@ class Agent(Generic[OutputT]):
     def be_used_on(self, runtime: Runtime) -> None:
         """An agent on this runtime calls this one, directly or through another agent: runs of it may be there."""
         if not self.brought_runtime and self._known_runtimes.add(runtime):
+            runtime.agents.setdefault(self.id, self)
             for each in sub_agents(self.tools):
                 each.be_used_on(runtime)
 
@@ -445,6 +447,7 @@ class Agent(Generic[OutputT]):
         by: str | None = None,
         mode: CancelMode | str = CancelMode.now,
         grace: float | None = None,
+        force: bool = False,
     ) -> CancelOutcome:
         """Cancel every run of this agent in flight. Never waits; safe from anywhere, a signal handler too.
 
@@ -452,7 +455,9 @@ class Agent(Generic[OutputT]):
         and `user_id`) that begins within `arm_seconds` is cancelled before it sends anything. To cancel one run only,
         use `run.cancel()` or `cancel_run`.
         """
-        return self._cord.pull(CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace), self._arm_seconds)
+        return self._cord.pull(
+            CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace, force=force), self._arm_seconds
+        )
 
     def cancel_run(
         self,
@@ -461,12 +466,13 @@ class Agent(Generic[OutputT]):
         by: str | None = None,
         mode: CancelMode | str = CancelMode.now,
         grace: float | None = None,
+        force: bool = False,
     ) -> CancelOutcome:
         """Cancel exactly this run, of any agent on this runtime. Never waits; safe from anywhere.
 
         If other agents call this one as a tool, its runs on their runtimes are found too.
         """
-        request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace)
+        request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace, force=force)
         outcome = self.runtime.cancel_run(run_id, request)
         if outcome is CancelOutcome.unknown:
             for runtime in self._known_runtimes:
@@ -475,6 +481,11 @@ class Agent(Generic[OutputT]):
                 if runtime.has_ended(run_id):
                     outcome = CancelOutcome.already_finished
         return outcome
+
+    @property
+    def undo_seconds(self) -> float:
+        """What undoing a call of it that was cut may take."""
+        return self.runtime.bounds.undo_seconds
 
     @property
     def _arm_seconds(self) -> float:

@@ -2,7 +2,8 @@
 """The record of one tool call, from the model's request to its outcome.
 
 It is correct at every moment: it says what is true now, and what the model may be told. How a call ends is decided
-once: by the tool's own end, or by a cancel of this call alone, whichever comes first.
+once: by the tool's own end, by a cancel of this call alone, or by another cut, whichever comes first. Only a call that
+was cut is undone, so one that was undone is never kept.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from andon.agent.undoing import Undoing
 from andon.core.events import ToolView
 from andon.core.receipt import Deny, Interrupt, ToolReceipt
 from andon.core.records import OpenCall
 from andon.core.run.run import LocalRun
 from andon.core.run.tool_call import ToolCallScope
-from andon.core.states import CancelOutcome, ToolOutcome
+from andon.core.states import FORCE, CancelOutcome, ToolOutcome
 from andon.core.steps import Step
 from andon.errors import ToolError
 from andon.messages import Media, ToolCall, ToolResult, sendable
@@ -26,12 +28,25 @@ from andon.messages import Media, ToolCall, ToolResult, sendable
 NOT_STARTED = "This call was cancelled before it started."
 CUT = "This call was cancelled while it was running. Its outcome is unknown."
 ABANDONED = "This call was cancelled while it was running, and may still be running. Its outcome is unknown."
+UNDONE = "This call was cancelled while it was running. What it had done was undone."
+UNDONE_ASKING = "This call was cancelled while it waited for a person's answer. What it had done was undone."
+UNDONE_BY_TOOL = (
+    "This call was cancelled while it was running. The undo function of its tool was called. What the call itself had"
+    " registered to be undone is not known any more."
+)
+NOT_UNDONE = "This call was cancelled while it was running, and could not be undone: {}. Its outcome is unknown."
+UNDONE_LATER = (
+    "This call was cancelled while it was running, and may still be running. It is undone when it has ended. Its"
+    " outcome is unknown."
+)
+LATER = "it is undone when it has ended"
 ASKING = "This call was cancelled while it waited for a person's answer. What it did until then is unknown."
 NOT_APPROVED = "This call was cancelled before it started, while it waited for a person's approval."
 DENIED = "A person refused this call."
 OUT_OF_TIME = {
     ToolOutcome.cut: "it was cut when its time was up; its outcome is unknown",
     ToolOutcome.abandoned: "its time was up, but it may still be running; its outcome is unknown",
+    ToolOutcome.compensated: "it was cut when its time was up, and what it had done was undone",
 }
 
 
@@ -44,27 +59,41 @@ class CallCancel(Struct, frozen=True, gc=False):
     reason: str | None
 
 
+class _Cut(Struct, frozen=True, gc=False):
+    """The call was cut, and not by a cancel of this call alone."""
+
+
+_CUT = _Cut()
+
+
 class CallRecord:
     """What is known of one tool call."""
 
     __slots__ = (
         "_answers",
         "_approved",
+        "_begun",
         "_child_answers",
         "_ended_as",
         "_fate",
         "_questions_asked",
+        "_restored",
         "_result",
         "_run",
         "_sources",
         "_started",
         "call",
         "error",
+        "has_undo",
         "interrupts",
+        "is_left_running",
+        "let_finish",
         "problem",
         "refusal",
         "scope",
         "step",
+        "undoing",
+        "was_told",
     )
 
     def __init__(self, run: LocalRun, call: ToolCall, problem: ToolError | None = None) -> None:
@@ -80,12 +109,20 @@ class CallRecord:
         """What the model is told if a person refused the call."""
         self.error: Exception | None = None
         """What went wrong. Set to None once the hooks were told: its frames hold this record."""
+        self.has_undo = False
+        """Its tool was defined with an undo function. Known once the call has started."""
+        self.undoing: Undoing | None = None
+        """How it is undone, if it was cut and can be undone."""
+        self.is_left_running = False
+        """It still ran when its run had to go on, and is undone when it has ended."""
+        self.let_finish = self.was_told = False
+        """A cancel has let it finish. The hooks were told of its end."""
         self._questions_asked = 0
         self._answers: list[Any] = []
         self._sources: dict[str, str] = {}  # by question id: the id that a child run gave to the same question
         self._child_answers: dict[str, Any] = {}
-        self._approved = self._started = False
-        self._fate: dict[str, CallCancel | None] = {}
+        self._approved = self._started = self._begun = self._restored = False
+        self._fate: dict[str, CallCancel | _Cut | None] = {}
         self._result: ToolResult | None = None
         self._ended_as: ToolOutcome | None = None
 
@@ -94,6 +131,10 @@ class CallRecord:
     def start(self) -> None:
         self._started = True
 
+    def begin(self) -> None:
+        """The tool's own code begins now. What it does from here on may have to be undone."""
+        self._begun = True
+
     def finish(
         self,
         text: str,
@@ -101,31 +142,56 @@ class CallRecord:
         outcome: ToolOutcome = ToolOutcome.completed,
         attachments: Sequence[Media] = (),
     ) -> bool:
-        """The call ended by itself. False if it was cancelled alone before, or has a result already."""
-        if self._result is not None or self._fate.setdefault("end", None) is not None:
+        """The call ended by itself, or its time was up. False if it was cancelled alone before, or has a result."""
+        if self._result is not None or self._fate.setdefault("end", None) not in (None, _CUT):
             return False
+        self.let_finish = self.step is not None and self.step.is_being_let_finish and not self.scope.cancelled
         self._ended_as = outcome
         self._result = ToolResult(self.call.id, self.call.name, sendable(text), status, list(attachments))
+        self.scope.undo_steps = None
         return True
 
-    def cancel(self, reason: str | None) -> CancelOutcome:
+    def cancel(self, reason: str | None, force: bool = False) -> CancelOutcome:
         """Cancel this call alone. Safe from any thread."""
         request = CallCancel(reason)
+        if not force and self._is_let_finish and "end" not in self._fate:
+            winner = self._fate.setdefault("asked", request)
+            return CancelOutcome.requested if winner is request else CancelOutcome.already_requested
         winner = self._fate.setdefault("end", request)
         if winner is request:
             self.scope.end_children()
-            return CancelOutcome.requested
+            return CancelOutcome.already_requested if "asked" in self._fate else CancelOutcome.requested
         ended = winner is None or self._result is not None
         return CancelOutcome.already_finished if ended else CancelOutcome.already_requested
 
     @property
+    def _is_let_finish(self) -> bool:
+        """It is running, and a cancel of it lets it finish."""
+        return self.step is not None and self.step.cut_by is FORCE and not self.step.finished
+
+    @property
     def cancelled_alone(self) -> CallCancel | None:
-        return self._fate.get("end")
+        end = self._fate.get("end")
+        return end if isinstance(end, CallCancel) else None
 
     def cut(self) -> None:
-        """Cut the step, if it has started. Called on the run's loop."""
-        if self.step is not None:
+        """It was cancelled alone: cut the step, or let it finish first. Called on the run's loop."""
+        step = self.step
+        if step is not None and self.cancelled_alone is not None:
+            step.cut_alone()
+        elif step is not None and not step.finished:
+            step.cut_in(self._run.steps.finish_seconds(step.finish_within), self._cut_unfinished)
+
+    def _cut_unfinished(self) -> None:
+        request = self._fate.get("asked")
+        if request is not None and self._fate.setdefault("end", request) is request and self.step is not None:
             self.step.cut_alone()
+
+    def decide_cut(self) -> bool:
+        """Decide that the call was cut, if it has begun and has no end of its own. True if that is how it ends."""
+        if not self._begun or self._result is not None:
+            return False
+        return self._fate.setdefault("end", _CUT) is not None
 
     def close(self) -> None:
         """It was cancelled alone, and has stopped. From now on that is its result."""
@@ -190,6 +256,7 @@ class CallRecord:
     def restore(self, state: OpenCall, interrupts: list[Interrupt]) -> None:
         self._questions_asked, self._approved, self._answers = state.asked, state.approved, list(state.answers)
         self._started, self._sources, self._child_answers = state.started, dict(state.sources), dict(state.passed_on)
+        self._begun = self._restored = state.started
         self.interrupts = interrupts
 
     # -- its state and outcome ----------------------------------------------------------------------------------------
@@ -213,7 +280,9 @@ class CallRecord:
             return self._ended_as
         if not self._started:
             return ToolOutcome.not_started
-        left = self.scope.has_resources or (self.step is not None and self.step.abandoned)
+        if self.undoing is not None and not self.is_left_running:
+            return ToolOutcome.compensated if self.undoing.is_done else ToolOutcome.cut
+        left = self.is_left_running or self.scope.has_resources or (self.step is not None and self.step.abandoned)
         return ToolOutcome.abandoned if left else ToolOutcome.cut
 
     def result(self, outcome: ToolOutcome | None = None) -> ToolResult:
@@ -222,13 +291,31 @@ class CallRecord:
             return self._result
         return ToolResult(self.call.id, self.call.name, self._no_result_text(outcome or self.outcome), "error")
 
+    @property
+    def may_be_undone(self) -> bool:
+        """It has something that undoes it, and its end is not known yet."""
+        return self._result is None and self.undoing is None and (self.has_undo or bool(self.scope.undo_steps))
+
+    @property
+    def is_on_closed_loop(self) -> bool:
+        """Its task was on a loop that is closed: nothing of it runs any more."""
+        return self.step is not None and self.step.task.get_loop().is_closed()
+
     def _no_result_text(self, outcome: ToolOutcome) -> str:
+        if outcome is ToolOutcome.compensated:
+            if self._restored:
+                return UNDONE_BY_TOOL
+            return UNDONE_ASKING if self.interrupts else UNDONE
+        if self.undoing is not None and self.undoing.failure is not None and not self.is_left_running:
+            return NOT_UNDONE.format(self.undoing.failure)
         if self.interrupts:
             return NOT_APPROVED if outcome is ToolOutcome.not_started else ASKING
-        return _NO_RESULT[outcome]
+        return UNDONE_LATER if self.is_left_running else _NO_RESULT[outcome]
 
     def receipt(self) -> ToolReceipt:
-        return ToolReceipt(self.call.id, self.call.name, self.outcome, self.scope.receipt)
+        late, undoing = self.is_left_running, self.undoing
+        undo = LATER if late else None if undoing is None else undoing.failure
+        return ToolReceipt(self.call.id, self.call.name, self.outcome, self.scope.receipt, self.let_finish, undo)
 
     def view(self) -> ToolView:
         return ToolView(self.call.id, self.call.name, self.call.arguments)

@@ -80,7 +80,10 @@ def reopen_calls(
     for call in messages[-1].tool_calls:
         record, result, outcome = CallRecord(run, call), results[call.id], cut.get(call.id)
         tool = tools.get(call.name)
-        again = outcome is ToolOutcome.not_started or (tool is not None and traits_of(tool).idempotent)
+        again = outcome is ToolOutcome.not_started or (
+            # A call that was undone is the model's to repeat: its id has been used for what was undone.
+            tool is not None and traits_of(tool).idempotent and outcome is not ToolOutcome.compensated
+        )
         if outcome is None or tool is None or not again:
             record.finish(result.content, result.status, outcome or outcome_of(result))
         records.append(record)

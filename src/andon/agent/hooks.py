@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from andon.core.receipt import RunResult
 from andon.core.run.run import LocalRun
-from andon.core.states import CancelMode, Phase, ToolOutcome
+from andon.core.states import CancelMode, Phase, Rank, ToolOutcome
 from andon.core.steps import Cut, CutAloneError, as_exception
 from andon.errors import HookDefinitionError, confide
 from andon.messages import Message, ToolCall, ToolResult, Usage
@@ -122,7 +122,7 @@ class Hooks:
         return kind in self._methods
 
     async def tell(
-        self, run: LocalRun, deps: Any, kind: type[E], cut_by: CancelMode | None = CancelMode.now, **facts: Any
+        self, run: LocalRun, deps: Any, kind: type[E], cut_by: Rank | None = CancelMode.now, **facts: Any
     ) -> E | None:
         """Call all hooks that want events of this kind, one after the other. None if there are none."""
         methods = self._methods.get(kind)
@@ -165,7 +165,7 @@ def _call_here(run: LocalRun, name: str, function: Callable[[Any], Any], given: 
 
 
 async def call_user_function(
-    run: LocalRun, name: str, function: Callable[[Any], Any], given: Any, cut_by: CancelMode | None
+    run: LocalRun, name: str, function: Callable[[Any], Any], given: Any, cut_by: Rank | None
 ) -> Any:
     """Call a function of the user: a sync one on the loop, an async one as a step of the run with a time limit."""
     seconds = run.bounds.hook_seconds
@@ -181,7 +181,7 @@ async def call_user_function(
 
 
 async def _call_hook(
-    run: LocalRun, name: str, method: Callable[[Any], Any], event: HookEvent, cut_by: CancelMode | None
+    run: LocalRun, name: str, method: Callable[[Any], Any], event: HookEvent, cut_by: Rank | None
 ) -> str | None:
     """Call one hook. Returns what went wrong with it, which is reported here."""
     try:

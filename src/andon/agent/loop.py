@@ -31,6 +31,7 @@ from andon.agent.output import ExpectedOutput, OutputFormat, repair_prompt
 from andon.agent.plan import Plan
 from andon.agent.tool_runner import ToolRunner
 from andon.agent.turn import Turn
+from andon.agent.undo_cut import undo_calls
 from andon.core.budget import Budget
 from andon.core.events import RunEvent
 from andon.core.markers import REFUSED
@@ -315,12 +316,12 @@ class Loop:
 
     # -- one call alone -----------------------------------------------------------------------------------------------
 
-    def cancel_call(self, call_id: str, reason: str | None) -> CancelOutcome:
+    def cancel_call(self, call_id: str, reason: str | None, force: bool = False) -> CancelOutcome:
         record = next((record for record in self.calls if record.call.id == call_id), None)
         if record is None:
             return CancelOutcome.unknown
-        outcome = record.cancel(reason)
-        if outcome is CancelOutcome.requested:
+        outcome = record.cancel(reason, force)
+        if outcome:
             with contextlib.suppress(RuntimeError):  # its loop is closed: nothing of it runs any more
                 self._run.loop.call_soon_threadsafe(record.cut)
         return outcome
@@ -379,6 +380,10 @@ class Loop:
     def continues(self) -> str | None:
         """The id of the earlier run, once its messages are part of this one."""
         return self._earlier.run_id if self._earlier is not None and self._opened else None
+
+    async def undo(self) -> None:
+        if self.open_calls:
+            await undo_calls(self._run, self.plan, self.open_calls)
 
     def settle(self, fate: Fate) -> Settlement:
         if self._earlier is not None and not self._opened:

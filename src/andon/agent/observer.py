@@ -106,10 +106,12 @@ class LoopObserver:
     def call_ended(self, record: CallRecord) -> None:
         """End the call's span, if its outcome is known by now. May be called more than once."""
         call, outcome = record.call, record.outcome
-        if record.cancelled_alone is not None:
-            self._trace.cancel_call(call, outcome, CancelCause.user)
-        elif record.interrupts:
+        if record.interrupts and record.cancelled_alone is None:
             self._trace.interrupt_call(call)
+        elif record.may_be_undone:
+            return  # its outcome is known when it was undone
+        elif record.cancelled_alone is not None:
+            self._trace.cancel_call(call, outcome, CancelCause.user)
         elif record.has_result:
             self._trace.end_call(call, outcome.value, record.result().content)
         elif record.scope.cancelled and self._run.signal.request is not None:

@@ -2,7 +2,8 @@
 """Ends a run whose worker process is gone, from what the store has of it.
 
 The last turn is lost with the worker. Whether the calls without a result had started is not known, so each of them
-counts as cut, with an unknown outcome.
+counts as cut, with an unknown outcome. If its tool has an undo function, and an agent of this process has that tool, a
+call that had started is undone (`orphan_undo.py`).
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import Any
 
 import msgspec
 
-from andon.agent.call_record import ASKING, CUT, NOT_APPROVED
+from andon.agent.call_record import ASKING, CUT, NOT_APPROVED, NOT_UNDONE, UNDONE_BY_TOOL
 from andon.agent.continuation import outcome_of
+from andon.agent.orphan_undo import KnownAgent, LeaseIsLost, undo_orphan
 from andon.agent.settle import settle
 from andon.core.events import TERMINAL_EVENT, Event, RunEvent, ToolView
 from andon.core.receipt import CancelRequest, Receipt, ToolReceipt
 from andon.core.records import RunRecord
 from andon.core.run.children import orphaned_by
-from andon.core.shared.remote import EVENTS_AT_ONCE
+from andon.core.shared.remote import read_all
 from andon.core.shared.store import SharedStore, Taken
 from andon.core.states import CancelMode, Phase, RunStatus, StopReason, ToolOutcome
 from andon.messages import UNKNOWN_USAGE, Message, ToolCall, ToolResult
@@ -29,40 +31,60 @@ _ENDS = frozenset({RunEvent.tool_call_completed, RunEvent.tool_call_error, RunEv
 _PHASES = {RunStatus.pending: Phase.pending, RunStatus.paused: Phase.paused}
 
 
-async def end_orphan(store: SharedStore, taken: Taken, request: CancelRequest) -> None:
-    """End the run as cancelled, and its child runs. If another process has ended it first, that end stays."""
+_NOTHING: Mapping[str, str | None] = {}
+
+
+async def end_orphan(
+    store: SharedStore, taken: Taken, request: CancelRequest, agents: Mapping[str, KnownAgent] | None = None
+) -> None:
+    """End the run as cancelled, and its child runs. If another process has ended it first, that end stays.
+
+    `agents` are those of this process, by id: their tools may have undo functions.
+    """
+    _, calls, known = _last_calls(taken)
+    agent = None if agents is None else agents.get(taken.record.session.agent_id)
+    cut = [call for call in calls if call.id not in known]
+    try:
+        taken, undone = await undo_orphan(store, taken, cut, _started(taken.record), agent)
+    except LeaseIsLost:
+        return
     told: dict[str, ToolOutcome] = {}
     if any(result.status == "error" for message in taken.messages for result in message.tool_results):
         # Only the events say whether a call failed, was refused, or was cancelled alone.
         told = outcomes_in(taken.record.run_id, await read_all(store, taken.record.run_id))
-    record, messages, events = settle_orphan(taken, request, told)
+    record, messages, events = settle_orphan(taken, request, told, undone)
     for which, why in orphaned_by(record):  # first: after its end no process looks at the run again
         await store.request_cancel(which, why)
     await store.finish(taken.lease, record, messages, events)
 
 
 def settle_orphan(
-    taken: Taken, request: CancelRequest, told: Mapping[str, ToolOutcome] | None = None
+    taken: Taken,
+    request: CancelRequest,
+    told: Mapping[str, ToolOutcome] | None = None,
+    undone: Mapping[str, str | None] = _NOTHING,
 ) -> tuple[RunRecord, list[Message], list[Event]]:
-    """Its final record, messages and last events. `told` has the known outcomes of calls that ended."""
-    record, messages = taken.record, list(taken.messages)
-    outcomes = {result.call_id: outcome_of(result) for message in messages for result in message.tool_results}
+    """Its final record, messages and last events. `told` has the known outcomes of calls that ended, `undone` those
+    that were to be undone, and why one could not be.
+    """
+    record = taken.record
+    outcomes = {result.call_id: outcome_of(result) for message in taken.messages for result in message.tool_results}
     outcomes |= told or {}
-    known: dict[str, ToolResult] = {}
-    if messages and messages[-1].role == "tool":
-        known = {result.call_id: result for result in messages.pop().tool_results}
-    calls = messages[-1].tool_calls if messages and messages[-1].role == "assistant" else []
+    messages, calls, known = _last_calls(taken)
     # A run that was resumed has the questions of its last pause here, which were answered.
     interrupts = record.interrupts if record.status is RunStatus.paused else []
     asking = {interrupt.call_id for interrupt in interrupts}
     asks_first = {interrupt.call_id for interrupt in interrupts if interrupt.approval} - _started(record)
-    cut = {call.id: _outcome(call.id in asks_first) for call in calls if call.id not in known}
-    results = [known.get(call.id) or _result(call, call.id in asking, call.id in asks_first) for call in calls]
+    cut = {call.id: _outcome(call.id, asks_first, undone) for call in calls if call.id not in known}
+    results = [known.get(call.id) or _result(call, asking, asks_first, undone) for call in calls]
     content = record.content or "".join(message.text for message in messages if message.role == "assistant")
     messages = settle(messages, (), results, request) if messages else []
     if record.continues is None:  # else earlier calls may be those of the run that it continues
         calls = [call for message in messages for call in message.tool_calls]
-    receipts = [ToolReceipt(call.id, call.name, cut.get(call.id) or outcomes[call.id]) for call in calls]
+    receipts = [
+        ToolReceipt(call.id, call.name, cut.get(call.id) or outcomes[call.id], undo=undone.get(call.id))
+        for call in calls
+    ]
     # The record has the usage up to the last pause. A run that was at work may have used any number of tokens since.
     usage = record.usage if record.usage and record.status is not RunStatus.running else UNKNOWN_USAGE
     phase = _PHASES.get(record.status) or (Phase.tools if cut else Phase.waiting)
@@ -99,12 +121,28 @@ def _started(record: RunRecord) -> set[str]:
     return set() if record.bookmark is None else {call.call_id for call in record.bookmark.calls if call.started}
 
 
-def _outcome(asks_first: bool) -> ToolOutcome:
-    return ToolOutcome.not_started if asks_first else ToolOutcome.cut
+def _last_calls(taken: Taken) -> tuple[list[Message], list[ToolCall], dict[str, ToolResult]]:
+    """The messages without the results of the last calls; these calls; and the results that are known."""
+    messages, known = list(taken.messages), dict[str, ToolResult]()
+    if messages and messages[-1].role == "tool":
+        known = {result.call_id: result for result in messages.pop().tool_results}
+    calls = messages[-1].tool_calls if messages and messages[-1].role == "assistant" else []
+    return messages, calls, known
 
 
-def _result(call: ToolCall, asking: bool, asks_first: bool) -> ToolResult:
-    truth = NOT_APPROVED if asks_first else ASKING if asking else CUT
+def _outcome(call_id: str, asks_first: set[str | None], undone: Mapping[str, str | None]) -> ToolOutcome:
+    if call_id in undone and undone[call_id] is None:
+        return ToolOutcome.compensated
+    return ToolOutcome.not_started if call_id in asks_first else ToolOutcome.cut
+
+
+def _result(
+    call: ToolCall, asking: set[str | None], asks_first: set[str | None], undone: Mapping[str, str | None]
+) -> ToolResult:
+    truth = NOT_APPROVED if call.id in asks_first else ASKING if call.id in asking else CUT
+    if call.id in undone:
+        failure = undone[call.id]
+        truth = UNDONE_BY_TOOL if failure is None else NOT_UNDONE.format(failure)
     return ToolResult(call.id, call.name, truth, "error")
 
 
@@ -126,12 +164,4 @@ def _events(taken: Taken, ended: RunRecord, cut: list[ToolCall], results: list[T
     assert receipt is not None
     facts = {"status": ended.status, "usage": ended.usage, "receipt": receipt, "reason": receipt.reason}
     add(TERMINAL_EVENT[ended.status], ended.content, **facts)
-    return events
-
-
-async def read_all(store: SharedStore, run_id: str) -> list[Event]:
-    """Every event of a run that the store has."""
-    events: list[Event] = []
-    while batch := await store.read_events(run_id, len(events), EVENTS_AT_ONCE):
-        events += batch
     return events

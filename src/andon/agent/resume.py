@@ -136,9 +136,9 @@ class RunContinuer:
 
     async def _restore(self, record: RunRecord, wanted: ContinueRequest) -> LocalRun:
         """Resume a run that was paused in another process, or before this process started."""
-        from andon.agent.orphan_end import read_all  # only shared stores need it
         from andon.core.shared.claim import claim_paused
         from andon.core.shared.leased_run import LeasedRun
+        from andon.core.shared.remote import read_all  # only shared stores need it
 
         check_answers(record.run_id, record.interrupts, record.interrupts, wanted.answers)
         await self._check_setup(record.run_id, record.interrupts)

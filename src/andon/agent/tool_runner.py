@@ -19,12 +19,13 @@ from andon.agent.call_record import OUT_OF_TIME, CallRecord
 from andon.agent.hooks import AfterTool, BeforeTool
 from andon.agent.plan import Plan
 from andon.agent.sizes import check_attachments, check_questions, check_size, cut_short
+from andon.agent.undo_cut import undo_calls
 from andon.core.events import RunEvent
 from andon.core.log_text import cut_line
 from andon.core.receipt import Interrupt
 from andon.core.run.run import LocalRun
 from andon.core.run.tool_call import current
-from andon.core.states import CancelMode, ToolOutcome
+from andon.core.states import FORCE, CancelMode, ToolOutcome
 from andon.core.steps import Cut, CutAloneError, as_exception
 from andon.errors import (
     BadResultError,
@@ -93,6 +94,8 @@ class ToolRunner:
             for record in records:
                 if record.step is not None:
                     await record.step.wait()
+                if record.let_finish:
+                    await self._tell_end(record)
             raise
         finally:
             for record in records:
@@ -124,13 +127,17 @@ class ToolRunner:
         if record.cancelled_alone is not None:
             return
         record.start()
+        record.has_undo = traits.undo is not None
+        record.scope.cut_by = FORCE if traits.finish else CancelMode.now
         self._run.journal.add(RunEvent.tool_call_started, tool=record.view())
         record.step = self._run.steps.start(
             functools.partial(self._invoke, record, tool, bound),
             name=f"tool {call.name} ({call.id})",
-            cut_by=CancelMode.now,
+            cut_by=record.scope.cut_by,
             timeout=traits.timeout,
             on_cut=record.scope.fire,
+            finish_within=traits.finish_within,
+            patience=record.scope.patience,
         )
 
     def _find_tool(self, record: CallRecord) -> tuple[Tool, Any]:
@@ -166,6 +173,9 @@ class ToolRunner:
         try:
             current.set(record.scope)  # runs that the tool starts are this run's children, until it has ended
             record.scope.entered = True
+            if record.has_undo:  # another process that ends the run has to know that it had started
+                await self._run.storage.commit_events()
+            record.begin()
             watched = watch.enter(record.scope)
             output = self._check_output(record, await tool.invoke(bound, self._make_context(record)))
         except asyncio.CancelledError:  # the most frequent exception that is no failure, so it comes first
@@ -180,7 +190,7 @@ class ToolRunner:
                 self._run.journal.add(RunEvent.tool_call_completed, tool=record.ended_view(record.outcome))
         finally:
             watch.leave(watched)
-            record.scope.entered = False
+            record.scope.leave()
             if self._observer is not None:
                 self._observer.call_ended(record)
 
@@ -240,23 +250,38 @@ class ToolRunner:
             try:
                 record.step.outcome()
             except CutAloneError:
+                await undo_calls(self._run, self._plan, [record])
                 if record.cancelled_alone is None:
-                    left = record.outcome  # read once: what the call holds may end at any moment
-                    ended_as = left if left is ToolOutcome.abandoned else ToolOutcome.failed
-                    self._fail(record, ToolTimeoutError(OUT_OF_TIME[left]), ended_as)
+                    self._run_out_of_time(record)
             except Exception as error:  # noqa: BLE001 - the boundary: the model is told
                 self._fail(record, error)
         if record.cancelled_alone is not None:
+            await undo_calls(self._run, self._plan, [record])  # it may have asked a person, and have no step any more
             record.close()
             tool, reason = record.ended_view(record.outcome), record.cancelled_alone.reason
             self._run.journal.add(RunEvent.tool_call_cancelled, tool=tool, reason=reason)
         if not record.interrupts:
-            facts: dict[str, Any] = {"outcome": record.outcome, "error": record.error}
-            record.error = None
-            hooks = self._plan.hooks
-            await hooks.tell(self._run, self._plan.deps, AfterTool, call=record.call, result=record.result(), **facts)
+            await self._tell_end(record)
         if self._observer is not None:
             self._observer.call_ended(record)
+
+    async def _tell_end(self, record: CallRecord) -> None:
+        """Tell the hooks of the call's result, once. What cuts the call cuts the hooks too."""
+        if record.was_told:
+            return
+        record.was_told = True
+        facts: dict[str, Any] = {"result": record.result(), "outcome": record.outcome, "error": record.error}
+        record.error = None
+        hooks, cut_by = self._plan.hooks, record.scope.cut_by
+        await hooks.tell(self._run, self._plan.deps, AfterTool, cut_by, call=record.call, **facts)
+
+    def _run_out_of_time(self, record: CallRecord) -> None:
+        """Its own time was up: it was cut, and maybe undone."""
+        left = record.outcome  # read once: what the call holds may end at any moment
+        text = OUT_OF_TIME[left]
+        if record.undoing is not None and (why := record.receipt().undo) is not None:
+            text += f"; {why}" if record.is_left_running else f", and it could not be undone: {why}"
+        self._fail(record, ToolTimeoutError(text), ToolOutcome.failed if left is ToolOutcome.cut else left)
 
     def _refuse(self, record: CallRecord, error: Exception) -> None:
         """A call can't start, or can't go on after its question was answered."""

@@ -43,6 +43,7 @@ def add(commands: Any) -> None:
     modes = [mode.value for mode in reversed(CancelMode)]
     group.add_argument("--mode", choices=modes, default="now", help="what may still finish (%(default)s: nothing)")
     group.add_argument("--grace", type=duration, metavar="SECONDS", help="after so long, the mode becomes `now`")
+    group.add_argument("--force", action="store_true", help='cut calls too whose tools say on_cancel="finish"')
     group.add_argument("--reason", help="why; it is kept in the receipt")
     group.add_argument("--block", action="store_true", help="refuse new runs of that --user or --agent")
     group.add_argument(
@@ -68,7 +69,11 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError(
             "--block refuses new runs of a user or of an agent: give --user or --agent, and nothing else"
         )
-    request = CancelRequest.make(CancelCause.user, options.reason, login_name(), options.mode, options.grace)
+    if options.force and (options.mode != "now" or options.grace is not None):
+        raise CommandError("--force cuts everything at once: leave out --mode and --grace, or leave out --force")
+    request = CancelRequest.make(
+        CancelCause.user, options.reason, login_name(), options.mode, options.grace, options.force
+    )
     with closing(open_run_source(options)) as source:
         which = Selection(None, options.session, options.user, options.agent)
         if options.id:

@@ -105,6 +105,7 @@ class DatabaseSource:
             by=request.by,
             mode=request.mode,
             grace=request.grace,
+            force=request.force,
         )
         assert self._runtime.worker is not None
         # Here, because there may be no server to do it; by the database's clock, because ours may be wrong.

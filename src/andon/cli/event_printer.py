@@ -83,6 +83,8 @@ class EventPrinter:
         if tool is not None:
             if kind is RunEvent.tool_call_started:
                 return f"→ {tool.name} {to_json(tool.arguments)}"
+            if kind is RunEvent.tool_undo_started:
+                return f"↶ {tool.name}: undoing it"
             how = "" if kind is RunEvent.tool_call_completed else f" {tool.outcome or 'failed'}:"
             return f"← {tool.name}{how} {one_line(tool.result or '')}"
         if kind is RunEvent.run_started:

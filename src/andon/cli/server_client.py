@@ -159,6 +159,7 @@ class ServerSource:
         # The server knows the user of a token.
         by = None if "authorization" in self._headers else request.by
         fields = {"reason": request.reason, "by": by, "mode": request.mode.value, "grace": request.grace, "wait": wait}
+        fields["force"] = request.force or None
         return {name: value for name, value in fields.items() if value is not None}
 
     def _cancel_one(self, agent_id: str, run_id: str, fields: dict[str, Any], wait: float) -> Cancelled:

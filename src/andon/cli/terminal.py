@@ -20,7 +20,7 @@ from typing import TextIO
 from msgspec import Struct
 
 from andon.core.log_text import BIDI, CONTROLS, LINES
-from andon.core.receipt import Receipt
+from andon.core.receipt import Receipt, ToolReceipt
 from andon.core.states import ToolOutcome
 from andon.messages import Usage
 
@@ -156,6 +156,7 @@ _MEANINGS = {
     ToolOutcome.abandoned: "abandoned, may still be running",
     ToolOutcome.cut: "cut while it ran",
     ToolOutcome.not_started: "never started",
+    ToolOutcome.compensated: "cut, and undone",
 }
 
 
@@ -163,9 +164,19 @@ def receipt_of(receipt: Receipt, stream: TextIO) -> str:
     """The receipt of a cancel as text."""
     pairs = [("cause", str(receipt.cause)), ("reason", receipt.reason or ""), ("by", receipt.by or "")]
     pairs += [("mode", str(receipt.mode)), ("phase", str(receipt.phase)), ("latency", milliseconds(receipt.latency))]
-    pairs += [("tool", f"{each.name}: {_MEANINGS.get(each.outcome, each.outcome)}") for each in receipt.tools]
+    pairs += [("tool", f"{each.name}: {_meaning(each)}") for each in receipt.tools]
     pairs += [("usage", usage_of(receipt.usage)), ("left over", ", ".join(receipt.leftovers) or "nothing")]
     return facts([(name, value) for name, value in pairs if value], stream)
+
+
+def _meaning(call: ToolReceipt) -> str:
+    """How a call ended, in words."""
+    words = _MEANINGS.get(call.outcome, str(call.outcome))
+    if call.let_finish:
+        words += ", let finish"
+    if call.undo is not None:
+        words += f"; {call.undo}" if call.outcome is ToolOutcome.abandoned else f"; not undone: {call.undo}"
+    return words
 
 
 def usage_of(usage: Usage) -> str:

@@ -10,7 +10,7 @@ from andon.errors import ConfigurationError
 
 
 class Bounds(Struct, frozen=True, gc=False):
-    """The bounds of a runtime's runs. All are in seconds, except the last two."""
+    """The bounds of a runtime's runs. Those that are not called threads are in seconds."""
 
     arm_seconds: float
     cut_seconds: float
@@ -21,6 +21,8 @@ class Bounds(Struct, frozen=True, gc=False):
     lease_seconds: float
     abandoned_threads: int
     abandoned_user_threads: int
+    finish_seconds: float = 10.0
+    undo_seconds: float = 5.0
 
     def check(self) -> None:
         """Raise if one of them is not a valid bound."""

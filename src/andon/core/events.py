@@ -25,6 +25,7 @@ class RunEvent(Word):
     tool_call_completed = "ToolCallCompleted"
     tool_call_error = "ToolCallError"
     tool_call_cancelled = "ToolCallCancelled"
+    tool_undo_started = "ToolUndoStarted"
     run_paused = "RunPaused"
     run_continued = "RunContinued"
     cancel_requested = "CancelRequested"
@@ -72,10 +73,11 @@ class Event(Plain, frozen=True, gc=False, omit_defaults=True):
     """One event of a run.
 
     `content` is the text of content events; on terminal events it is the whole text. `tool` is set on tool events.
-    `status`, `usage` and, after a cancel, `receipt` are set on terminal events. `model_retry`: a model call failed, and
-    is tried again. `error` says why it failed, and `delay` in how many seconds the next try begins. `store_waiting`:
-    the run's end could not be stored; `error` says why. It is tried again, and the terminal event comes once it is
-    stored. `context_reduced`: the conversation is too long for the model. `context` says how much of it is sent.
+    `tool_undo_started`: the call was cut, and what it has done is being undone; its end tells how that went. `status`,
+    `usage` and, after a cancel, `receipt` are set on terminal events. `model_retry`: a model call failed, and is tried
+    again. `error` says why it failed, and `delay` in how many seconds the next try begins. `store_waiting`: the run's
+    end could not be stored; `error` says why. It is tried again, and the terminal event comes once it is stored.
+    `context_reduced`: the conversation is too long for the model. `context` says how much of it is sent.
     """
 
     event: RunEvent

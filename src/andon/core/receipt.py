@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self
 import msgspec
 from msgspec import Struct
 
-from andon.core.states import CancelCause, CancelMode, FinishReason, Phase, RunStatus, StopReason, ToolOutcome
+from andon.core.states import FORCE, CancelCause, CancelMode, FinishReason, Phase, RunStatus, StopReason, ToolOutcome
 from andon.errors import say
 from andon.messages import Message, ToolCall, Usage
 from andon.plain import Plain
@@ -38,7 +38,7 @@ def is_seconds(value: object) -> bool:
         return False
 
 
-class CancelRequest(Struct, frozen=True, gc=False):
+class CancelRequest(Struct, frozen=True, gc=False, omit_defaults=True):
     """One call to cancel, with its arguments."""
 
     cause: CancelCause
@@ -47,6 +47,12 @@ class CancelRequest(Struct, frozen=True, gc=False):
     mode: CancelMode
     grace: float | None
     requested_at: float
+    force: bool = False
+    """Also cut the calls that a cancel lets finish. Older versions ignore it: then it is a cancel with mode `now`."""
+
+    @property
+    def rank(self) -> int:
+        return FORCE.rank if self.force else self.mode.rank
 
     @classmethod
     def make(
@@ -56,6 +62,7 @@ class CancelRequest(Struct, frozen=True, gc=False):
         by: str | None = None,
         mode: CancelMode | str = CancelMode.now,
         grace: float | None = None,
+        force: bool = False,
     ) -> CancelRequest:
         """Check the arguments of a caller. Raises only for an invalid mode or grace."""
         try:
@@ -64,10 +71,12 @@ class CancelRequest(Struct, frozen=True, gc=False):
             raise ValueError(f"mode is {mode!r}; use one of {', '.join(m.value for m in CancelMode)}") from None
         if not is_seconds(grace):
             raise ValueError(f"grace is {grace!r}; it is a number of seconds, 0 or more")
+        if force and (mode is not CancelMode.now or grace is not None):
+            raise ValueError("force=True cuts everything at once: leave out mode and grace, or leave out force")
         # They may also be the number and frame of a signal: `signal.signal(SIGINT, agent.cancel)`.
         reason = reason if isinstance(reason, str | None) else say(reason)
         by = by if isinstance(by, str) else None
-        return cls(cause, reason, by, mode, grace, time.time())
+        return cls(cause, reason, by, mode, grace, time.time(), bool(force))
 
 
 class ToolReceipt(Plain, frozen=True, gc=False, omit_defaults=True):
@@ -78,6 +87,10 @@ class ToolReceipt(Plain, frozen=True, gc=False, omit_defaults=True):
     outcome: ToolOutcome
     receipt: Receipt | None = None
     """If the tool is a sub-agent whose run was cancelled: the receipt of that run."""
+    let_finish: bool = False
+    """It was running when the run was cancelled. `on_cancel="finish"` let it end by itself."""
+    undo: str | None = None
+    """If the call can be undone and its outcome is not `compensated`: why it was not undone, or not yet."""
 
 
 class Receipt(Plain, frozen=True, gc=False):

@@ -12,8 +12,8 @@ import logging
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, cast
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakSet, WeakValueDictionary
 
 from andon.core.archive import Archive, Latencies
 from andon.core.backend import Backend, LocalBackend
@@ -60,6 +60,8 @@ class Runtime:
     `settle_seconds`: what the store may take at a run's end.
     `child_seconds`: what a run waits for the runs that its tools started, before and after it cancels them.
     `lease_seconds`: on a store that several processes share, how long a run is held without a sign of life.
+    `finish_seconds`: how long a cancel lets a call go on whose tool says `on_cancel="finish"`.
+    `undo_seconds`: what undoing a call that was cut may take.
     `abandoned_threads`: with so many still running, sync tools get an error result.
     `abandoned_user_threads`: the same of one user's; what one has beyond that takes nothing from the others.
     `max_events`: a run that has written so many is cancelled, with cause `budget`; 0 sets no limit.
@@ -81,6 +83,8 @@ class Runtime:
         settle_seconds: float = 2.0,
         child_seconds: float = 5.0,
         lease_seconds: float = 10.0,
+        finish_seconds: float = 10.0,
+        undo_seconds: float = 5.0,
         abandoned_threads: int = 64,
         abandoned_user_threads: int = 16,
         max_events: int = 0,
@@ -91,22 +95,16 @@ class Runtime:
         keep_days: float | None = None,
     ) -> None:
         _check_store(store)
-        self.bounds = Bounds(
-            arm_seconds,
-            cut_seconds,
-            abandon_seconds,
-            hook_seconds,
-            settle_seconds,
-            child_seconds,
-            lease_seconds,
-            abandoned_threads,
-            abandoned_user_threads,
-        )
+        task_seconds = arm_seconds, cut_seconds, abandon_seconds, hook_seconds, settle_seconds
+        threads = abandoned_threads, abandoned_user_threads
+        self.bounds = Bounds(*task_seconds, child_seconds, lease_seconds, *threads, finish_seconds, undo_seconds)
         self.bounds.check()
-        _check_count("max_events", max_events)
-        _check_count("max_event_bytes", max_event_bytes)
-        _check_count("max_result_bytes", max_result_bytes)
-        _check_count("max_attachment_bytes", max_attachment_bytes)
+        _check_counts(
+            max_events=max_events,
+            max_event_bytes=max_event_bytes,
+            max_result_bytes=max_result_bytes,
+            max_attachment_bytes=max_attachment_bytes,
+        )
         _check_count("max_depth", max_depth, least=1)
         if keep_days is not None and not is_seconds(keep_days):
             raise ConfigurationError(f"keep_days is {keep_days!r}; it must be a number, 0 or more, or None for all")
@@ -119,6 +117,8 @@ class Runtime:
         """Looks after the runs in a store that several processes share."""
         self.abandoned: dict[HeldResource, ToolCallScope] = {}
         """What tool calls that were cut still hold, each with its call."""
+        self.agents: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        """The agents that use it, by id, if its store is shared: to undo calls of runs whose process is gone."""
         self._local = LocalBackend(lambda: self.store, self._cancel_entries)
         self._backend: Backend = self._local
         self._runs: dict[str, LocalRun] = {}
@@ -171,14 +171,28 @@ class Runtime:
             if not run.may_be_elsewhere:  # one that the store is just asked to take as paused is paused in a moment
                 run.cancel_for(CancelCause.shutdown, "the runtime was closed")
         try:
-            async with asyncio.timeout(self.bounds.child_seconds + self.bounds.settle_seconds):
-                for run in going:
-                    await only_wait_settled(run)
+            await self._wait_all_settled(going)
         except TimeoutError:
             log.warning("the runtime is closed, though some of its runs have not ended: %s", self.runs)
         finally:
             await self.worker.close()
             await self.worker.store.close()
+
+    async def _wait_all_settled(self, going: list[LocalRun]) -> None:
+        """Wait until these runs have ended. What a cancel lets finish has a part of that time, and is then cut."""
+        bounds = self.bounds
+        force = CancelRequest.make(CancelCause.shutdown, "the runtime was closed", force=True)
+        try:
+            async with asyncio.timeout(bounds.child_seconds):
+                for run in going:
+                    await only_wait_settled(run)
+        except TimeoutError:
+            for run in going:
+                if run.is_cancelling:
+                    run.request_cancel(force)
+            async with asyncio.timeout(bounds.abandon_seconds + bounds.settle_seconds):
+                for run in going:
+                    await only_wait_settled(run)
 
     def run(self, run_id: str) -> Run | None:
         """The handle of the run with this id, if it has not ended yet."""
@@ -273,6 +287,7 @@ class Runtime:
         by: str | None = None,
         mode: CancelMode | str = CancelMode.now,
         grace: float | None = None,
+        force: bool = False,
     ) -> Outcomes:
         """Cancel every run that fits all that is given, and say for each what that achieved: a dict by run.
 
@@ -282,7 +297,7 @@ class Runtime:
         """
         if not all and run_id is None and session_id is None and user_id is None and agent_id is None:
             raise ValueError("say which runs: run_id=, session_id=, user_id=, agent_id=, or all=True")
-        request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace)
+        request = CancelRequest.make(reason=reason, by=by, mode=mode, grace=grace, force=force)
         return await cancel_fitting(self, Selection(run_id, session_id, user_id, agent_id), request)
 
     def has_ended(self, run_id: str) -> bool:
@@ -401,6 +416,11 @@ portal.on_hurry.append(_give_up)
 def _check_count(name: str, count: object, least: int = 0) -> None:
     if not isinstance(count, int) or isinstance(count, bool) or count < least:
         raise ConfigurationError(f"{name} is {count!r}; it must be a whole number, {least} or more")
+
+
+def _check_counts(**counts: object) -> None:
+    for name, count in counts.items():
+        _check_count(name, count)
 
 
 def _check_store(store: object) -> None:

@@ -21,7 +21,7 @@ from typing import Any, cast
 from msgspec import Struct
 
 from andon.core.receipt import CancelRequest
-from andon.core.states import CancelMode, CancelOutcome, StopReason
+from andon.core.states import FORCE, CancelMode, CancelOutcome, StopReason
 from andon.core.waiters import call_on
 
 Deliver = Callable[[CancelRequest], None]
@@ -49,7 +49,7 @@ Asked = tuple[int, int]
 NOTHING: Asked = (0, 0)
 
 _STRONGER = ("after_tools", "now")
-"""The keys under which later, stronger requests are kept: the names of their modes."""
+"""The keys under which later, stronger requests are kept: the names of their modes. With `force` it is that word."""
 
 Fate = CancelRequest | Completed | Failed
 
@@ -90,16 +90,29 @@ class CancelSignal:
             return None
         if len(self._slot) == 1 or request.mode is CancelMode.now:
             return request.mode
+        if "force" in self._slot:
+            return CancelMode.now
         asked = [request.mode, *(CancelMode(mode) for mode in _STRONGER if mode in self._slot)]
         return max(asked, key=lambda mode: mode.rank)
 
     @property
     def rank(self) -> int:
-        """How much to stop: 0 without a cancel, else the rank of its mode."""
+        """How much to stop: 0 without a cancel, else the rank of its mode, or that of `FORCE`."""
         if not self._slot:  # by far the most frequent case
             return 0
+        request = self.request
+        if request is not None and (request.force or "force" in self._slot):
+            return FORCE.rank
         mode = self.mode
         return 0 if mode is None else mode.rank
+
+    @property
+    def finish_grace(self) -> float | None:
+        """The grace of the request that brought the mode `now`: how long calls are let finish, if it says so."""
+        request = self.request
+        if request is None or request.mode is not CancelMode.now:
+            request = self._slot.get("now")
+        return None if request is None else request.grace
 
     def claim(self, end: Completed | Failed) -> Fate:
         """Try to end the run by completion or failure. Returns the fate that won."""
@@ -121,8 +134,9 @@ class CancelSignal:
         if not isinstance(winner, CancelRequest):
             return CancelOutcome.already_finished
         # A stronger mode escalates at once, and a grace when its time is over.
-        stronger = request.mode.rank > self.rank
-        entered = stronger and self._slot.setdefault(request.mode.value, request) is request
+        stronger = request.rank > self.rank
+        key = "force" if request.force else request.mode.value
+        entered = stronger and self._slot.setdefault(key, request) is request
         if not entered and _end_of_grace(request) < min(map(_end_of_grace, self.graces), default=math.inf):
             self._slot.setdefault("graces", []).append(request)
         self.deliver_again(batch)

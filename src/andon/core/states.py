@@ -8,6 +8,7 @@ Programs use the member names; the values are sent over the wire. All members ar
 from __future__ import annotations
 
 from enum import Enum, StrEnum
+from typing import Protocol
 
 from andon.errors import IllegalTransitionError
 
@@ -125,6 +126,25 @@ class CancelMode(Word):
 _RANK = {CancelMode.after_turn: 1, CancelMode.after_tools: 2, CancelMode.now: 3}
 
 
+class Rank(Protocol):
+    """How strong a cancel has to be to cut something: a mode, or `FORCE`."""
+
+    @property
+    def rank(self) -> int: ...
+
+
+class Force:
+    """One rank above `now`: for what only a cancel with `force=True` cuts. The mode of such a cancel is `now`."""
+
+    rank = 4
+
+    def __repr__(self) -> str:
+        return "FORCE"
+
+
+FORCE = Force()
+
+
 class CancelCause(Word):
     """Why a run was cancelled."""
 
@@ -157,7 +177,7 @@ class ToolOutcome(Word):
 
     `failed`: the tool raised, took too long, or gave a result that can't be used. `refused`: by a person, by a hook, or
     because such a call is not possible (an unknown tool, arguments that don't fit). `abandoned`: the tool may still be
-    running.
+    running. `compensated`: it was cut, and what it had done was undone.
     """
 
     completed = "completed"

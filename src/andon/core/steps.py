@@ -4,6 +4,9 @@
 Everything that may wait for long is a step: a model call, a tool, an async hook, a back-off, a queue. A cut step is
 cancelled once, so that its `except` and `finally` may await and finish. It is cancelled again when it has not ended
 after `cut_seconds`. It is abandoned, and named, after `abandon_seconds`. The run never waits for it longer than that.
+
+A step says which cancel cuts it (`cut_by`). One that only `FORCE` cuts is let finish by a cancel with mode `now`. From
+that moment it has `finish_within` seconds. Then it is cut like any other step.
 """
 
 from __future__ import annotations
@@ -11,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from andon.core.log_text import cut_line
+from andon.core.states import CancelMode
 from andon.core.waiters import Waiters
 from andon.core.watchdog import Watchdog
 from andon.errors import StoreError, confide, describe
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
     from andon.core.bounds import Bounds
     from andon.core.records import SessionKey
     from andon.core.signal import CancelSignal
-    from andon.core.states import CancelMode
+    from andon.core.states import Rank
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -58,7 +63,9 @@ class Step(Generic[T]):
 
     __slots__ = (
         "_error",
+        "_finish_timer",
         "_make",
+        "_patience",
         "_runner",
         "_task",
         "_timer",
@@ -66,6 +73,7 @@ class Step(Generic[T]):
         "_waiter",
         "abandoned",
         "cut_by",
+        "finish_within",
         "finished",
         "name",
         "on_cut",
@@ -79,11 +87,15 @@ class Step(Generic[T]):
         runner: StepRunner,
         make: Callable[[], Awaitable[T]],
         name: str,
-        cut_by: CancelMode | None = None,
+        cut_by: Rank | None = None,
         on_cut: Callable[[], None] | None = None,
         timeout: float | None = None,
+        finish_within: float | None = None,
+        patience: Callable[[], float] | None = None,
     ) -> None:
         self._runner, self.name, self.cut_by, self.on_cut = runner, name, cut_by, on_cut
+        self.finish_within, self._patience = finish_within, patience
+        self._finish_timer: asyncio.TimerHandle | None = None
         self._make: Callable[[], Awaitable[T]] | None = make
         self._value: T
         self._error: BaseException | None = None
@@ -149,7 +161,7 @@ class Step(Generic[T]):
     def outcome(self) -> T:
         """What the work returned or raised; Cut if the run was cancelled under it."""
         error, self._error = self._error, None
-        if isinstance(error, StrayCancelError) and self._is_cancelled():
+        if isinstance(error, StrayCancelError) and (self._is_cancelled() or self._was_swept_away):
             # The host ends its loop and cancels every task at once. This task was reached before the run's own.
             self.mark_cut()
         if self.was_cut:
@@ -179,15 +191,27 @@ class Step(Generic[T]):
             self.was_cut_alone = True
             self._runner.cut([self])
 
+    def cut_in(self, seconds: float, cut: Callable[[], object] | None = None) -> None:
+        """A cancel lets it finish: cut it if it has not ended by itself in so many seconds. The first call counts."""
+        if self._finish_timer is None and self.can_be_cut:
+            self._runner.busy_for(seconds)
+            self._finish_timer = self._runner.loop.call_later(seconds, cut or self._cut_late)
+
+    def _cut_late(self) -> None:
+        self._runner.cut([self])
+
+    @property
+    def is_being_let_finish(self) -> bool:
+        """A cancel would have cut it, had it not said that it is to be let finish."""
+        return self._finish_timer is not None
+
     @property
     def can_be_cut(self) -> bool:
         return not (self.finished or self.was_cut or self._task.done())
 
     def cut(self) -> None:
         """Cancel its task. The watchdog, which watches it already, acts if it does not end."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timers()
         try:
             self.mark_cut()
         finally:
@@ -205,12 +229,31 @@ class Step(Generic[T]):
     def _is_cancelled(self) -> bool:
         return self.cut_by is not None and self._runner.signal.rank >= self.cut_by.rank
 
+    @property
+    def _was_swept_away(self) -> bool:
+        """The host has cancelled the run's task, and with it this one, which our own cancel would have let finish."""
+        return self.cut_by is not None and self._runner.host_has_cancelled
+
+    def _stop_timers(self) -> None:
+        for timer in (self._timer, self._finish_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = None
+
     def cut_again(self) -> None:
         """It was cut a while ago, and has not ended."""
         self._task.cancel()
         bounds = self._runner.bounds
         seconds = max(0.0, bounds.abandon_seconds - bounds.cut_seconds)
-        self._timer = self._task.get_loop().call_later(seconds, self.give_up)  # the run may have left its loop
+        self._timer = self._task.get_loop().call_later(seconds, self._run_out)  # the run may have left its loop
+
+    def _run_out(self) -> None:
+        """Its time is over. But a run that it waits for may be letting a call finish, or undoing one."""
+        more = 0.0 if self._patience is None else self._patience()
+        if more > 0:
+            self._timer = self._task.get_loop().call_later(more, self._run_out)
+        else:
+            self.give_up()
 
     def give_up(self) -> None:
         """It was cut and does not end: name it, and let the run go on without it."""
@@ -238,9 +281,7 @@ class Step(Generic[T]):
 
     def _finish(self) -> None:
         self.finished = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timers()
         self.watchdog.release(self)
         self._runner.forget(self)
         if self._waiter is not None and not self._waiter.done():
@@ -266,6 +307,7 @@ class StepRunner:
     """Runs the steps of a run, cuts them, and remembers what had to be left behind."""
 
     __slots__ = (
+        "_busy_until",
         "_key",
         "_leftovers",
         "_on_host_cancel",
@@ -289,6 +331,7 @@ class StepRunner:
         self.waiters = Waiters()
         """Woken when something that was left behind is gone, and whenever the state of the run changes."""
         self._steps: list[Step[Any]] = []
+        self._busy_until = 0.0
         self._leftovers: dict[object, str] | None = None  # made when it is needed: a waiting run stays small
         self._warnings: list[str] | None = None
         self._on_host_cancel: Callable[[], object] | None = None
@@ -332,19 +375,22 @@ class StepRunner:
         make: Callable[[], Awaitable[T]],
         *,
         name: str,
-        cut_by: CancelMode | None,
+        cut_by: Rank | None,
         timeout: float | None = None,
         on_cut: Callable[[], None] | None = None,
+        finish_within: float | None = None,
+        patience: Callable[[], float] | None = None,
     ) -> Step[T]:
         """Start one piece of work in a task of its own. Await the step that is returned, or call its `wait()`.
 
         `cut_by` is the weakest mode that cuts it, None for work that only its `timeout` may cut. Raises Cut if the run
         was cancelled with such a mode before. To await the step raises Cut if that happens meanwhile, and CutAloneError
-        if the step's own time was up.
+        if the step's own time was up. With `FORCE`, a cancel with mode `now` lets it go on for `finish_within` seconds.
+        `patience` says how much longer it may take to stop, because it waits for other runs that stop.
         """
         if cut_by is not None:
             self.gate(cut_by)
-        step: Step[T] = Step(self, make, name, cut_by, on_cut, timeout)
+        step: Step[T] = Step(self, make, name, cut_by, on_cut, timeout, finish_within, patience)
         self._steps.append(step)
         return step
 
@@ -371,7 +417,7 @@ class StepRunner:
             self.warn(f"{name} failed", error=error)
         return None
 
-    def gate(self, mode: CancelMode) -> None:
+    def gate(self, mode: Rank) -> None:
         """Raise Cut if the run was cancelled with this mode or a stronger one. Called before anything new begins."""
         if self.signal.rank >= mode.rank:
             raise Cut
@@ -379,9 +425,27 @@ class StepRunner:
     # -- cutting them -------------------------------------------------------------------------------------------------
 
     def cut_for_cancel(self) -> None:
-        """Cut the steps that the cancel's mode cuts."""
+        """Cut the steps that the cancel's mode cuts. What it lets finish has so much time from now on."""
         rank = self.signal.rank
         self.cut([step for step in self._steps if step.cut_by is not None and step.cut_by.rank <= rank])
+        if rank >= CancelMode.now.rank:
+            for step in self._steps:
+                if step.cut_by is not None and step.cut_by.rank > rank:
+                    step.cut_in(self.finish_seconds(step.finish_within))
+
+    def finish_seconds(self, own: float | None) -> float:
+        """How long a call is let finish: its own `finish_within`, else the cancel's grace, else the runtime's bound."""
+        bounds = (own, self.signal.finish_grace, self.bounds.finish_seconds)
+        return next(seconds for seconds in bounds if seconds is not None)
+
+    def busy_for(self, seconds: float) -> None:
+        """The run ends, but it lets something finish, or undoes something: that may take so long."""
+        self._busy_until = max(self._busy_until, time.monotonic() + seconds + self.bounds.abandon_seconds)
+
+    @property
+    def patience(self) -> float:
+        """For how many seconds more the end of the run may have to wait for such things. 0 or less if for none."""
+        return self._busy_until - time.monotonic()
 
     def cut_all(self) -> None:
         """Cut every step, also those that no cancel cuts."""

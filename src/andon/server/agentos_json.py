@@ -26,7 +26,7 @@ from andon.server.sse import escape_line_separators
 
 UNKNOWN_TO_AGENTOS = frozenset(
     {RunEvent.cancel_requested, RunEvent.model_retry, RunEvent.store_waiting, RunEvent.tool_call_cancelled}
-    | {RunEvent.context_reduced}
+    | {RunEvent.context_reduced, RunEvent.tool_undo_started}
 )
 """Events that the client of the AgentOS family complains about."""
 
@@ -36,6 +36,7 @@ _TOOL_EVENTS = frozenset(
         RunEvent.tool_call_completed,
         RunEvent.tool_call_error,
         RunEvent.tool_call_cancelled,
+        RunEvent.tool_undo_started,
     }
 )
 _HEADS = {kind: f"\nevent: {kind.value}\ndata: ".encode() for kind in RunEvent}

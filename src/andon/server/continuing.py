@@ -68,6 +68,8 @@ OPTIONS = ("timeout", "max_turns", "budget", "output_schema")
 
 class CancelCall(Struct):
     reason: str | None = None
+    force: bool = False
+    """Don't let it finish, if its tool says `on_cancel="finish"`."""
 
 
 @router.post("/agents/{agent_id}/runs/{run_id}/continue", openapi_extra=openapi_body(Continue))
@@ -113,7 +115,9 @@ async def cancel_call(request: Request, agent_id: str, run_id: str, call_id: str
     if isinstance(found, RunRecord) and not found.status.final:
         raise Problem(409, f"run {run_id!r} is held by another server: ask that one to cancel a call of it")
     outcome = (
-        found.cancel_tool(call_id, wanted.reason) if isinstance(found, LocalRun) else CancelOutcome.already_finished
+        found.cancel_tool(call_id, wanted.reason, wanted.force)
+        if isinstance(found, LocalRun)
+        else CancelOutcome.already_finished
     )
     view = {"run_id": run_id, "call_id": call_id, "outcome": outcome, "status": found.status}
     if outcome is CancelOutcome.unknown:

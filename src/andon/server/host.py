@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 from andon.agent.agent import Agent, RunOptions
 from andon.agent.json_schema import JsonSchema
 from andon.agent.prompt import Prompt
+from andon.core.receipt import CancelRequest
 from andon.core.records import RequestKey, RunRecord, SessionKey
 from andon.core.run.handle import local_run
 from andon.core.run.run import LocalRun
@@ -358,6 +359,10 @@ class Host:
             elif run.cancel_for(CancelCause.shutdown):
                 paused += counts
         await self._rested(self._pending_answers.reject_all(), SETTLE_SECONDS)
+        if finishing := [run for run in self.live if run.is_cancelling and run.children.patience > 0]:
+            for run in finishing:  # what a cancel lets finish has had its time
+                run.request_cancel(CancelRequest.make(CancelCause.shutdown, force=True))
+            await self._rested((), SETTLE_SECONDS)
         if kept:
             log.info("paused runs that can be answered after a restart: %d", kept)
         if paused:

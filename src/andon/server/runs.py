@@ -112,6 +112,8 @@ class Cancel(Struct):
     by: str | None = None
     mode: str = "now"
     grace: float | None = None
+    force: bool = False
+    """Also cut calls whose tools say `on_cancel="finish"`."""
     wait: float | None = None
 
     def request(self) -> CancelRequest:
@@ -119,7 +121,7 @@ class Cancel(Struct):
             raise Problem(422, f"wait is {self.wait}; it is a number of seconds from 0 to {MAX_WAIT:g}")
         check_reason(self.reason)
         try:
-            return CancelRequest.make(CancelCause.user, self.reason, self.by, self.mode, self.grace)
+            return CancelRequest.make(CancelCause.user, self.reason, self.by, self.mode, self.grace, self.force)
         except ValueError as error:
             raise Problem(422, str(error)) from None
 

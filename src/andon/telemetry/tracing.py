@@ -26,7 +26,7 @@ from andon.models.base import ModelRequest
 from andon.telemetry import content
 from andon.telemetry.spans import CALL, MODEL, RUN, TURN, Facts, OpenSpans, Tracing, never_raises, type_of
 
-_BY_THE_END = frozenset({ToolOutcome.cut, ToolOutcome.abandoned, ToolOutcome.not_started})
+_BY_THE_END = frozenset({ToolOutcome.cut, ToolOutcome.abandoned, ToolOutcome.not_started, ToolOutcome.compensated})
 """The outcomes of calls that the end of the run stopped."""
 
 

@@ -41,17 +41,23 @@ class Cancel:
     grace: float | None = None
     again: CancelMode | str | None = None
     later: int = 0
+    force: bool = False
+    """Let nothing finish. If it asks again: only then."""
 
     def __post_init__(self) -> None:
-        for mode in (self.mode, self.again or self.mode):
-            CancelRequest.make(mode=mode, grace=self.grace)  # raises if they are not valid together
+        self.request(self.mode, self.force and self.again is None)  # these raise if they are not valid together
+        self.request(self.again or self.mode, self.force)
         if self.later < 0:
             raise ValueError(f"later is {self.later}; the second cancel comes 0 or more steps after the first")
 
+    def request(self, mode: CancelMode | str, force: bool) -> CancelRequest:
+        return CancelRequest.make(reason=REASON, mode=mode, grace=None if force else self.grace, force=force)
+
     def __str__(self) -> str:
+        force = " with force" if self.force else ""
         grace = "" if self.grace is None else f" with grace {self.grace:g}"
         again = "" if self.again is None else f", again ({CancelMode(self.again).value}) {self.later} steps later"
-        return f"cancel ({CancelMode(self.mode).value}){grace}{again}"
+        return f"cancel ({CancelMode(self.mode).value}){grace}{again}{force}"
 
 
 class Injection(ABC):
@@ -121,17 +127,17 @@ class CancelRun(Injection):
         stage.watched, stage.ended_before, stage.was_paused = run, run.status.final, run.is_paused
         if self.within is not None:
             stage.time_runs([run])
-        self._ask(stage, run, self.cancel.mode)
+        self._ask(stage, run, self.cancel.mode, self.cancel.force and self.cancel.again is None)
         if self.cancel.again is not None:
-            again = functools.partial(self._ask, stage, run, self.cancel.again)
+            again = functools.partial(self._ask, stage, run, self.cancel.again, self.cancel.force)
             if self.cancel.later:
                 stage.loop.before(stage.loop.steps + self.cancel.later, again)
             else:
                 again()
         return True
 
-    def _ask(self, stage: Stage, run: LocalRun, mode: CancelMode | str) -> None:
-        request = CancelRequest.make(reason=REASON, mode=mode, grace=self.cancel.grace)
+    def _ask(self, stage: Stage, run: LocalRun, mode: CancelMode | str, force: bool) -> None:
+        request = self.cancel.request(mode, force)
         stage.outcomes.append(runtime_of(run).cancel_run(run.run_id, request))
         wait = 0.0 if request.mode is CancelMode.now else request.grace
         if stage.was_paused:  # another thread ends it, in real time

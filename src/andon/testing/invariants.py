@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from andon.agent.call_record import ASKING, NOT_APPROVED, OUT_OF_TIME
+from andon.agent.call_record import ASKING, NOT_APPROVED, OUT_OF_TIME, UNDONE_ASKING
 from andon.agent.settle import MARKERS
 from andon.core.events import TERMINAL_EVENT, Event, RunEvent
 from andon.core.receipt import Receipt, RunResult
@@ -36,8 +36,13 @@ NEWS = {RunEvent.run_content, RunEvent.reasoning, RunEvent.tool_call_started}
 OWN_ENDS = {ToolOutcome.completed, ToolOutcome.failed, ToolOutcome.refused}
 """The possible outcomes of a call that no cancel cut."""
 
-ERRORS = {ToolOutcome.failed, ToolOutcome.refused, ToolOutcome.abandoned}
-"""The possible outcomes in `tool_call_error`. A call that was out of time and did not stop is abandoned."""
+ERRORS = {ToolOutcome.failed, ToolOutcome.refused, ToolOutcome.abandoned, ToolOutcome.compensated}
+"""The possible outcomes in `tool_call_error`. A call that was out of time and did not stop is abandoned; one that was
+undone then is compensated.
+"""
+
+KEPT = {ToolOutcome.completed, ToolOutcome.refused, ToolOutcome.not_started}
+"""The outcomes that a call can't have once it is being undone."""
 
 LETS = {
     CancelMode.after_tools: {*OWN_ENDS, ToolOutcome.not_started},
@@ -147,6 +152,7 @@ def check_calls(own: Sequence[Message], events: Sequence[Event], carried: bool =
     With `carried`, the run continues an earlier one, and some calls ended there.
     """
     starts = Counter(_call_id(event) for event in events if event.event is RunEvent.tool_call_started)
+    undone = Counter(_call_id(event) for event in events if event.event is RunEvent.tool_undo_started)
     asked = _pauses(events)
     ends: dict[str, list[Event]] = {}
     for event in events:
@@ -166,6 +172,7 @@ def check_calls(own: Sequence[Message], events: Sequence[Event], carried: bool =
             yield f"the tool call {call_id!r} must have one end; it has {[event.event.name for event in mine]}"
         elif call_id in results:
             yield from _check_end(mine[0], starts[call_id] > 0, results[call_id])
+            yield from _check_undo(mine[0], undone[call_id], results[call_id])
 
 
 def _check_end(end: Event, started: bool, result: ToolResult) -> Iterator[str]:
@@ -188,6 +195,18 @@ def _check_end(end: Event, started: bool, result: ToolResult) -> Iterator[str]:
         yield f"{name} failed, though it never started"
     elif end.tool.outcome is ToolOutcome.abandoned and OUT_OF_TIME[end.tool.outcome] not in result.content:
         yield f"{name} has the outcome {end.tool.outcome}, which its result does not say: {result.content!r}"
+
+
+def _check_undo(end: Event, undone: int, result: ToolResult) -> Iterator[str]:
+    """A call is undone once at most, and one that was undone is never kept."""
+    assert end.tool is not None
+    name, outcome = f"the tool call {result.call_id!r}", end.tool.outcome
+    if undone > 1:
+        yield f"{name} was undone {undone} times"
+    if undone and (outcome in KEPT or result.status == "ok"):
+        yield f"{name} was undone and kept: its outcome is {outcome}, its result {result.content!r}"
+    if outcome is ToolOutcome.compensated and not undone:
+        yield f"{name} has the outcome compensated, but nothing was undone"
 
 
 def _call_id(event: Event) -> str:
@@ -241,7 +260,8 @@ def _check_receipt(
         yield f"the receipt names the calls {[tool.call_id for tool in receipt.tools]}, the conversation has {calls}"
     told = {_call_id(event): event.tool.outcome for event in events if event.event in ENDS and event.tool is not None}
     alone = {_call_id(event) for event in events if _ended_alone(event)} | _answered(events)
-    asking = any(result.content in (ASKING, NOT_APPROVED) for message in own for result in message.tool_results)
+    waited = (ASKING, NOT_APPROVED, UNDONE_ASKING)
+    asking = any(result.content in waited for message in own for result in message.tool_results)
     for tool in receipt.tools:
         if told.get(tool.call_id) != tool.outcome:
             yield f"the receipt says {tool.outcome} of call {tool.call_id!r}, its event {told.get(tool.call_id)}"

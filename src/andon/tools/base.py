@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import msgspec
@@ -37,6 +37,14 @@ class ToolOutput(Struct, frozen=True):
     attachments: list[Media] = []
 
 
+class Undo(Protocol):
+    """Undoes calls of one tool."""
+
+    def bind(self, bound: Mapping[str, Any], ctx: ToolContext) -> Callable[[], Any]:
+        """The sync or async function that undoes a call with these arguments."""
+        ...
+
+
 class Traits(Struct, frozen=True):
     """How an agent has to treat a tool. A tool says so with an attribute `traits`."""
 
@@ -46,6 +54,12 @@ class Traits(Struct, frozen=True):
     """Seconds after which the call is cut, alone."""
     idempotent: bool = False
     """Calling it twice does no more than calling it once."""
+    finish: bool = False
+    """A cancel lets a call that has started finish, unless it is one with `force`."""
+    finish_within: float | None = None
+    """How many seconds such a call has from the cancel on. None: what the cancel, or the runtime, says."""
+    undo: Undo | None = None
+    """What undoes a call that was cut."""
 
 
 PLAIN = Traits()
@@ -99,7 +113,10 @@ class ToolContext(Generic[Deps]):
 
     @property
     def cancelled(self) -> bool:
-        """True once the run was cancelled with mode `now`. Cheap enough to read in a tight loop."""
+        """True once the call is cut: by a cancel of the run with mode `now`, its own time limit, or a cancel of this
+        call alone. While a cancel lets the call finish (`on_cancel="finish"`), it is False. Cheap enough to read in a
+        tight loop.
+        """
         scope = self._internals.scope
         scope.watches_cancel = True
         return scope.cancelled
@@ -118,6 +135,15 @@ class ToolContext(Generic[Deps]):
         scope = self._internals.scope
         scope.watches_cancel = True
         return scope.on_cancel(callback)
+
+    def on_undo(self, step: Callable[[], object]) -> Callable[[], object]:
+        """Have `step` called if the call is cut, after it has ended. Steps are called in the reverse order.
+
+        For what the call has done so far: `ctx.on_undo(lambda: disk.delete(copy))`. Sync steps run in a thread, async
+        ones on the run's loop, and all together have `Runtime(undo_seconds=…)`. A call that ends by itself, with a
+        result or an error, is not undone. Safe from any thread of the tool. Returns a function that removes the step.
+        """
+        return self._internals.scope.on_undo(step)
 
     def interrupt(self, name: str, payload: Any = None) -> Any:
         """Ask a person, and return the answer.

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence, Set, ValuesView
 from numbers import Integral, Real
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 import msgspec
 
@@ -23,9 +23,13 @@ from andon.messages import Media, sendable
 from andon.tools.base import ATTACHED, NO_OUTPUT, PLAIN, Tool, ToolContext, ToolOutput, Traits, internals_of
 from andon.tools.schema import Parameters, find_origin, parse_docstring
 from andon.tools.thread import call_in_thread
+from andon.tools.undo import UndoFunction
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+OnCancel: TypeAlias = Literal["cut", "finish"] | Callable[..., Any]
+"""What a cancel does to a call that has started: it is cut, let finish, or cut and then undone by this function."""
 
 _NAME = r"[a-zA-Z0-9_-]{1,64}"
 _BYTES = (bytes, bytearray, memoryview)
@@ -45,6 +49,7 @@ class FunctionTool(Generic[P, R]):
         name: str | None = None,
         description: str | None = None,
         traits: Traits = PLAIN,
+        undo: Callable[..., Any] | None = None,
     ) -> None:
         _refuse_what_is_no_function(function)
         self.traits = traits
@@ -52,6 +57,9 @@ class FunctionTool(Generic[P, R]):
         self.name = _checked_name(function, name)
         self.__name__ = getattr(function, "__name__", self.name)
         self._parameters = Parameters(function, self.name)
+        if undo is not None:
+            undo = undo.__wrapped__ if isinstance(undo, FunctionTool) else undo
+            self.traits = msgspec.structs.replace(traits, undo=UndoFunction(undo, self.name, self._parameters))
         self.description = parse_docstring(inspect.getdoc(find_origin(function)))[0]
         if description is not None:
             self.description = description
@@ -95,6 +103,8 @@ def tool(
     approval: bool = False,
     timeout: float | None = None,
     idempotent: bool = False,
+    on_cancel: OnCancel = "cut",
+    finish_within: float | None = None,
 ) -> FunctionTool[P, R]: ...
 
 
@@ -106,6 +116,8 @@ def tool(
     approval: bool = False,
     timeout: float | None = None,
     idempotent: bool = False,
+    on_cancel: OnCancel = "cut",
+    finish_within: float | None = None,
 ) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 
 
@@ -118,6 +130,8 @@ def tool(
     approval: bool = False,
     timeout: float | None = None,
     idempotent: bool = False,
+    on_cancel: OnCancel = "cut",
+    finish_within: float | None = None,
 ) -> Any:
     """Make a function a tool. The model sees its name, its docstring and its annotations.
 
@@ -137,13 +151,31 @@ def tool(
 
     `approval=True` asks a person before each call; `timeout` ends a call that takes longer, and that call alone;
     `idempotent=True` says that a call may be repeated when a run goes on after a cut.
+
+    `on_cancel="finish"` lets a call that has started finish when its run is cancelled, for at most `finish_within`
+    seconds. `on_cancel=refund` cuts it, and then calls `refund` with the call's arguments by name, and with `call_id`
+    or the `ToolContext` if it has such a parameter.
     """
     if not is_seconds(timeout):
         raise ToolDefinitionError(f"timeout is {timeout!r}; it is a number of seconds, 0 or more")
-    traits = Traits(approval, timeout, idempotent)
+    finish, undo = _read_on_cancel(on_cancel, finish_within)
+    traits = Traits(approval, timeout, idempotent, finish, finish_within)
     if function is None:
-        return functools.partial(FunctionTool, name=name, description=description, traits=traits)
-    return FunctionTool(function, name=name, description=description, traits=traits)
+        return functools.partial(FunctionTool, name=name, description=description, traits=traits, undo=undo)
+    return FunctionTool(function, name=name, description=description, traits=traits, undo=undo)
+
+
+def _read_on_cancel(given: object, finish_within: object) -> tuple[bool, Callable[..., Any] | None]:
+    """Whether a call is let finish, and the function that undoes it."""
+    if not is_seconds(finish_within):
+        raise ToolDefinitionError(f"finish_within is {finish_within!r}; it is a number of seconds, 0 or more")
+    if finish_within is not None and given != "finish":
+        raise ToolDefinitionError('finish_within is for on_cancel="finish": add that, or leave finish_within out')
+    if given in ("cut", "finish"):
+        return given == "finish", None
+    if isinstance(given, type) or not callable(given):
+        raise ToolDefinitionError(f'on_cancel is {given!r}; use "finish", or a function that undoes a call')
+    return False, given
 
 
 def as_tool(obj: object) -> Tool:

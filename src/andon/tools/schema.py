@@ -49,6 +49,16 @@ class Parameters:
         """The parameter that takes the ToolContext; the model never sees it."""
         self._shown = {name: parameter for name, parameter in parameters.items() if name != self.context}
 
+    @property
+    def names(self) -> list[str]:
+        """The arguments that the model gives."""
+        return list(self._shown)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The values of arguments that the model may leave out."""
+        return {name: each.default for name, each in self._shown.items() if each.default is not each.empty}
+
     @functools.cached_property
     def schema(self) -> dict[str, Any]:
         """The JSON schema of the arguments."""
@@ -245,6 +255,12 @@ def _names_around(origin: Any) -> dict[str, Any]:
         with suppress(ValueError):  # the cell is still empty
             names[name] = cell.cell_contents
     return names
+
+
+def context_parameters(written: dict[str, Any], origin: Any) -> list[str]:
+    """Which of these parameters, by their annotations, take the ToolContext."""
+    hints, _ = _resolve(written, origin)
+    return [name for name in written if _is_context(hints.get(name, written[name]))]
 
 
 def _is_context(annotation: Any) -> bool:

@@ -18,7 +18,7 @@ from andon.core.records import RunRecord, SessionKey
 from andon.core.run.limits import Limits
 from andon.core.selection import Selection
 from andon.core.signal import CancelSignal
-from andon.core.states import CancelCause, CancelMode, CancelOutcome, RunStatus
+from andon.core.states import FORCE, CancelCause, CancelMode, CancelOutcome, Rank, RunStatus
 from andon.core.steps import CutAloneError, StepRunner
 from andon.errors import SessionBusyError, TooDeepError
 
@@ -65,6 +65,7 @@ class ParentCall(Protocol):
     children: dict[TreeRun, None]
     receipt: Receipt | None
     cancelled: bool
+    cut_by: Rank
 
     @property
     def run(self) -> TreeRun: ...
@@ -136,6 +137,22 @@ class ChildRuns:
         runs = [place._run for place in (self, *self.ancestors)]
         deadlines = (run.limits.deadline for run in runs if run is not None)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    @property
+    def cut_rank(self) -> int:
+        """The rank of the weakest cancel of its parent that cancels it too."""
+        call = self.born_in
+        return CancelMode.now.rank if call is None or call.cancelled else call.cut_by.rank
+
+    @property
+    def patience(self) -> float:
+        """For how many seconds more this run, or one below it, may let something finish, or undo it. 0 if none does."""
+        places, longest = [self], 0.0
+        while places:
+            place = places.pop()
+            longest = max(longest, place._steps.patience)
+            places += place._live.copy()
+        return longest
 
     @property
     def budget_left(self) -> Budget | None:
@@ -217,15 +234,19 @@ class ChildRuns:
         """Cancel the children, and theirs, if this run was cancelled. A softer mode than `now` lets them finish.
 
         Not by recursion: a tree may be deeper than the stack. Below a child that was cancelled before, everything was
-        cancelled too, or will be when that child applies its own cancel.
+        cancelled too, or will be when that child applies its own cancel. A child of a call that is let finish goes on;
+        it is cancelled when that call is cut.
         """
         cancelled: list[ChildRuns] = [self]
         while cancelled:
             place = cancelled.pop()
             run = place._run
             if run is not None and place._live and run.signal.rank >= CancelMode.now.rank:
-                request = CancelRequest.make(CancelCause.parent, f"run {run.run_id} was cancelled")
-                newly = [each for each in place.live if each.request_cancel_alone(request) is CancelOutcome.requested]
+                rank = run.signal.rank
+                why, force = f"run {run.run_id} was cancelled", rank >= FORCE.rank
+                request = CancelRequest.make(CancelCause.parent, why, force=force)
+                asked = [each for each in place.live if each.children.cut_rank <= rank]
+                newly = [each for each in asked if each.request_cancel_alone(request) is CancelOutcome.requested]
                 cancelled += [each.children for each in newly]
 
     async def wait(self) -> None:
@@ -243,7 +264,8 @@ class ChildRuns:
         """Cancel the children, and wait for their ends. A child that does not end in time is named."""
         for child in self.live:
             child.cancel_for(CancelCause.parent, f"run {self.run_id} ended")
-        await self._steps.bounded(self._childless, "waiting for child runs", self._steps.bounds.child_seconds)
+        seconds = max(self._steps.bounds.child_seconds, self.patience)
+        await self._steps.bounded(self._childless, "waiting for child runs", seconds)
         for child in self.live:
             self._steps.leave_behind(child.children, f"run {child.run_id} of {child.session_key.agent_id}")
 

@@ -85,6 +85,13 @@ class EndingRun(Protocol):
 # -- settling ---------------------------------------------------------------------------------------------------------
 
 
+async def undo_and_settle(run: EndingRun, ending: Ending, fate: Fate) -> None:
+    """Undo the calls that were cut, and then settle, which tells what became of them."""
+    assert run.work is not None
+    await run.work.undo()
+    settle_as(run, ending, fate)
+
+
 def settle_as(run: EndingRun, ending: Ending, fate: Fate) -> None:
     """Bring what was seen of the run so far into its final form."""
     assert run.work is not None

@@ -164,9 +164,14 @@ class Run(Generic[OutputT]):
         by: str | None = None,
         mode: CancelMode | str = CancelMode.now,
         grace: float | None = None,
+        force: bool = False,
     ) -> CancelOutcome:
-        """Cancel the run. Never waits; safe from any thread, loop, tool, hook or signal handler."""
-        return self._local.request_cancel(CancelRequest.make(CancelCause.user, reason, by, mode, grace))
+        """Cancel the run. Never waits; safe from any thread, loop, tool, hook or signal handler.
+
+        `grace` turns a milder mode into `now` after so many seconds; with `now` it says how long a call is let finish
+        whose tool says `on_cancel="finish"`. `force=True` lets nothing finish.
+        """
+        return self._local.request_cancel(CancelRequest.make(CancelCause.user, reason, by, mode, grace, force))
 
     async def cancel_and_wait(
         self,
@@ -176,12 +181,13 @@ class Run(Generic[OutputT]):
         by: str | None = None,
         mode: CancelMode | str = CancelMode.now,
         grace: float | None = None,
+        force: bool = False,
     ) -> Receipt | None:
         """Cancel, and wait until all of the run is gone. After `timeout` seconds the receipt names what is left.
 
         A run that had ended without a cancel has no receipt.
         """
-        self.cancel(reason, by, mode, grace)
+        self.cancel(reason, by, mode, grace, force)
         return await wait_gone(self._local, timeout)
 
     async def gone(self, timeout: float | None = None) -> Receipt | None:
@@ -191,9 +197,12 @@ class Run(Generic[OutputT]):
         """
         return await wait_gone(self._local, timeout)
 
-    def cancel_tool(self, call_id: str, reason: str | None = None) -> CancelOutcome:
-        """Cancel one tool call and keep the run: the model is told, and the turn goes on. Safe from anywhere."""
-        return self._local.cancel_tool(call_id, reason)
+    def cancel_tool(self, call_id: str, reason: str | None = None, force: bool = False) -> CancelOutcome:
+        """Cancel one tool call and keep the run: the model is told, and the turn goes on. Safe from anywhere.
+
+        A call whose tool says `on_cancel="finish"` is let finish, as by a cancel of the run. `force=True` cuts it.
+        """
+        return self._local.cancel_tool(call_id, reason, force)
 
 
 def local_run(handle: Run[Any]) -> LocalRun:

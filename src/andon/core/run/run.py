@@ -44,7 +44,7 @@ from andon.core.records import RequestKey, SessionKey
 from andon.core.run import caretaker
 from andon.core.run.caretaker import Watch
 from andon.core.run.children import ChildRuns
-from andon.core.run.ending import Ending, agree, end_event, put_away, settle_as
+from andon.core.run.ending import Ending, agree, end_event, put_away, undo_and_settle
 from andon.core.run.event_limit import EventLimit
 from andon.core.run.host import RunHost
 from andon.core.run.limits import Limits
@@ -312,9 +312,9 @@ class LocalRun:
         self.hand_over_if_due()
         return outcome
 
-    def cancel_tool(self, call_id: str, reason: str | None = None) -> CancelOutcome:
+    def cancel_tool(self, call_id: str, reason: str | None = None, force: bool = False) -> CancelOutcome:
         """Cancel one tool call and keep the run. Safe from anywhere."""
-        return CancelOutcome.already_finished if (work := self.work) is None else work.cancel_call(call_id, reason)
+        return work.cancel_call(call_id, reason, force) if (work := self.work) else CancelOutcome.already_finished
 
     def _deliver(self, request: CancelRequest) -> None:
         """The signal calls this on the run's loop. If the portal ends the run already, that applies the cancel."""
@@ -492,7 +492,7 @@ class LocalRun:
         if self.children:
             await self.children.end()
         if ending.settlement is None:  # else the task that did this was stopped right after it
-            settle_as(self, ending, fate)
+            await undo_and_settle(self, ending, fate)
         await self._close(ending, await agree(self, ending, fate))
 
     async def _close(self, ending: Ending, status: RunStatus) -> None:

@@ -72,6 +72,14 @@ class RunStorage(Protocol):
         """Wait until what the run has done so far is stored. Called before tools start."""
         ...
 
+    async def commit_events(self) -> bool:
+        """Wait until the events so far are stored, where another process may need them. True, or it raises."""
+        ...
+
+    async def may_undo(self) -> bool:
+        """May calls of this run be undone here? False if another process ends the run, and undoes them."""
+        ...
+
     def changed(self) -> None:
         """The run has something new to store, or was cancelled. Safe from any thread."""
         ...
@@ -137,6 +145,12 @@ class LocalStorage:
     async def checkpoint(self) -> None:
         """What a run has done is stored at its end."""
 
+    async def commit_events(self) -> bool:
+        return True  # no other process looks at the run
+
+    async def may_undo(self) -> bool:
+        return True
+
     def changed(self) -> None:
         """What is new is stored at the run's end."""
 
@@ -199,6 +213,12 @@ class EndedStorage:
     async def replace_history(self, session: SessionKey, history: list[Message]) -> None: ...
 
     async def checkpoint(self) -> None: ...
+
+    async def commit_events(self) -> bool:
+        return True
+
+    async def may_undo(self) -> bool:
+        return True
 
     def changed(self) -> None: ...
 

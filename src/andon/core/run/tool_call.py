@@ -22,8 +22,9 @@ from andon.core.held import HeldResource
 from andon.core.journal import Journal
 from andon.core.receipt import Receipt
 from andon.core.run.children import TreeRun
-from andon.core.states import CancelCause
+from andon.core.states import CancelCause, CancelMode, Rank
 from andon.core.steps import StepRunner
+from andon.errors import ToolError
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +75,13 @@ class ToolCallScope:
         "call_id",
         "cancelled",
         "children",
+        "cut_by",
         "entered",
         "name",
+        "on_ended",
         "receipt",
         "run",
+        "undo_steps",
         "watches_cancel",
     )
 
@@ -90,6 +94,12 @@ class ToolCallScope:
         """The tool's coroutine is running."""
         self.children: dict[TreeRun, None] = {}
         """The runs that the tool started and that have not ended."""
+        self.cut_by: Rank = CancelMode.now
+        """The weakest cancel of the run that cuts the call, and the runs that it has started."""
+        self.undo_steps: dict[object, Callable[[], object]] | None = {}
+        """What the tool wants to be called to undo what it has done. None once that has begun, or is not needed."""
+        self.on_ended: Callable[[], None] | None = None
+        """Called once, from any thread, when a call that was left behind has really ended."""
         self.receipt: Receipt | None = None
         """The receipt of the sub-agent's run that this call made, if that run was cancelled."""
         self._held: list[HeldResource] = []
@@ -110,6 +120,30 @@ class ToolCallScope:
         if self._callbacks:
             for key in list(self._callbacks):
                 self._call(key)
+
+    def patience(self) -> float:
+        """For how many seconds more a run that the tool has started may let something finish, or undo it."""
+        return max((child.children.patience for child in self.children.copy()), default=0.0)
+
+    def leave(self) -> None:
+        """The tool's coroutine has ended."""
+        self.entered = False
+        self.check_ended()
+
+    def check_ended(self) -> None:
+        """Call `on_ended` if there is nothing left of the call. Set it first, and then call this. From any thread."""
+        if not self.is_open and (on_ended := self.on_ended) is not None:
+            self.on_ended = None
+            on_ended()
+
+    def on_undo(self, step: Callable[[], object]) -> Callable[[], object]:
+        """Have `step` called if the call is undone. Returns a function that removes it. From any thread."""
+        steps, key = self.undo_steps, object()
+        if steps is not None:
+            steps[key] = step
+        if steps is None or self.undo_steps is None:  # it has ended, or is being undone, maybe since the line above
+            raise ToolError(f"call {self.call_id} of {self.name} has ended: what it still does can't be undone by it")
+        return functools.partial(steps.pop, key, None)
 
     def rest(self) -> None:
         """The tool asks a person, and will be called again later. Then it registers its callbacks again."""
@@ -164,6 +198,7 @@ class ToolCallScope:
     def release(self, resource: HeldResource) -> None:
         """The resource is gone, or never started. Safe from any thread."""
         self._held.remove(resource)
+        self.check_ended()  # first: what is done then counts as left behind, so that no wait ends in between
         if self.cancelled:
             self._forget(resource)
 

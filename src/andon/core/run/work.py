@@ -81,8 +81,12 @@ class Work(Protocol):
         """
         ...
 
-    def cancel_call(self, call_id: str, reason: str | None) -> CancelOutcome:
+    def cancel_call(self, call_id: str, reason: str | None, force: bool = False) -> CancelOutcome:
         """Cancel one tool call, and go on with the work. Safe from any thread."""
+        ...
+
+    async def undo(self) -> None:
+        """Undo the calls that were cut, each once, as far as that is possible. Called before `settle`; never raises."""
         ...
 
     def settle(self, fate: Fate) -> Settlement:

@@ -333,6 +333,22 @@ class LeasedRun:
         size = _size(self._run.so_far())
         await self._worker.writer.flush(self, lambda: self._noted is not None and self._noted >= size)
 
+    async def commit_events(self) -> bool:
+        count = len(self._run.journal.events)
+        await self._worker.writer.flush(self, lambda: self._written >= count or not self.is_held)
+        if self._written < count:
+            raise LeaseLostError(f"run {self.run_id!r} belongs to another worker now, or has ended")
+        return True
+
+    async def may_undo(self) -> bool:
+        if self.is_held and not self.may_be_elsewhere:
+            return True
+        # It was cancelled in a pause. The process that takes it over, maybe this one, undoes its calls.
+        if (request := self._run.signal.request) is not None and self.may_be_elsewhere:
+            await self._request_there(request)
+            await self._worker.orphans.end_all()
+        return False
+
     # -- what the store tells, seen by the worker's leases ------------------------------------------------------------
 
     def check_alive(self) -> None:

@@ -17,6 +17,7 @@ from andon.core.events import Event, RunEvent
 from andon.core.receipt import Receipt
 from andon.core.records import RunRecord
 from andon.core.shared.link import StoreLink
+from andon.core.shared.store import SharedStore
 from andon.core.single_reader import Seat
 from andon.core.states import CancelOutcome, RunStatus
 
@@ -96,6 +97,14 @@ class StoredReader:
             return not events
         paused = record.status is RunStatus.paused
         return paused and (not events or events[-1].event is RunEvent.run_paused)
+
+
+async def read_all(store: SharedStore, run_id: str) -> list[Event]:
+    """Every event of a run that the store has."""
+    events: list[Event] = []
+    while batch := await store.read_events(run_id, len(events), EVENTS_AT_ONCE):
+        events += batch
+    return events
 
 
 async def last_event(link: StoreLink, run_id: str) -> list[Event]:

@@ -2,8 +2,8 @@
 """Cancel requests for runs, by processes that need not hold them, and the log of these requests.
 
 The first request of a run is the one that counts. It is committed before the holder of the run is notified. A later
-request can only make it stronger: a stronger mode, or a shorter grace. Each request that changes something is in the
-log, with the name of the user who made it.
+request can only make it stronger: a stronger mode, a shorter grace, or force. Each request that changes something is in
+the log, with the name of the user who made it.
 """
 
 from __future__ import annotations
@@ -93,14 +93,18 @@ _NOTE = insert(cancels).inline()
 
 
 def merge(before: CancelRequest, request: CancelRequest) -> CancelRequest:
-    """The first request, with the stronger mode and the shorter grace of a later one."""
-    if before.mode is CancelMode.now:
+    """The first request, with the stronger mode and the shorter grace of a later one.
+
+    With `now`, the grace is how long calls are let finish: the request that brought `now` says that. A later `now`
+    changes nothing more, and `force` ends it.
+    """
+    if before.force or (before.mode is CancelMode.now and not request.force):
         return before
+    if request.rank >= CancelMode.now.rank:
+        return msgspec.structs.replace(before, mode=CancelMode.now, grace=request.grace, force=request.force)
     mode = max(before.mode, request.mode, key=lambda mode: mode.rank)
     bounds = [each.grace for each in (before, request) if each.grace is not None]
-    return msgspec.structs.replace(
-        before, mode=mode, grace=None if mode is CancelMode.now else min(bounds, default=None)
-    )
+    return msgspec.structs.replace(before, mode=mode, grace=min(bounds, default=None))
 
 
 def _entry(row: Row[Any], request: str) -> dict[str, Any]:

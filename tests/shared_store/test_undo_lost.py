@@ -19,7 +19,7 @@ from andon.messages import ToolResult
 from andon.models.scripted import Call
 from andon.store.sql.cancels import merge
 from andon.testing import probe
-from tests.shared_store.keeping import LEASE, ended, found, on, runtimes, store_of, stored_events
+from tests.shared_store.helpers import LEASE, ended, found, on, runtimes, store_of, stored_events
 from tests.support import Flag, forever, paused, play
 
 

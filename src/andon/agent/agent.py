@@ -151,8 +151,8 @@ class Agent(Generic[OutputT]):
         if runtime.is_shared:
             from andon.agent.orphan_end import end_orphan  # only shared stores need it
 
-            runtime.keep(functools.partial(end_orphan, agents=runtime.agents))
-            runtime.agents.setdefault(self.id, self)
+            runtime.keep(functools.partial(end_orphan, agents=runtime.undoers))
+            runtime.undoers.setdefault(self.id, self)
         self.runtime = runtime
         self._session: Session | None = None
         for each in sub_agents(self.tools):
@@ -174,7 +174,7 @@ class Agent(Generic[OutputT]):
     def be_used_on(self, runtime: Runtime) -> None:
         """An agent on this runtime calls this one, directly or through another agent: runs of it may be there."""
         if not self.brought_runtime and self._known_runtimes.add(runtime):
-            runtime.agents.setdefault(self.id, self)
+            runtime.undoers.setdefault(self.id, self)
             for each in sub_agents(self.tools):
                 each.be_used_on(runtime)
 

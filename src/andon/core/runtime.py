@@ -96,8 +96,8 @@ class Runtime:
     ) -> None:
         _check_store(store)
         task_seconds = arm_seconds, cut_seconds, abandon_seconds, hook_seconds, settle_seconds
-        threads = abandoned_threads, abandoned_user_threads
-        self.bounds = Bounds(*task_seconds, child_seconds, lease_seconds, *threads, finish_seconds, undo_seconds)
+        abandoned = abandoned_threads, abandoned_user_threads
+        self.bounds = Bounds(*task_seconds, child_seconds, lease_seconds, *abandoned, finish_seconds, undo_seconds)
         self.bounds.check()
         _check_counts(
             max_events=max_events,
@@ -117,8 +117,8 @@ class Runtime:
         """Looks after the runs in a store that several processes share."""
         self.abandoned: dict[HeldResource, ToolCallScope] = {}
         """What tool calls that were cut still hold, each with its call."""
-        self.agents: WeakValueDictionary[str, Any] = WeakValueDictionary()
-        """The agents that use it, by id, if its store is shared: to undo calls of runs whose process is gone."""
+        self.undoers: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        """On a shared store, the objects that can undo calls of runs whose process is gone, by their `agent_id`."""
         self._local = LocalBackend(lambda: self.store, self._cancel_entries)
         self._backend: Backend = self._local
         self._runs: dict[str, LocalRun] = {}

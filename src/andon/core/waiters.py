@@ -30,6 +30,15 @@ class Latch(Protocol):
     def release(self) -> None: ...
 
 
+class CallingLatch:
+    """Calls a function when it is released, in the thread that releases it. The function must not block."""
+
+    __slots__ = ("release",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.release = callback
+
+
 Entry = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"] | tuple[None, Latch]
 """A future and its loop; or a lock that a thread waits to acquire. It is a bare lock, because an interrupt (Ctrl-C) can
 leave the inner lock of a `threading.Event` or a `concurrent.futures.Future` taken. Then the waking thread would wait

@@ -44,6 +44,7 @@ from andon.core.shared.store import Lease, Progress
 from andon.core.shared.writer import Writer
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunState, RunStatus
 from andon.core.steps import STRAY_CANCELS, CutAloneError, StepRunner, StrayCancelError
+from andon.core.waiters import CallingLatch
 from andon.errors import (
     AndonError,
     ConfigurationError,
@@ -272,7 +273,7 @@ class LeasedRun:
         """Mark the run as changed with the next event of its journal. Register first, then look what came before."""
         journal = self._run.journal
         if not self._listens:
-            self._listens, entry = True, (None, _OnEvent(self))
+            self._listens, entry = True, (None, CallingLatch(self.on_event))
             journal.waiters.wakes.append(entry)
             if journal.closed:  # it has ended meanwhile, and wakes no one any more
                 journal.waiters.forget(entry)
@@ -583,18 +584,6 @@ class LeasedRun:
         self._worker.leases.release(self)
         self._move(LeaseState.released)
         return EndedStorage(self.refusal)
-
-
-class _OnEvent:
-    """What the journal wakes, in place of a thread's lock."""
-
-    __slots__ = ("_leased",)
-
-    def __init__(self, leased: LeasedRun) -> None:
-        self._leased = leased
-
-    def release(self) -> None:
-        self._leased.on_event()
 
 
 def _size(messages: list[Message]) -> tuple[int, int]:

@@ -307,6 +307,13 @@ class ToolError(AndonError):
     """A tool call failed before or around the tool's own code."""
 
 
+class ToolSourceError(ToolError):
+    """A source of tools can't be reached, or its tools can't be used: a server does not start, for example.
+
+    A run whose tools can't be listed fails with it. Where a call meets it, the call fails, and the model is told.
+    """
+
+
 class UnknownToolError(ToolError):
     """The model named a tool that does not exist."""
 

@@ -8,7 +8,7 @@ from andon.agent.instructions import RunContext
 from andon.agent.retry import Retry
 from andon.agent.sessions import Sessions, StoredSession
 from andon.core.budget import Budget
-from andon.core.events import ContextView, Event, RunEvent, ToolView
+from andon.core.events import ContextView, Event, ProgressView, RunEvent, ToolView
 from andon.core.receipt import Deny, Interrupt, Receipt, RunResult, ToolReceipt
 from andon.core.records import RunRecord, SessionKey, SessionRecord
 from andon.core.run.handle import Run
@@ -70,6 +70,7 @@ from andon.errors import (
     ToolDefinitionError,
     ToolError,
     ToolInterrupted,
+    ToolSourceError,
     ToolTimeoutError,
     UnknownRunError,
     UnknownSessionError,
@@ -81,6 +82,7 @@ from andon.store.memory import MemoryStore
 from andon.telemetry import Telemetry
 from andon.tools.base import Tool, ToolContext, ToolOutput
 from andon.tools.function import tool
+from andon.tools.source import ToolSource
 
 __all__ = [
     "AfterModel",
@@ -133,6 +135,7 @@ __all__ = [
     "OutputError",
     "Phase",
     "PortalError",
+    "ProgressView",
     "RateLimitError",
     "ReaderBusyError",
     "Reasoning",
@@ -180,6 +183,8 @@ __all__ = [
     "ToolOutput",
     "ToolReceipt",
     "ToolResult",
+    "ToolSource",
+    "ToolSourceError",
     "ToolTimeoutError",
     "ToolView",
     "Trim",

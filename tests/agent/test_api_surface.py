@@ -87,6 +87,7 @@ def test_run_event() -> None:
         "tool_call_error": "ToolCallError",
         "tool_call_cancelled": "ToolCallCancelled",
         "tool_undo_started": "ToolUndoStarted",
+        "tool_progress": "ToolCallProgress",
         "run_paused": "RunPaused",
         "run_continued": "RunContinued",
         "cancel_requested": "CancelRequested",

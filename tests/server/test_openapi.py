@@ -13,11 +13,12 @@ import msgspec
 import pytest
 from starlette.requests import HTTPConnection
 
-from andon import Agent, ModelError, RunEvent, Trim, tool
+from andon import Agent, ModelError, ProgressView, RunEvent, ToolContext, Trim, tool
 from andon.models.scripted import Call, Fail, ScriptedModel, Stall, Think
 from andon.server import create_app, openapi
 from andon.server.adk_json import Invoke
 from andon.server.response_types import EVENTS, CancelAnswer, CancelManyAnswer, RunLine, RunOutput, SessionEvent
+from andon.tools.base import internals_of
 from tests.server.live import Live, serving
 from tests.support import Flag
 
@@ -229,9 +230,10 @@ def test_every_kind_of_event_has_its_shape() -> None:
     agent = Agent("Helper", ScriptedModel(*turns), tools=[look, delete])
     stalls = Agent("Stalls", ScriptedModel(Call("wait", {})), tools=[_waiting(at_work)])
     broken = Agent("Broken", ScriptedModel(then=Fail(RuntimeError("out of order"))))
+    slow = Agent("Slow", ScriptedModel(Call("climb", {}), "Done."), tools=[Climb()])
     short = Agent("Short", ScriptedModel(then="Yes."), context=Trim(messages=2))
     told: set[str] = set()
-    with serving(agent, stalls, broken, short) as live:
+    with serving(agent, stalls, broken, short, slow) as live:
         for _ in range(3):
             with live.stream("/agents/short/runs", message="Hi", session_id="s1", events="all") as stream:
                 told |= {_checked(frame.data) for frame in stream}
@@ -240,6 +242,8 @@ def test_every_kind_of_event_has_its_shape() -> None:
         question = live.client.get(f"{RUNS}/r1").json()["interrupts"][0]["id"]
         with live.stream(f"{RUNS}/r1/continue", answers=f'{{"{question}": true}}', events="all") as stream:
             told |= {_checked(frame.data) for frame in stream}
+        with live.stream("/agents/slow/runs", message="Hi", events="all") as stream:
+            told |= {_checked(frame.data) for frame in stream}
         with live.stream("/agents/broken/runs", message="Hi") as stream:
             told |= {_checked(frame.data) for frame in stream}
         with live.stream("/agents/stalls/runs", message="Hi", run_id="r2", events="all") as stream:
@@ -247,6 +251,20 @@ def test_every_kind_of_event_has_its_shape() -> None:
             live.client.post("/agents/stalls/runs/r2/cancel")
             told |= {_checked(frame.data) for frame in stream}
     assert told == {kind.value for kind in RunEvent} - {"StoreWaiting", "ToolUndoStarted"}
+
+
+class Climb:
+    """A tool that says how far it is."""
+
+    name, description = "climb", "Climb."
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}  # noqa: RUF012 - as any tool has it
+
+    def bind(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return arguments
+
+    async def invoke(self, bound: dict[str, Any], ctx: ToolContext) -> str:
+        internals_of(ctx).show_progress(ProgressView(1, 2, "half"))
+        return "up"
 
 
 def _waiting(at_work: Flag) -> Any:

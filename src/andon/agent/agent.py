@@ -52,6 +52,7 @@ from andon.sync import BlockingStream, check_blocking, run_blocking
 from andon.telemetry import AUTOMATIC, Telemetry
 from andon.tools.base import Tool
 from andon.tools.function import as_tool
+from andon.tools.source import ToolSource, is_source
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm, TypeVar
@@ -85,7 +86,7 @@ class Agent(Generic[OutputT]):
         id: str | None = None,
         description: str | None = None,
         instructions: str | InstructionsFunction | None = None,
-        tools: Sequence[Tool | Callable[..., Any]] = (),
+        tools: Sequence[Tool | ToolSource | Callable[..., Any]] = (),
         hooks: Sequence[object] = (),
         runtime: Runtime | None = None,
         parallel_tools: bool = True,
@@ -113,7 +114,10 @@ class Agent(Generic[OutputT]):
                 raise ConfigurationError(f"{what} must be a list, not {type(given).__name__}: write {what}=[…]")
         self.name, self.model, self.description, self.instructions = name, model, description, instructions
         self.id = id or _slug(name)
-        self.tools = _checked_tools(tools)
+        tools = list(tools)
+        self.tools = _checked_tools([each for each in tools if not is_source(each)])
+        self.tool_sources: list[ToolSource] = [each for each in tools if is_source(each)]
+        """They are asked for more tools when a run begins."""
         self.hooks = list(hooks)
         Hooks(self.hooks)  # raises here if one of them is no hook
         self.brought_runtime = runtime is not None
@@ -302,6 +306,8 @@ class Agent(Generic[OutputT]):
             raise NoModelError(f"agent {self.name!r} has no model: give it one with Agent(name=..., model=...)")
         check_setup(self.model)
         check_setup(self.context)
+        for source in self.tool_sources:
+            source.check_setup()
         assert self.runtime.store is not None
         tools = {tool.name: tool for tool in self.tools}
         history = options.get("messages")
@@ -317,6 +323,7 @@ class Agent(Generic[OutputT]):
             None if history is None else check_history(history, self.runtime.store),
             self.output_retries,
             self.context,
+            self.tool_sources,
         )
 
     def _find_session(self, session_id: str | None, user_id: str | None) -> Session:
@@ -492,7 +499,7 @@ class Agent(Generic[OutputT]):
         return self.runtime.bounds.arm_seconds
 
 
-def _checked_tools(given: Iterable[Tool | Callable[..., Any]]) -> list[Tool]:
+def _checked_tools(given: Iterable[Tool | ToolSource | Callable[..., Any]]) -> list[Tool]:
     tools = [as_tool(each) for each in given]
     names = [tool.name for tool in tools]
     if twice := sorted({name for name in names if names.count(name) > 1}):

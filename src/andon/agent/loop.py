@@ -30,6 +30,7 @@ from andon.agent.instructions import make_instructions
 from andon.agent.output import ExpectedOutput, OutputFormat, repair_prompt
 from andon.agent.plan import Plan
 from andon.agent.tool_runner import ToolRunner
+from andon.agent.tool_sources import ToolFinder
 from andon.agent.turn import Turn
 from andon.agent.undo_cut import undo_calls
 from andon.core.budget import Budget
@@ -46,6 +47,7 @@ from andon.core.steps import Cut
 from andon.errors import ContextLengthError, describe
 from andon.messages import Block, Message, ToolCall, Usage, assistant, user
 from andon.models.base import ModelRequest, ToolSpec
+from andon.tools.base import Tool
 
 if TYPE_CHECKING:
     from andon.agent.observer import LoopObserver  # it imports opentelemetry, which most programs don't have
@@ -60,6 +62,7 @@ class Loop:
         "_earlier",
         "_ended_before",
         "_expected",
+        "_finder",
         "_finished",
         "_fitter",
         "_messages_told",
@@ -104,6 +107,7 @@ class Loop:
         self._fitter = None
         if plan.context is not None:
             self._fitter = ContextFitter(plan.context, plan, run, self._side_work, self._play)
+        self._finder = ToolFinder(run, plan.tools, plan.sources) if plan.sources else None
         self._spent = Usage()
         self._text = ""
         self._finished: FinishReason | None = None  # of the last complete answer
@@ -122,6 +126,7 @@ class Loop:
             self.observer.loop_begins()
         if not self._opened:
             await self._open_session()
+        await self._find_tools()
         while True:
             if self.open_calls and not await self._use_tools():
                 return self._stop(StopReason.interrupt)
@@ -137,6 +142,14 @@ class Loop:
             self.observer.loop_ends(reason, self.progress)
         return reason
 
+    async def _find_tools(self) -> None:
+        """Ask the sources of tools, now that the run begins or goes on."""
+        if self._finder is not None:
+            self._use(await self._finder.find())
+
+    def _use(self, tools: Mapping[str, Tool]) -> None:
+        self.plan = msgspec.structs.replace(self.plan, tools=tools)
+
     async def _open_session(self) -> None:
         """Load what was said before, and put the run's own messages behind it."""
         session = self._run.session
@@ -151,6 +164,7 @@ class Loop:
         elif not session.ahead:
             base = await self._run.steps.start(self._load, name="the store", cut_by=CancelMode.after_turn)
         if self._earlier is not None:
+            await self._find_tools()  # a call that was cut is made again if its tool may be called twice
             base = self._earlier.remove_from(base)
             self.open_calls = reopen_calls(self._earlier, self.messages, self._run, self.plan.tools)
             self.calls = [record for record in self.open_calls if not record.has_result]  # the others ended there
@@ -175,6 +189,8 @@ class Loop:
             self.observer.turn_begins()
         self._check_budget()
         self._run.steps.gate(CancelMode.after_turn)
+        if self._finder is not None and (changed := await self._finder.find_changed()) is not None:
+            self._use(changed)
         request = await self._prepare()
         try:
             turn = await self._call_model(request)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -16,6 +16,7 @@ from andon.core.store import Store
 from andon.messages import Message
 from andon.models.base import Model
 from andon.tools.base import Tool
+from andon.tools.source import ToolSource
 
 
 class Plan(Struct, frozen=True):
@@ -34,3 +35,5 @@ class Plan(Struct, frozen=True):
     """The messages that replace what the session has from before this run."""
     output_retries: int = 2
     context: ContextPolicy | None = None
+    sources: Sequence[ToolSource] = ()
+    """They are asked for more tools when the run begins. `tools` has those too, from then on."""

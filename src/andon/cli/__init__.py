@@ -12,6 +12,7 @@ event_printer    prints the events of a run; `terminal` has colours and tables
 questions        asks a person, or reads the answers from options
 agent_import     imports the agent that `module:name` means
 serve_options    the options of `andon serve` for access and limits
+mcp_serving      the MCP server of `andon mcp`
 workers          several serving processes, and --reload
 """
 
@@ -39,6 +40,7 @@ MODULES = {
     "unblock": "unblock",
     "continue": "continuing",
     "prune": "prune",
+    "mcp": "mcp",
 }
 
 EPILOG = """

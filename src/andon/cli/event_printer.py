@@ -85,6 +85,9 @@ class EventPrinter:
                 return f"→ {tool.name} {to_json(tool.arguments)}"
             if kind is RunEvent.tool_undo_started:
                 return f"↶ {tool.name}: undoing it"
+            if (progress := event.progress) is not None:
+                of = "" if progress.total is None else f" of {progress.total:g}"
+                return f"· {tool.name} {progress.progress:g}{of} {one_line(progress.message or '')}".rstrip()
             how = "" if kind is RunEvent.tool_call_completed else f" {tool.outcome or 'failed'}:"
             return f"← {tool.name}{how} {one_line(tool.result or '')}"
         if kind is RunEvent.run_started:

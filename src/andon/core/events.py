@@ -26,6 +26,7 @@ class RunEvent(Word):
     tool_call_error = "ToolCallError"
     tool_call_cancelled = "ToolCallCancelled"
     tool_undo_started = "ToolUndoStarted"
+    tool_progress = "ToolCallProgress"
     run_paused = "RunPaused"
     run_continued = "RunContinued"
     cancel_requested = "CancelRequested"
@@ -69,15 +70,27 @@ class ContextView(Plain, frozen=True, gc=False):
     tokens_after: int
 
 
+class ProgressView(Plain, frozen=True, gc=False, omit_defaults=True):
+    """How far a tool call is, as the tool itself says."""
+
+    progress: float
+    """Grows with each event of the call."""
+    total: float | None = None
+    """The `progress` at which the call will be done, if the tool knows it."""
+    message: str | None = None
+
+
 class Event(Plain, frozen=True, gc=False, omit_defaults=True):
     """One event of a run.
 
     `content` is the text of content events; on terminal events it is the whole text. `tool` is set on tool events.
-    `tool_undo_started`: the call was cut, and what it has done is being undone; its end tells how that went. `status`,
-    `usage` and, after a cancel, `receipt` are set on terminal events. `model_retry`: a model call failed, and is tried
-    again. `error` says why it failed, and `delay` in how many seconds the next try begins. `store_waiting`: the run's
-    end could not be stored; `error` says why. It is tried again, and the terminal event comes once it is stored.
-    `context_reduced`: the conversation is too long for the model. `context` says how much of it is sent.
+    `tool_undo_started`: the call was cut, and what it has done is being undone; its end tells how that went.
+    `tool_progress`: a tool says how far its call is. `progress` has it, and `tool` names the call, without its
+    arguments. `status`, `usage` and, after a cancel, `receipt` are set on terminal events. `model_retry`: a model call
+    failed, and is tried again. `error` says why it failed, and `delay` in how many seconds the next try begins.
+    `store_waiting`: the run's end could not be stored; `error` says why. It is tried again, and the terminal event
+    comes once it is stored. `context_reduced`: the conversation is too long for the model. `context` says how much of
+    it is sent.
     """
 
     event: RunEvent
@@ -101,6 +114,7 @@ class Event(Plain, frozen=True, gc=False, omit_defaults=True):
     output: Any = None
     """The answer as JSON, on `run_completed`, if an `output_type` or a schema asked for one."""
     context: ContextView | None = None
+    progress: ProgressView | None = None
 
 
 EVENT_BYTES = 250

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from andon.agent.agent import Agent
-from andon.core.events import ContextView, Event, RunEvent, ToolView
+from andon.core.events import ContextView, Event, ProgressView, RunEvent, ToolView
 from andon.core.receipt import Interrupt, Receipt, RunResult
 from andon.core.records import RunRecord
 from andon.core.run.run import LocalRun
@@ -26,7 +26,7 @@ from andon.server.sse import escape_line_separators
 
 UNKNOWN_TO_AGENTOS = frozenset(
     {RunEvent.cancel_requested, RunEvent.model_retry, RunEvent.store_waiting, RunEvent.tool_call_cancelled}
-    | {RunEvent.context_reduced, RunEvent.tool_undo_started}
+    | {RunEvent.context_reduced, RunEvent.tool_undo_started, RunEvent.tool_progress}
 )
 """Events that the client of the AgentOS family complains about."""
 
@@ -37,6 +37,7 @@ _TOOL_EVENTS = frozenset(
         RunEvent.tool_call_error,
         RunEvent.tool_call_cancelled,
         RunEvent.tool_undo_started,
+        RunEvent.tool_progress,
     }
 )
 _HEADS = {kind: f"\nevent: {kind.value}\ndata: ".encode() for kind in RunEvent}
@@ -99,6 +100,7 @@ class WireEvent(Struct, gc=False, omit_defaults=True):
     requirements: list[Requirement] | None = None
     output: Any = None
     context: ContextView | None = None
+    progress: ProgressView | None = None
 
 
 class EventWriter:
@@ -146,7 +148,7 @@ class EventWriter:
                 for each, tool in zip(event.interrupts or (), view.tools, strict=True)
             ]
         elif event.tool is not None:
-            view.tool = wire_tool(event.tool, event)
+            view.tool, view.progress = wire_tool(event.tool, event), event.progress
         elif kind.terminal:
             view.content, view.content_type = event.content, "str"
             view.status, view.usage, view.receipt = event.status, event.usage, event.receipt
@@ -160,7 +162,8 @@ class EventWriter:
 
 
 def wire_tool(tool: ToolView, event: Event) -> WireTool:
-    failed = None if event.event is RunEvent.tool_call_started else event.event is not RunEvent.tool_call_completed
+    runs = event.event in (RunEvent.tool_call_started, RunEvent.tool_progress)
+    failed = None if runs else event.event is not RunEvent.tool_call_completed
     return WireTool(tool.call_id, tool.name, tool.arguments, int(event.created_at), failed, tool.result, tool.outcome)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from andon.core.events import Event
+from andon.core.events import Event, ProgressView, RunEvent, ToolView
 from andon.core.receipt import Interrupt
 from andon.core.run.tool_call import ToolCallScope
 from andon.errors import ToolInterrupted
@@ -43,6 +43,13 @@ class CallInternals:
         """The sub-agent's run has got these answers. A later question may have the same id, and needs a new answer."""
         for question_id in question_ids:
             self.child_answers.pop(question_id, None)
+
+    def show_progress(self, progress: ProgressView) -> None:
+        """Add an event that says how far the call is, unless it has ended or was cut. Called on the run's loop."""
+        scope = self.scope
+        if scope.entered and not scope.cancelled:
+            tool = ToolView(scope.call_id, scope.name, {})
+            scope.run.journal.add(RunEvent.tool_progress, tool=tool, progress=progress)
 
     def show_event(self, event: Event) -> None:
         """Show an event of the sub-agent's run in the stream of this one. Called on the run's loop."""

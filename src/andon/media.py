@@ -109,7 +109,7 @@ def _check(media: Media, name: str | None = None) -> None:
     if media.data and not media.media_type:
         if (found := _guess(media, name)) is None:
             example = _EXAMPLES[kind]
-            raise ValueError(f"the data of {kind} are of no known kind: say which, as in media_type={example!r}")
+            raise ValueError(f"the data of {kind} are of no known kind: write {kind}(data, media_type={example!r})")
         msgspec.structs.force_setattr(media, "media_type", found)
 
 

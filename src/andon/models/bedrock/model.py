@@ -237,7 +237,8 @@ def _thinking(given: bool | int | Mapping[str, Any] | None) -> Json | None:
         return {"type": "adaptive" if given else "disabled"}
     if isinstance(given, int):
         return {"type": "enabled", "budget_tokens": given}
-    check_mapping(given, "thinking")
+    if not isinstance(given, Mapping):
+        raise SetupError(f"thinking is {given!r}; it is True, False, a number of tokens, or a dict")
     return dict(given)
 
 

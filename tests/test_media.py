@@ -26,6 +26,8 @@ PDF = b"%PDF-1.7\n" + b"x" * 20
         (b"GIF89a and more", "image/gif"),
         (b"GIF87a and more", "image/gif"),
         (b"RIFF\x00\x00\x00\x00WEBPVP8 ", "image/webp"),
+        (b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00", "image/heic"),
+        (b"\x00\x00\x00\x18ftypmif1\x00\x00\x00\x00", "image/heif"),
     ],
 )
 def test_the_first_bytes_tell_the_kind_of_an_image(data: bytes, kind: str) -> None:

@@ -23,6 +23,12 @@ _BEGINNINGS = {
     b"BM": "image/bmp",
     b"%PDF-": "application/pdf",
 }
+_BRANDS = {
+    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis"), "image/heic"),
+    **dict.fromkeys((b"mif1", b"msf1", b"heif"), "image/heif"),
+    b"avif": "image/avif",
+}
+"""The kinds of a container that begins with its size, `ftyp` and one of these."""
 IMAGE_TOKENS = 1_000
 BYTES_PER_TOKEN = 50
 """For an estimate only: of an image, and of a file that is not text."""
@@ -123,6 +129,8 @@ def _guess(media: Media, name: str | None) -> str | None:
             return kind
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return "image/webp"
+    if data[4:8] == b"ftyp" and (found := _BRANDS.get(data[8:12])) is not None:
+        return found
     if isinstance(media, Image):
         return None
     import mimetypes  # here, because few programs need it

@@ -243,3 +243,11 @@ def test_the_model_that_writes_summaries_is_checked_too() -> None:
         agent.run("go")
     assert (list(model.requests), agent.messages) == ([], [])
     assert Agent("Helper", ScriptedModel(), context=Summarise(tokens=1_000)).run("go").status is RunStatus.completed
+
+
+def test_a_model_that_is_set_later_is_checked_too() -> None:
+    agent = Agent("Tester", ScriptedModel("Hi."))
+    wrong: Any = "gpt-5.2"
+    agent.model = wrong
+    with pytest.raises(ConfigurationError, match=r"'gpt-5\.2' is no model"):
+        agent.run("Hello")

@@ -100,19 +100,26 @@ def test_chat_takes_no_image_as_a_result() -> None:
         assert "can't take an image as the result of a tool: return text" in told
 
 
-def test_what_is_in_an_older_conversation_is_said_too() -> None:
-    with FakeChat() as fake:
-        agent = Agent("Tester", OpenAIChat(ID, base_url=fake.base_url, api_key=fake.api_key))
+def test_what_an_older_conversation_has_does_not_end_it() -> None:
+    """Another model was asked with it. A text stands for what this one can't take."""
+    with FakeChat([[call("photo", {})], [text("A cat.")]]) as fake:
+        agent = Agent("Tester", OpenAIChat(ID, base_url=fake.base_url, api_key=fake.api_key), tools=[photo])
+        movie = File(b"0000ftypmp42", "video/mp4", name="cat.mp4")
         history = [
-            Message("user", [Text("Show me")]),
+            Message("user", [Text("Show me"), movie, CAT]),
             assistant(ToolCall("c1", "photo", {})),
             Message("tool", [ToolResult("c1", "photo", "Here.", attachments=[CAT])]),
             assistant(Text("A cat.")),
         ]
         result = agent.run("So?", messages=history)
-        assert isinstance(result.error, UnsupportedContentError)
-        assert "message 2 of the conversation can't be sent" in str(result.error)
-        assert fake.requests == []
+        assert result.content == "A cat.", result.error
+        prompt, _, told, *_ = fake.requests[0]["messages"]
+        assert prompt["content"][1] == {"type": "text", "text": "[file cat.mp4, not shown to this model]"}
+        assert prompt["content"][2]["type"] == "image_url"
+        assert told["content"] == "Here.\n[image, not shown to this model]"
+        (left_out,) = result.warnings  # it is so in both turns, and is told once
+        assert left_out.startswith("2 images or files of the conversation were not sent, because Chat Completions")
+        assert agent.messages[0].content[1] == movie, "the conversation itself has it still"
 
 
 # -- the end of an answer ---------------------------------------------------------------------------------------------

@@ -208,3 +208,8 @@ def test_what_is_wrong_is_found(kind: Callable[[], Model], words: str) -> None:
 def test_what_is_no_model_is_said() -> None:
     (problem,) = check_model(lambda: object())  # type: ignore[arg-type,return-value]
     assert "is no model" in problem
+
+
+def test_a_model_in_place_of_a_function_is_told() -> None:
+    given: Any = ScriptedModel("Hi.")
+    assert check_model(given) == ["give a function that makes the model: check_model(lambda: MyModel(…))"]

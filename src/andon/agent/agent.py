@@ -304,6 +304,7 @@ class Agent(Generic[OutputT]):
     def _plan(self, options: RunOptions) -> Plan:
         if self.model is None:
             raise NoModelError(f"agent {self.name!r} has no model: give it one with Agent(name=..., model=...)")
+        check_model(self.model)  # again: it may have been changed
         check_setup(self.model)
         check_setup(self.context)
         for source in self.tool_sources:

@@ -201,7 +201,9 @@ class Turn:
             self.warn(text if detail is None else f"{text}: {detail}")
 
     def warn(self, text: str) -> None:
-        self._run.steps.warn(text)  # also after a cut: it may be about the cut
+        # Also after a cut: it may be about the cut. But what a model says in each turn is said once.
+        if text not in self._run.steps.warnings:
+            self._run.steps.warn(text)
 
     def _begin_text(self) -> tuple[list[str], Callable[[str], None]]:
         pieces = self._text = []

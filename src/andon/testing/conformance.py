@@ -37,6 +37,8 @@ def check_model(
     and asked again each time, is asked twice at once, and on a second event loop. Each request may take `seconds`. This
     function has event loops of its own, so it can't be called inside a running one.
     """
+    if not callable(make_model):
+        return ["give a function that makes the model: check_model(lambda: MyModel(…))"]
     try:
         model = make_model()
         check_is_model(model)

@@ -15,6 +15,7 @@ from andon.models.anthropic.endpoint import BETA_HEADER, Endpoint
 from andon.models.anthropic.media import RULES
 from andon.models.anthropic.schema import enforceable
 from andon.models.base import ModelRequest, Sink, ToolSpec
+from andon.models.common.media import fit_media
 from andon.models.common.schema import as_instruction
 from andon.models.common.setup import ApiKey, HttpClient, check_id
 
@@ -118,7 +119,7 @@ class Anthropic:
         await self._endpoint.aclose()
 
     async def stream(self, request: ModelRequest, sink: Sink) -> None:
-        RULES.check_messages(request.messages)
+        request = fit_media(request, self.check_content, sink)
         await self._endpoint.ask(self._request(request), MessagesAnswer(sink))
 
     def _request(self, request: ModelRequest) -> dict[str, Any]:

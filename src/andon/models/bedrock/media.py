@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
 from andon.errors import UnsupportedContentError
-from andon.messages import Block, File, Image, Media, Message, ToolResult, media_of
+from andon.messages import Block, File, Image, Media
 from andon.models.common.media import MediaRules
 
 _WORD = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
@@ -42,18 +42,6 @@ def check(blocks: Sequence[Block], *, in_result: bool = False) -> None:
             raise UnsupportedContentError(
                 f"Bedrock must be told what is at the address of {kind}: give media_type=, or an address with an ending"
             )
-
-
-def check_messages(messages: Iterable[Message]) -> None:
-    """The same for a whole conversation."""
-    listed = list(messages)
-    RULES.check_messages(listed)
-    for message in listed:
-        if media_of(message):
-            check(message.content)
-            for block in message.content:
-                if isinstance(block, ToolResult):
-                    check(block.attachments, in_result=True)
 
 
 class MediaWriter:

@@ -14,8 +14,9 @@ from andon.models.bedrock.clients import Settings
 from andon.models.bedrock.endpoint import Endpoint
 from andon.models.bedrock.family import family_of
 from andon.models.bedrock.history import Json, messages_of, tools_of
-from andon.models.bedrock.media import check, check_messages
+from andon.models.bedrock.media import check
 from andon.models.bedrock.schema import enforced
+from andon.models.common.media import fit_media
 from andon.models.common.schema import as_instruction
 from andon.models.common.setup import (
     check_count,
@@ -122,7 +123,7 @@ class Bedrock:
         await self._endpoint.aclose()
 
     async def stream(self, request: ModelRequest, sink: Sink) -> None:
-        check_messages(request.messages)
+        request = fit_media(request, self.check_content, sink)
         await self._endpoint.ask(self._body(request), ConverseAnswer(sink, self._family.name))
 
     # -- what is sent -------------------------------------------------------------------------------------------------

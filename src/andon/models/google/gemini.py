@@ -10,7 +10,7 @@ from typing import Any
 from andon.errors import ConfigurationError, SetupError
 from andon.messages import Block
 from andon.models.base import ModelRequest, Sink, ToolSpec
-from andon.models.common.media import MediaRules
+from andon.models.common.media import MediaRules, fit_media
 from andon.models.common.schema import as_instruction
 from andon.models.common.setup import (
     ApiKey,
@@ -131,7 +131,7 @@ class Gemini:
         await self._endpoint.aclose()
 
     async def stream(self, request: ModelRequest, sink: Sink) -> None:
-        self._rules.check_messages(request.messages)
+        request = fit_media(request, self.check_content, sink)
         issuer = self._endpoint.issuer
         names = {sent_name(spec.name): spec.name for spec in request.tools}
         await self._endpoint.ask(self._request(request, issuer), GeminiAnswer(sink, issuer, names))

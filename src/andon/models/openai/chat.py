@@ -16,6 +16,7 @@ from msgspec import Struct
 from andon.messages import Block, Media, Message, Text, ToolCall, Usage, media_of
 from andon.models.base import FinishReason, ModelRequest, OutputSpec, Sink, ToolSpec
 from andon.models.common.errors import UNREADABLE, gave_up, mended
+from andon.models.common.media import fit_media
 from andon.models.common.setup import ApiKey, HttpClient, check_id
 from andon.models.openai.clients import Settings
 from andon.models.openai.endpoint import Endpoint, without_none
@@ -115,7 +116,7 @@ class OpenAIChat:
         await self._endpoint.aclose()
 
     async def stream(self, request: ModelRequest, sink: Sink) -> None:
-        CHAT.check_messages(request.messages)
+        request = fit_media(request, self.check_content, sink)
         body: dict[str, Any] = {"messages": _messages(request)}
         if request.tools:
             body |= {"tools": [_tool(spec) for spec in request.tools], **self._with_tools}

@@ -19,6 +19,7 @@ from andon.core.markers import is_cut
 from andon.errors import SetupError
 from andon.messages import Block, Media, Message, Reasoning, Text, ToolCall, ToolResult
 from andon.models.base import ModelRequest, OutputSpec, Sink, ToolSpec
+from andon.models.common.media import fit_media
 from andon.models.common.setup import ApiKey, HttpClient, check_id
 from andon.models.openai.answer import ResponsesAnswer, read_seal
 from andon.models.openai.background import BackgroundCall
@@ -127,7 +128,7 @@ class OpenAIResponses:
         await self._endpoint.aclose()
 
     async def stream(self, request: ModelRequest, sink: Sink) -> None:
-        RESPONSES.check_messages(request.messages)
+        request = fit_media(request, self.check_content, sink)
         body: dict[str, Any] = {"input": _items(request.messages, self._stored)}
         if request.instructions:
             body["instructions"] = request.instructions

@@ -172,6 +172,8 @@ def call(
     """
     if pieces < 1:
         raise ValueError(f"pieces must be at least 1, not {pieces}")
+    if send is not None and not 0 <= send <= pieces:
+        raise ValueError(f"send is {send}: of {pieces} pieces, 0 to {pieces} can be sent; give pieces= too")
     given = arguments if isinstance(arguments, str) else json.dumps(dict(arguments or {}), ensure_ascii=False)
     return Call(name, given, id, pieces, _seconds("pace", pace), send, interleaved, signature)
 

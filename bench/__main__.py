@@ -18,6 +18,7 @@ from bench import (
     latency,
     neighbour,
     page,
+    processes,
     readers,
     startup,
     store,
@@ -42,6 +43,7 @@ FIGURES: dict[str, Callable[[bool, Progress], Figure]] = {
     "across": across.measure,
     "store": store.measure,
     "neighbour": neighbour.measure,
+    "processes": processes.measure,
     "chaos": chaos.measure,
 }
 METHODS = {name: inspect.getdoc(sys.modules[measure.__module__]) or "" for name, measure in FIGURES.items()}

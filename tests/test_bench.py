@@ -38,6 +38,7 @@ ROWS = {
     "across": 6,
     "store": 18,
     "neighbour": 4,
+    "processes": 8,
     "chaos": 2,
 }
 # Little fits into pages that are there.
@@ -49,6 +50,7 @@ MAY_BE_ZERO = {
     "lost_runs",
     "requests_per_s",
     "cancels",
+    "survivors",
     *ZERO,
 }
 

@@ -2,7 +2,8 @@
 """The programs of the README and the documentation run, have correct types, and every link has a target.
 
 Each page is one program: its blocks of Python run in order and share their names. `python alone` in the line that opens
-a block gives that block names of its own. A block may `await` at its top level; all such blocks of a page share one
+a block gives that block names of its own. `python file=name.py` makes the block a file, which later blocks can import:
+the tools of processes have to be in one. A block may `await` at its top level; all such blocks of a page share one
 event loop. A block of `text` right after a block of Python is what that block prints. `…` in it stands for any text,
 and a number with four decimals or more stands for any such number.
 """
@@ -22,6 +23,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -53,6 +55,7 @@ class Block:
     line: int
     alone: bool
     prints: str | None
+    file: str | None = None
 
 
 def blocks_of(page: str) -> Iterator[Block]:
@@ -62,11 +65,12 @@ def blocks_of(page: str) -> Iterator[Block]:
         language, *marks = fence["info"].split() or [""]
         if language != "python":
             continue
-        assert set(marks) <= {"alone"}, f"{page}: what does {' '.join(marks)!r} mean?"
+        files = [mark.removeprefix("file=") for mark in marks if mark.startswith("file=")]
+        assert set(marks) <= {"alone", *(f"file={name}" for name in files)}, f"{page}: what is {' '.join(marks)!r}?"
         after = fences[number + 1] if number + 1 < len(fences) else fence
         follows = after["info"].strip() == "text" and not text[fence.end() : after.start()].strip()
         prints = after["body"] if follows else None
-        yield Block(fence["body"], text.count("\n", 0, fence.start()) + 1, "alone" in marks, prints)
+        yield Block(fence["body"], text.count("\n", 0, fence.start()) + 1, "alone" in marks, prints, *files)
 
 
 # -- running a page, in a process of its own --------------------------------------------------------------------------
@@ -74,8 +78,12 @@ def blocks_of(page: str) -> Iterator[Block]:
 
 def run_page(page: str) -> None:
     shared: dict[str, Any] = {"__name__": "__main__"}
-    with asyncio.Runner() as runner:
+    with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as folder:
+        sys.path.insert(0, folder)
         for block in blocks_of(page):
+            if block.file is not None:
+                Path(folder, block.file).write_text(block.code, "utf-8")
+                continue
             printed = run_block(page, block, {"__name__": "__main__"} if block.alone else shared, runner)
             if block.prints is not None and not fits(printed, block.prints):
                 raise AssertionError(f"{page}, line {block.line}: printed\n{printed}\ninstead of\n{block.prints}")
@@ -137,7 +145,9 @@ def test_the_programs_have_correct_types(tmp_path: Path) -> None:
     sources = {"broken": as_function([BROKEN])}
     for page in PAGES:
         name = page.removesuffix(".md").replace("/", "_")
-        blocks = list(blocks_of(page))
+        every = list(blocks_of(page))
+        sources |= {block.file.removesuffix(".py"): block.code for block in every if block.file is not None}
+        blocks = [block for block in every if block.file is None]
         sources |= {f"{name}_{block.line}": as_function([block]) for block in blocks if block.alone}
         if shared := [block for block in blocks if not block.alone]:
             sources[name] = as_function(shared)

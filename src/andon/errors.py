@@ -48,6 +48,8 @@ AndonError
 │   ├── BadResultError       the tool's result can't be turned into text
 │   ├── ToolBlockedError     a hook, or a person, refused this call
 │   ├── ToolTimeoutError     the call took longer than its tool allows
+│   ├── ToolProcessError     the process of a tool could not be started, or ended before its call did
+│   ├── ToolRaisedError      the tool raised this in its process; the text names the class
 │   └── ThreadsExhaustedError too many abandoned threads are still running
 └── IllegalTransitionError   a state change that the state table does not allow
 
@@ -332,6 +334,14 @@ class ToolBlockedError(ToolError):
 
 class ToolTimeoutError(ToolError):
     """The call took longer than its tool allows. It is unknown what it did until then."""
+
+
+class ToolProcessError(ToolError):
+    """The process of a tool could not be started, or ended before its call did."""
+
+
+class ToolRaisedError(ToolError):
+    """The tool raised an exception in its process, of a class that is not a built-in one. The text names it."""
 
 
 class ThreadsExhaustedError(ToolError):

@@ -20,6 +20,7 @@ from andon.core.states import (
     FinishReason,
     Phase,
     RunStatus,
+    Stopped,
     StopReason,
     ToolOutcome,
 )
@@ -70,6 +71,8 @@ from andon.errors import (
     ToolDefinitionError,
     ToolError,
     ToolInterrupted,
+    ToolProcessError,
+    ToolRaisedError,
     ToolSourceError,
     ToolTimeoutError,
     UnknownRunError,
@@ -82,6 +85,7 @@ from andon.store.memory import MemoryStore
 from andon.telemetry import Telemetry
 from andon.tools.base import Tool, ToolContext, ToolOutput
 from andon.tools.function import tool
+from andon.tools.process.limits import Limits
 from andon.tools.source import ToolSource
 
 __all__ = [
@@ -123,6 +127,7 @@ __all__ = [
     "InstructionsError",
     "Interrupt",
     "KeyUsedError",
+    "Limits",
     "MemoryStore",
     "Message",
     "MessageAdded",
@@ -162,6 +167,7 @@ __all__ = [
     "StartError",
     "StateTooLargeError",
     "StopReason",
+    "Stopped",
     "Store",
     "StoreError",
     "StoredSession",
@@ -181,6 +187,8 @@ __all__ = [
     "ToolInterrupted",
     "ToolOutcome",
     "ToolOutput",
+    "ToolProcessError",
+    "ToolRaisedError",
     "ToolReceipt",
     "ToolResult",
     "ToolSource",

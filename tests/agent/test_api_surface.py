@@ -83,6 +83,7 @@ def test_run_event() -> None:
         "run_content": "RunContent",
         "reasoning": "ReasoningContentDelta",
         "tool_call_started": "ToolCallStarted",
+        "tool_output": "ToolCallOutput",
         "tool_call_completed": "ToolCallCompleted",
         "tool_call_error": "ToolCallError",
         "tool_call_cancelled": "ToolCallCancelled",

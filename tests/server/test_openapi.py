@@ -19,6 +19,7 @@ from andon.server import create_app, openapi
 from andon.server.adk_json import Invoke
 from andon.server.response_types import EVENTS, CancelAnswer, CancelManyAnswer, RunLine, RunOutput, SessionEvent
 from andon.tools.base import internals_of
+from andon.tools.shell import Shell
 from tests.server.live import Live, serving
 from tests.support import Flag
 
@@ -222,12 +223,12 @@ async def look() -> str:
 def test_every_kind_of_event_has_its_shape() -> None:
     at_work = Flag()
     turns: list[Any] = [
-        [Think("Hm."), "Let me see. ", Call("look", {}), Call("none", {})],
+        [Think("Hm."), "Let me see. ", Call("look", {}), Call("shell", {"command": "echo"}), Call("none", {})],
         Fail(ModelError("overloaded", retryable=True, retry_after=0)),
         Call("delete", {}),
         "Done.",
     ]
-    agent = Agent("Helper", ScriptedModel(*turns), tools=[look, delete])
+    agent = Agent("Helper", ScriptedModel(*turns), tools=[look, delete, Shell()])
     stalls = Agent("Stalls", ScriptedModel(Call("wait", {})), tools=[_waiting(at_work)])
     broken = Agent("Broken", ScriptedModel(then=Fail(RuntimeError("out of order"))))
     slow = Agent("Slow", ScriptedModel(Call("climb", {}), "Done."), tools=[Climb()])

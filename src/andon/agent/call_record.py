@@ -315,7 +315,8 @@ class CallRecord:
     def receipt(self) -> ToolReceipt:
         late, undoing = self.is_left_running, self.undoing
         undo = LATER if late else None if undoing is None else undoing.failure
-        return ToolReceipt(self.call.id, self.call.name, self.outcome, self.scope.receipt, self.let_finish, undo)
+        scope, outcome = self.scope, self.outcome
+        return ToolReceipt(self.call.id, self.call.name, outcome, scope.receipt, self.let_finish, undo, scope.stopped)
 
     def view(self) -> ToolView:
         return ToolView(self.call.id, self.call.name, self.call.arguments)

@@ -90,6 +90,8 @@ class EventPrinter:
                 return f"· {tool.name} {progress.progress:g}{of} {one_line(progress.message or '')}".rstrip()
             how = "" if kind is RunEvent.tool_call_completed else f" {tool.outcome or 'failed'}:"
             return f"← {tool.name}{how} {one_line(tool.result or '')}"
+        if kind is RunEvent.tool_output:
+            return f"  {one_line(event.content)}"
         if kind is RunEvent.run_started:
             return f"· run {event.run_id} of {event.agent_id}, session {event.session_id}" if own else "began"
         if kind is RunEvent.cancel_requested:

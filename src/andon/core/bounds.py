@@ -19,6 +19,7 @@ class Bounds(Struct, frozen=True, gc=False):
     settle_seconds: float
     child_seconds: float
     lease_seconds: float
+    kill_seconds: float
     abandoned_threads: int
     abandoned_user_threads: int
     finish_seconds: float = 10.0

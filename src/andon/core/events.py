@@ -22,6 +22,7 @@ class RunEvent(Word):
     run_content = "RunContent"
     reasoning = "ReasoningContentDelta"
     tool_call_started = "ToolCallStarted"
+    tool_output = "ToolCallOutput"
     tool_call_completed = "ToolCallCompleted"
     tool_call_error = "ToolCallError"
     tool_call_cancelled = "ToolCallCancelled"
@@ -86,11 +87,11 @@ class Event(Plain, frozen=True, gc=False, omit_defaults=True):
     `content` is the text of content events; on terminal events it is the whole text. `tool` is set on tool events.
     `tool_undo_started`: the call was cut, and what it has done is being undone; its end tells how that went.
     `tool_progress`: a tool says how far its call is. `progress` has it, and `tool` names the call, without its
-    arguments. `status`, `usage` and, after a cancel, `receipt` are set on terminal events. `model_retry`: a model call
-    failed, and is tried again. `error` says why it failed, and `delay` in how many seconds the next try begins.
-    `store_waiting`: the run's end could not be stored; `error` says why. It is tried again, and the terminal event
-    comes once it is stored. `context_reduced`: the conversation is too long for the model. `context` says how much of
-    it is sent.
+    arguments. `tool_output`: a tool in a process has printed `content`; of the call it has the `call_id` alone.
+    `status`, `usage` and, after a cancel, `receipt` are set on terminal events. `model_retry`: a model call failed, and
+    is tried again. `error` says why it failed, and `delay` in how many seconds the next try begins. `store_waiting`:
+    the run's end could not be stored; `error` says why. It is tried again, and the terminal event comes once it is
+    stored. `context_reduced`: the conversation is too long for the model. `context` says how much of it is sent.
     """
 
     event: RunEvent
@@ -115,6 +116,8 @@ class Event(Plain, frozen=True, gc=False, omit_defaults=True):
     """The answer as JSON, on `run_completed`, if an `output_type` or a schema asked for one."""
     context: ContextView | None = None
     progress: ProgressView | None = None
+    call_id: str | None = None
+    """The call that has printed the `content`, on `tool_output`."""
 
 
 EVENT_BYTES = 250

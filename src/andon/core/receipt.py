@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any, Generic, Self
 import msgspec
 from msgspec import Struct
 
-from andon.core.states import FORCE, CancelCause, CancelMode, FinishReason, Phase, RunStatus, StopReason, ToolOutcome
+from andon.core.states import (
+    FORCE,
+    CancelCause,
+    CancelMode,
+    FinishReason,
+    Phase,
+    RunStatus,
+    Stopped,
+    StopReason,
+    ToolOutcome,
+)
 from andon.errors import say
 from andon.messages import Message, ToolCall, Usage
 from andon.plain import Plain
@@ -91,6 +101,8 @@ class ToolReceipt(Plain, frozen=True, gc=False, omit_defaults=True):
     """It was running when the run was cancelled. `on_cancel="finish"` let it end by itself."""
     undo: str | None = None
     """If the call can be undone and its outcome is not `compensated`: why it was not undone, or not yet."""
+    stopped: Stopped | None = None
+    """If the tool's process was ended: whether it ended when it was asked to, or had to be killed."""
 
 
 class Receipt(Plain, frozen=True, gc=False):

@@ -59,6 +59,7 @@ class Runtime:
     `hook_seconds`: what an async hook may take.
     `settle_seconds`: what the store may take at a run's end.
     `child_seconds`: what a run waits for the runs that its tools started, before and after it cancels them.
+    `kill_seconds`: what the processes of a cut tool call may take to end before they are killed.
     `lease_seconds`: on a store that several processes share, how long a run is held without a sign of life.
     `finish_seconds`: how long a cancel lets a call go on whose tool says `on_cancel="finish"`.
     `undo_seconds`: what undoing a call that was cut may take.
@@ -85,6 +86,7 @@ class Runtime:
         lease_seconds: float = 10.0,
         finish_seconds: float = 10.0,
         undo_seconds: float = 5.0,
+        kill_seconds: float = 0.2,
         abandoned_threads: int = 64,
         abandoned_user_threads: int = 16,
         max_events: int = 0,
@@ -97,15 +99,12 @@ class Runtime:
         _check_store(store)
         task_seconds = arm_seconds, cut_seconds, abandon_seconds, hook_seconds, settle_seconds
         abandoned = abandoned_threads, abandoned_user_threads
-        self.bounds = Bounds(*task_seconds, child_seconds, lease_seconds, *abandoned, finish_seconds, undo_seconds)
+        ends = finish_seconds, undo_seconds
+        self.bounds = Bounds(*task_seconds, child_seconds, lease_seconds, kill_seconds, *abandoned, *ends)
         self.bounds.check()
-        _check_counts(
-            max_events=max_events,
-            max_event_bytes=max_event_bytes,
-            max_result_bytes=max_result_bytes,
-            max_attachment_bytes=max_attachment_bytes,
-        )
-        _check_count("max_depth", max_depth, least=1)
+        _check_counts(max_events=max_events, max_event_bytes=max_event_bytes)
+        _check_counts(max_result_bytes=max_result_bytes, max_attachment_bytes=max_attachment_bytes)
+        _check_counts(1, max_depth=max_depth)
         if keep_days is not None and not is_seconds(keep_days):
             raise ConfigurationError(f"keep_days is {keep_days!r}; it must be a number, 0 or more, or None for all")
         self.max_events, self.max_event_bytes, self.max_result_bytes = max_events, max_event_bytes, max_result_bytes
@@ -413,14 +412,10 @@ portal.on_death.append(_end_lost)
 portal.on_hurry.append(_give_up)
 
 
-def _check_count(name: str, count: object, least: int = 0) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or count < least:
-        raise ConfigurationError(f"{name} is {count!r}; it must be a whole number, {least} or more")
-
-
-def _check_counts(**counts: object) -> None:
+def _check_counts(least: int = 0, **counts: object) -> None:
     for name, count in counts.items():
-        _check_count(name, count)
+        if not isinstance(count, int) or isinstance(count, bool) or count < least:
+            raise ConfigurationError(f"{name} is {count!r}; it must be a whole number, {least} or more")
 
 
 def _check_store(store: object) -> None:

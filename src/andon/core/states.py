@@ -189,6 +189,13 @@ class ToolOutcome(Word):
     compensated = "compensated"
 
 
+class Stopped(Word):
+    """How what a cut call held was ended. `asked`: it ended when it was asked to. `killed`: it had to be killed."""
+
+    asked = "asked"
+    killed = "killed"
+
+
 class Phase(Word):
     """What a run is doing. `waiting`: for the model's first event. `backoff`: until the next try of a model call."""
 

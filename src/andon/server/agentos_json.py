@@ -26,7 +26,7 @@ from andon.server.sse import escape_line_separators
 
 UNKNOWN_TO_AGENTOS = frozenset(
     {RunEvent.cancel_requested, RunEvent.model_retry, RunEvent.store_waiting, RunEvent.tool_call_cancelled}
-    | {RunEvent.context_reduced, RunEvent.tool_undo_started, RunEvent.tool_progress}
+    | {RunEvent.context_reduced, RunEvent.tool_undo_started, RunEvent.tool_progress, RunEvent.tool_output}
 )
 """Events that the client of the AgentOS family complains about."""
 
@@ -101,6 +101,7 @@ class WireEvent(Struct, gc=False, omit_defaults=True):
     output: Any = None
     context: ContextView | None = None
     progress: ProgressView | None = None
+    call_id: str | None = None
 
 
 class EventWriter:
@@ -135,6 +136,8 @@ class EventWriter:
         )
         if kind is RunEvent.run_content:
             view.content, view.content_type = event.content, "str"
+        elif kind is RunEvent.tool_output:
+            view.content, view.content_type, view.call_id = event.content, "str", event.call_id
         elif kind is RunEvent.reasoning:
             view.reasoning_content = view.content = event.content
         elif kind is RunEvent.run_started:

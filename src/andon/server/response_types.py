@@ -288,6 +288,7 @@ _FIELDS: dict[RunEvent, tuple[tuple[str, ...], tuple[str, ...]]] = {
     RunEvent.tool_call_cancelled: _TOOL,
     RunEvent.tool_undo_started: _TOOL,
     RunEvent.tool_progress: (("tool", "progress"), ()),
+    RunEvent.tool_output: ((*_SAID, "call_id"), ()),
     RunEvent.run_paused: (("interrupts", "tools", "requirements"), ()),
     RunEvent.run_completed: (_END, (*_KNOWN_AT_END, "output")),
     RunEvent.run_cancelled: (_END, _KNOWN_AT_END),

@@ -21,6 +21,9 @@ from andon.core.receipt import is_seconds
 from andon.errors import BadResultError, ToolDefinitionError, say
 from andon.messages import Media, sendable
 from andon.tools.base import ATTACHED, NO_OUTPUT, PLAIN, Tool, ToolContext, ToolOutput, Traits, internals_of
+from andon.tools.process.definition import check_context, check_found, find_place
+from andon.tools.process.function import call_in_process
+from andon.tools.process.limits import LEAST_MEMORY, NO_LIMITS, Limits, check_limits
 from andon.tools.schema import Parameters, find_origin, parse_docstring
 from andon.tools.thread import call_in_thread
 from andon.tools.undo import UndoFunction
@@ -30,6 +33,7 @@ R = TypeVar("R")
 
 OnCancel: TypeAlias = Literal["cut", "finish"] | Callable[..., Any]
 """What a cancel does to a call that has started: it is cut, let finish, or cut and then undone by this function."""
+Isolation = Literal["process"]
 
 _NAME = r"[a-zA-Z0-9_-]{1,64}"
 _BYTES = (bytes, bytearray, memoryview)
@@ -50,6 +54,7 @@ class FunctionTool(Generic[P, R]):
         description: str | None = None,
         traits: Traits = PLAIN,
         undo: Callable[..., Any] | None = None,
+        limits: Limits | None = None,
     ) -> None:
         _refuse_what_is_no_function(function)
         self.traits = traits
@@ -63,8 +68,13 @@ class FunctionTool(Generic[P, R]):
         self.description = parse_docstring(inspect.getdoc(find_origin(function)))[0]
         if description is not None:
             self.description = description
-        self._function: Callable[..., Any] = function
-        self._is_async = _either(inspect.iscoroutinefunction, function)
+        self.function: Callable[..., Any] = function
+        self.is_async = _either(inspect.iscoroutinefunction, function)
+        self._limits = limits
+        """Given if calls run in processes."""
+        if limits is not None:
+            self._place = find_place(function, self.name)
+            check_context(function, self.name, self._parameters.context)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.__wrapped__(*args, **kwargs)
@@ -75,22 +85,31 @@ class FunctionTool(Generic[P, R]):
     @property
     def parameters(self) -> dict[str, Any]:
         """The JSON schema of the arguments: an object."""
+        if self._limits is not None:  # the first moment at which the module is complete
+            check_found(self.function, self, self._place, self.name)
         return self._parameters.schema
 
     def bind(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Check the model's arguments and turn them into Python values. Raises `BadArgumentsError`."""
-        return self._parameters.bind(arguments)
+        bound = self._parameters.bind(arguments)
+        return bound if self._limits is None else arguments  # a process gets them as JSON, and checks them again
+
+    def with_context(self, bound: dict[str, Any], ctx: ToolContext) -> dict[str, Any]:
+        """The arguments for the function, with the context, if it takes one."""
+        return bound if self._parameters.context is None else {**bound, self._parameters.context: ctx}
 
     async def invoke(self, bound: dict[str, Any], ctx: ToolContext) -> str | ToolOutput:
         """Call the function and return its result for the model. A sync one is called in a thread."""
-        arguments = bound if self._parameters.context is None else {**bound, self._parameters.context: ctx}
-        if self._is_async:
-            return to_output(self.name, await self._function(**arguments))
+        if self._limits is not None:
+            return await call_in_process(self.name, self._place, self._limits, bound, ctx)
+        arguments = self.with_context(bound, ctx)
+        if self.is_async:
+            return to_output(self.name, await self.function(**arguments))
         # The result is turned into text in the thread too: that may be slow, and it may fail.
         return await call_in_thread(functools.partial(self._call, arguments), self.name, internals_of(ctx).scope)
 
     def _call(self, arguments: dict[str, Any]) -> str | ToolOutput:
-        return to_output(self.name, self._function(**arguments))
+        return to_output(self.name, self.function(**arguments))
 
 
 @overload
@@ -105,6 +124,8 @@ def tool(
     idempotent: bool = False,
     on_cancel: OnCancel = "cut",
     finish_within: float | None = None,
+    isolation: Isolation | None = None,
+    limits: Limits | None = None,
 ) -> FunctionTool[P, R]: ...
 
 
@@ -118,6 +139,8 @@ def tool(
     idempotent: bool = False,
     on_cancel: OnCancel = "cut",
     finish_within: float | None = None,
+    isolation: Isolation | None = None,
+    limits: Limits | None = None,
 ) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 
 
@@ -132,6 +155,8 @@ def tool(
     idempotent: bool = False,
     on_cancel: OnCancel = "cut",
     finish_within: float | None = None,
+    isolation: Isolation | None = None,
+    limits: Limits | None = None,
 ) -> Any:
     """Make a function a tool. The model sees its name, its docstring and its annotations.
 
@@ -155,14 +180,18 @@ def tool(
     `on_cancel="finish"` lets a call that has started finish when its run is cancelled, for at most `finish_within`
     seconds. `on_cancel=refund` cuts it, and then calls `refund` with the call's arguments by name, and with `call_id`
     or the `ToolContext` if it has such a parameter.
+
+    `isolation="process"` runs each call in a process of its own, which a cancel ends, with all that it has started.
+    The function must be at the top of a module. Arguments and results are sent as JSON. `limits=Limits(…)` bounds what
+    a call uses.
     """
     if not is_seconds(timeout):
         raise ToolDefinitionError(f"timeout is {timeout!r}; it is a number of seconds, 0 or more")
     finish, undo = _read_on_cancel(on_cancel, finish_within)
     traits = Traits(approval, timeout, idempotent, finish, finish_within)
-    if function is None:
-        return functools.partial(FunctionTool, name=name, description=description, traits=traits, undo=undo)
-    return FunctionTool(function, name=name, description=description, traits=traits, undo=undo)
+    given = _checked_isolation(isolation, limits)
+    make = functools.partial(FunctionTool, name=name, description=description, traits=traits, undo=undo, limits=given)
+    return make if function is None else make(function)
 
 
 def _read_on_cancel(given: object, finish_within: object) -> tuple[bool, Callable[..., Any] | None]:
@@ -176,6 +205,18 @@ def _read_on_cancel(given: object, finish_within: object) -> tuple[bool, Callabl
     if isinstance(given, type) or not callable(given):
         raise ToolDefinitionError(f'on_cancel is {given!r}; use "finish", or a function that undoes a call')
     return False, given
+
+
+def _checked_isolation(isolation: object, limits: object) -> Limits | None:
+    """The limits of the tool's processes, or None if it has no processes."""
+    if isolation not in (None, "process"):
+        raise ToolDefinitionError(f'isolation is {isolation!r}; it is "process", or is left out')
+    if isolation is None:
+        if limits is not None:
+            raise ToolDefinitionError('limits are for processes: add isolation="process"')
+        return None
+    given = NO_LIMITS if limits is None else limits
+    return check_limits(given, LEAST_MEMORY)
 
 
 def as_tool(obj: object) -> Tool:

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from andon.core.bounds import Bounds
-from andon.core.events import Event
+from andon.core.events import Event, RunEvent
 from andon.core.held import HeldResource
 from andon.core.journal import Journal
 from andon.core.receipt import Receipt
 from andon.core.run.children import TreeRun
-from andon.core.states import CancelCause, CancelMode, Rank
+from andon.core.states import CancelCause, CancelMode, Rank, Stopped
 from andon.core.steps import StepRunner
 from andon.errors import ToolError
 
@@ -81,6 +81,7 @@ class ToolCallScope:
         "on_ended",
         "receipt",
         "run",
+        "stopped",
         "undo_steps",
         "watches_cancel",
     )
@@ -102,6 +103,8 @@ class ToolCallScope:
         """Called once, from any thread, when a call that was left behind has really ended."""
         self.receipt: Receipt | None = None
         """The receipt of the sub-agent's run that this call made, if that run was cancelled."""
+        self.stopped: Stopped | None = None
+        """How what the call held was ended, after a cut."""
         self._held: list[HeldResource] = []
         self._callbacks: dict[object, Callable[[], object]] = {}
 
@@ -161,6 +164,11 @@ class ToolCallScope:
         """Show an event of another run in the stream of this one, unless the call was cut."""
         if not self.cancelled:
             self.run.journal.relay(event)
+
+    def show_output(self, text: str) -> None:
+        """Show what the tool has printed, unless the call was cut. Called on the run's loop."""
+        if not self.cancelled and self.entered:
+            self.run.journal.add(RunEvent.tool_output, text, call_id=self.call_id)
 
     def on_cancel(self, callback: Callable[[], object]) -> Callable[[], object]:
         """Call `callback` on a cut, or soon if the call was cut already. Returns a function that removes it."""

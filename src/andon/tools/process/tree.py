@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes below one process, and how to be told of orphans. Used by keepers and by the root.
+
+What must stay true: a process that began after `Tree(...)` was made, below this process, is found, wherever it has
+moved: to another group, to another session, or to another parent. The kernel gives orphans to their nearest subreaper.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterable
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+FEW = 20_000
+"""If not more process ids were given out, each of them is looked at. Otherwise all that exist are."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """Orphans of processes below this one become children of this one."""
+    _control(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies."""
+    _control(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before
+        os._exit(1)
+
+
+def _control(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl failed")
+
+
+def last_pid() -> int:
+    """The process id that was given out last. Threads have ids too."""
+    with open("/proc/loadavg", "rb") as file:
+        return int(file.read().split()[-1])
+
+
+def parent_of(pid: int) -> int:
+    """The parent of a process; 0 if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError):  # it ended just now
+        return 0
+
+
+class Tree:
+    """The processes that began below this one since it was made."""
+
+    __slots__ = ("_since",)
+
+    def __init__(self) -> None:
+        self._since = last_pid()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Not one process or thread has begun since, in the whole system."""
+        return last_pid() == self._since
+
+    def children(self, parents: Iterable[int]) -> list[int]:
+        """The children that these processes have got since."""
+        wanted = set(parents)
+        return [pid for pid in self._candidates() if parent_of(pid) in wanted]
+
+    def all(self) -> list[int]:
+        """Every process below this one that began since. Each of its children must have begun since."""
+        parents = {pid: parent for pid in self._candidates() if (parent := parent_of(pid))}
+        below, found = {os.getpid()}, list[int]()
+        while more := [pid for pid, parent in parents.items() if parent in below and pid not in below]:
+            below.update(more)
+            found += more
+        return found
+
+    def signal(self, number: int, but: int = 0) -> None:
+        """Send a signal to all of them, but not to this group."""
+        for pid in self.all():
+            try:
+                if not but or os.getpgid(pid) != but:
+                    os.kill(pid, number)
+            except OSError:  # it ended just now; or it belongs to another user, and must be left
+                pass
+
+    def _candidates(self) -> Iterable[int]:
+        last = last_pid()
+        if 0 <= last - self._since <= FEW:
+            return range(self._since + 1, last + 1)
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]

@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions in processes: what goes in and comes out, what is refused, which worker serves, and what it may use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from andon import (
+    Agent,
+    BadResultError,
+    Image,
+    Limits,
+    RunEvent,
+    RunStatus,
+    ToolContext,
+    ToolDefinitionError,
+    ToolOutcome,
+    tool,
+)
+from andon.models.scripted import Call, ScriptedModel
+from andon.tools.process.call import SHOWN_BYTES
+from andon.tools.process.pool import MAX_IDLE, pool
+from tests.support import HANG, Worker
+from tests.support.processes import agent_with, at_work, below, check_gone, eventually_gone, kill, parent_of, run_loop
+from tests.support.processes import told as told_async
+from tests.tools import process_tools as tools
+
+ROOT = Path(__file__).parents[2]
+
+
+def told(each: Any, arguments: dict[str, Any] | None = None, **options: Any) -> str:
+    answers = list[str]()
+
+    async def main() -> None:
+        answers.append(await told_async(each, arguments, **options))
+
+    run_loop(main)
+    return answers[0]
+
+
+# -- what goes in and comes out ---------------------------------------------------------------------------------------
+
+
+def test_a_function_gets_what_its_annotations_say() -> None:
+    said = told(tools.kinds, {"point": {"x": 1}, "colour": "red"})
+    assert said == '{"point":"Point","y":7,"colour":"Colour","times":2}'
+
+
+def test_the_context_says_whose_call_it_is() -> None:
+    said = told(
+        tools.facts, {"word": "hé"}, session_id="s1", user_id="ada", timeout=60, metadata={"tenant": ["a", None]}
+    )
+    assert said == (
+        '{"word":"hé","call_id":"c","session_id":"s1","user_id":"ada","deadline":true,'
+        '"metadata":{"tenant":["a",null]},"cancelled":false}'
+    )
+
+
+def test_images_come_back() -> None:
+    result = agent_with(tools.picture).run("go")
+    (block,) = result.messages[2].tool_results
+    assert block.content == "Look:"
+    assert block.attachments == [Image(tools.PNG)]
+
+
+def test_nothing_is_no_output() -> None:
+    assert told(tools.nothing) == "(no output)"
+
+
+def test_it_is_another_process_and_the_function_stays_callable() -> None:
+    assert tools.whoami() == os.getpid()
+    assert told(tools.whoami) != str(os.getpid())
+
+
+def test_blocking_calls_work() -> None:
+    assert agent_with(tools.whoami).run("go").status is RunStatus.completed
+
+
+def test_a_question_crosses_and_so_does_its_answer() -> None:
+    async def main() -> None:
+        agent = agent_with(tools.ask)
+        first = await agent.invoke_async("go")
+        assert [(each.name, each.payload) for each in first.interrupts] == [("colour", {"choices": ["red", "blue"]})]
+        result = await agent.continue_run(first.run_id, {first.interrupts[0].id: "blue"})
+        assert result.messages[2].tool_results[0].content == "the answer is blue"
+
+    run_loop(main)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("each", "said"),
+    [
+        (tools.missing, "FileNotFoundError: no such thing"),
+        (tools.odd, "ToolRaisedError: OddError: 1 and 2"),
+        (tools.leave, "ToolRaisedError: SystemExit: 3"),
+        (tools.end_early, "ToolProcessError: the process of end_early ended with exit code 4"),
+        (
+            tools.crash,
+            "ToolProcessError: the process of crash was killed by SIGSEGV. The end of what it printed:\nlast words",
+        ),
+        (tools.eat, "MemoryError: the tool used more than 256 MB, its limit"),
+        (
+            tools.burn,
+            "ToolProcessError: the process of burn was killed: it used more than 0.5 s of processor time, its limit",
+        ),
+    ],
+)
+def test_what_goes_wrong_is_told(each: Any, said: str) -> None:
+    assert told(each) == said
+
+
+def test_too_many_files_are_an_error_of_the_tool() -> None:
+    assert "Too many open files" in told(tools.open_many)
+
+
+def test_a_result_that_is_no_json_is_told() -> None:
+    said = told(tools.unwritable)
+    assert f"{BadResultError.__name__}: tool unwritable returned object, which can't be made into text" in said
+
+
+def test_deps_can_not_be_used() -> None:
+    assert "ctx.deps can't be sent to the process of a tool" in told(tools.use_deps, deps=object())
+
+
+def test_arguments_that_do_not_fit_are_refused_here() -> None:
+    assert told(tools.kinds, {"point": {"x": "one"}, "colour": "red"}).startswith("BadArgumentsError: ")
+
+
+def test_the_traceback_of_the_process_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "andon"):
+        told(tools.odd)
+    assert "In the tool's process:" in caplog.text
+    assert "raise OddError(1, 2)" in caplog.text
+
+
+# -- definitions ------------------------------------------------------------------------------------------------------
+
+
+def nested() -> Any:
+    def inside() -> None: ...
+
+    return inside
+
+
+class Typed:
+    pass
+
+
+def wants_deps(ctx: ToolContext[Typed]) -> None: ...
+
+
+def plain() -> None: ...
+
+
+class Holder:
+    def method(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "why"),
+    [
+        (lambda: None, {"name": "it"}, "a lambda has no name to be found by"),
+        (nested(), {}, "is defined inside a function, so it can't be imported"),
+        (Holder().method, {}, "a method can't be found by a name"),
+        (wants_deps, {}, "ctx.deps can't be sent"),
+        (plain, {"limits": Limits(memory=1)}, "it is a whole number, 67,108,864 or more"),
+        (plain, {"limits": Limits(cpu=0)}, "it is a number of seconds, more than 0"),
+        (plain, {"limits": Limits(files=True)}, "it is a whole number, 16 or more"),
+        (plain, {"limits": 5}, "write limits=Limits"),
+        (plain, {"isolation": "thread"}, 'it is "process", or is left out'),
+        (plain, {"isolation": None, "limits": Limits(cpu=1)}, 'add isolation="process"'),
+    ],
+)
+def test_what_can_not_work_is_refused_where_it_is_defined(function: Any, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ToolDefinitionError, match=why.replace("(", r"\(")):
+        tool(function, **{"isolation": "process", **options})
+
+
+def test_what_was_typed_in_is_refused() -> None:
+    code = "from andon import tool\n@tool(isolation='process')\ndef f() -> None: ...\n"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment())
+    assert "it was typed in or made by exec, so there is no file to import" in ended.stderr
+
+
+def test_a_name_that_leads_elsewhere_is_refused_by_the_agent() -> None:
+    def impostor() -> None: ...
+
+    impostor.__qualname__ = "plain"
+    with pytest.raises(ToolDefinitionError, match="is something else, function"):
+        Agent("T", ScriptedModel(), tools=[tool(impostor, isolation="process")])
+    impostor.__qualname__ = "no_such_name"
+    with pytest.raises(ToolDefinitionError, match="there is no no_such_name in"):
+        Agent("T", ScriptedModel(), tools=[tool(impostor, isolation="process")])
+
+
+def test_elsewhere_than_on_linux_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(ToolDefinitionError, match="needs Linux and /proc"):
+        tool(plain, isolation="process")
+
+
+# -- scripts ----------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+    import os
+    from andon import Agent, tool
+    from andon.models.scripted import Call, ScriptedModel
+
+    @tool(isolation="process")
+    def where(word: str) -> str:
+        return f"{__name__} {word} {os.getppid() != PARENT}"
+
+    PARENT = os.getpid()
+
+    GUARD
+        agent = Agent("T", ScriptedModel(Call("where", {"word": "hi"}), then="OK."), tools=[where])
+        print(agent.run("go").messages[2].tool_results[0].content)
+"""
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+
+
+@pytest.mark.parametrize("by_module", [False, True])
+def test_a_script_can_have_such_tools(tmp_path: Path, by_module: bool) -> None:
+    code = textwrap.dedent(SCRIPT).replace("GUARD", 'if __name__ == "__main__":')
+    (tmp_path / "script.py").write_text(code)
+    call = ["-m", "script"] if by_module else ["script.py"]
+    ended = subprocess.run(
+        [sys.executable, *call], cwd=tmp_path, capture_output=True, text=True, check=False, env=environment()
+    )
+    assert ended.stdout == "__andon_main__ hi True\n", ended.stderr
+
+
+def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT).replace("GUARD", "if True:"))
+    ended = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, env=environment()
+    )
+    # The worker runs the script too; its own call is refused, and so the import of the worker ends well.
+    assert ended.stdout == "__andon_main__ hi True\n", ended.stderr
+
+
+# -- which worker serves ----------------------------------------------------------------------------------------------
+
+
+def test_a_worker_serves_one_call_after_the_other() -> None:
+    async def main() -> None:
+        served = {await told_async(tools.whoami) for _ in range(10)}
+        assert len(served) <= MAX_IDLE
+        assert len(served) < 10
+
+    run_loop(main)
+
+
+def test_calls_at_the_same_time_have_a_worker_each() -> None:
+    async def main() -> None:
+        async with at_work(tools.sleep) as (one, first), at_work(tools.sleep) as (two, second):
+            assert first != second
+            one.cancel()
+            two.cancel()
+            await one.result()
+            await two.result()
+
+    run_loop(main)
+
+
+@pytest.mark.parametrize(
+    ("each", "arguments"),
+    [(tools.keep_thread, {}), (tools.keep_child, {"apart": False}), (tools.keep_child, {"apart": True})],
+)
+def test_a_call_that_completes_leaves_nothing_behind(each: Any, arguments: dict[str, Any]) -> None:
+    async def main() -> None:
+        pids = [int(word) for word in (await told_async(each, arguments)).split()]
+        check_gone(*pids)
+
+    run_loop(main)
+
+
+def test_a_tool_that_returns_twice_answers_once() -> None:
+    async def main() -> None:
+        pid = int(await told_async(tools.fork_and_return))
+        assert await told_async(tools.whoami) != str(pid)
+        check_gone(pid)
+
+    run_loop(main)
+
+
+def test_after_a_crash_the_next_call_is_served() -> None:
+    async def main() -> None:
+        for _ in range(5):
+            assert "SIGSEGV" in await told_async(tools.crash)
+            assert (await told_async(tools.whoami)).isdigit()
+
+    run_loop(main)
+
+
+def test_a_waiting_worker_that_was_killed_is_not_used() -> None:
+    async def main() -> None:
+        pid = int(await told_async(tools.whoami))
+        workers = below(parent_of(parent_of(pid)))
+        workers = [each for each in workers if parent_of(parent_of(each)) != os.getpid()]  # no keepers
+        assert pid in workers
+        for each in workers:
+            kill(each)
+        eventually_gone(*workers)
+        assert (await told_async(tools.whoami)).isdigit()
+
+    run_loop(main)
+
+
+def test_a_change_of_the_environment_reaches_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = told(tools.variable, {"name": "ANDON_TEST_WORD"})
+    monkeypatch.setenv("ANDON_TEST_WORD", "new")
+    assert (before, told(tools.variable, {"name": "ANDON_TEST_WORD"})) == ("None", "new")
+
+
+def test_several_loops_at_once_and_one_after_the_other() -> None:
+    def one() -> None:
+        for _ in range(2):
+            run_loop(call)
+
+    async def call() -> None:
+        assert (await told_async(tools.whoami)).isdigit()
+
+    workers = [Worker(one) for _ in range(4)]
+    for worker in workers:
+        worker.done()
+
+
+def test_a_forked_child_has_its_own_processes() -> None:
+    async def call() -> None:
+        assert (await told_async(tools.whoami)).isdigit()
+
+    run_loop(call)
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        try:
+            run_loop(call)
+            pool.close()
+            os.write(write, b"served")
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    assert os.read(read, 100) == b"served"
+    os.close(read)
+    run_loop(call)  # and the parent's are as they were
+
+
+def test_nothing_is_open_when_all_are_closed() -> None:
+    pool.close()
+    files = set(os.listdir("/proc/self/fd"))
+    run_loop(lambda: _some_calls())
+    pool.close()
+    assert set(os.listdir("/proc/self/fd")) == files
+
+
+async def _some_calls() -> None:
+    await asyncio.gather(*(told_async(each) for each in (tools.whoami, tools.crash, tools.nothing, tools.odd)))
+
+
+# -- what is printed --------------------------------------------------------------------------------------------------
+
+
+async def printed(agent: Agent) -> tuple[list[str], str]:
+    async with agent.start("go") as run:
+        events = [event async for event in run]
+        result = await run.result()
+    shown = [event for event in events if event.event is RunEvent.tool_output]
+    assert {event.call_id for event in shown} <= {"c"}
+    kinds = [event.event for event in events]
+    assert shown == [] or kinds.index(RunEvent.tool_call_completed) > max(
+        place for place, kind in enumerate(kinds) if kind is RunEvent.tool_output
+    )
+    return [event.content for event in shown], result.messages[2].tool_results[0].content
+
+
+def test_what_a_tool_prints_becomes_events() -> None:
+    async def main() -> None:
+        shown, content = await printed(agent_with(tools.flood, calls=[Call("flood", {"count": 3}, id="c")]))
+        assert "".join(shown) == "line 000000000\nline 000000001\nline 000000002\n"
+        assert content == "3"
+
+    run_loop(main)
+
+
+def test_a_flood_is_bounded_and_says_so() -> None:
+    async def main() -> None:
+        shown, content = await printed(agent_with(tools.flood, calls=[Call("flood", {"count": 500_000}, id="c")]))
+        text = "".join(shown)
+        assert "bytes are left out here]" in text
+        assert len(text) < 2 * SHOWN_BYTES
+        assert content == "500000"
+
+    run_loop(main)
+
+
+def test_a_call_in_a_process_is_cut_while_its_worker_starts() -> None:
+    async def main() -> None:
+        pool.close()
+        agent = agent_with(tools.sleep)
+        async with agent.start("go") as run:
+            async for event in run:
+                if event.event is RunEvent.tool_call_started:
+                    break
+            run.cancel()
+            result = await run.result()
+        assert result.receipt is not None
+        assert result.receipt.tools[0].outcome is ToolOutcome.cut
+        assert (await run.cancel_and_wait(timeout=HANG)) is not None
+        assert run.leftovers == []
+
+    run_loop(main)

@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cancel ends a tool in a process, with all that it has started, however hard that is made."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from andon import Agent, RunEvent, RunStatus, Runtime, Stopped, ToolOutcome
+from andon.core.run.handle import local_run
+from andon.models.scripted import Call, ScriptedModel
+from andon.tools.process.pool import pool
+from tests.support import HANG, Worker, eventually, until
+from tests.support.processes import (
+    agent_with,
+    at_work,
+    below,
+    check_gone,
+    eventually_gone,
+    is_gone,
+    kill,
+    run_loop,
+    told,
+)
+from tests.tools import process_tools as tools
+
+ROOT = Path(__file__).parents[2]
+
+
+async def check_cancel(tool: Any, arguments: dict[str, Any], stopped: Stopped, processes: int = 1) -> None:
+    async with at_work(tool, arguments) as (run, pids):
+        assert len(pids) == processes
+        run.cancel("enough")
+        result = await run.result()
+        check_gone(*pids)
+    assert result.status is RunStatus.cancelled
+    assert result.receipt is not None
+    assert [(each.outcome, each.stopped) for each in result.receipt.tools] == [(ToolOutcome.cut, stopped)]
+    assert result.receipt.leftovers == []
+    assert local_run(run).runtime.abandoned == {}
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "stopped", "processes"),
+    [
+        (tools.sleep, {}, Stopped.asked, 1),
+        (tools.ignore, {}, Stopped.killed, 1),
+        (tools.swallow, {}, Stopped.killed, 1),
+        (tools.hang_in_c, {}, Stopped.killed, 1),
+        (tools.family, {"ignores": False}, Stopped.asked, 3),
+        (tools.family, {"ignores": True}, Stopped.killed, 3),
+        (tools.other_session, {"ignores": False}, Stopped.asked, 2),
+        (tools.other_session, {"ignores": True}, Stopped.killed, 2),
+        (tools.daemon, {"ignores": False}, Stopped.asked, 2),
+        (tools.daemon, {"ignores": True}, Stopped.killed, 2),
+    ],
+)
+def test_nothing_survives(tool: Any, arguments: dict[str, Any], stopped: Stopped, processes: int) -> None:
+    run_loop(lambda: check_cancel(tool, arguments, stopped, processes))
+
+
+def test_a_tool_that_goes_on_starting_processes() -> None:
+    async def main() -> None:
+        async with at_work(tools.spawner) as (run, pids):
+            keeper = below(pids[0]) and pids[0]
+            children = [*pids, *below(pids[0])]
+            run.cancel()
+            result = await run.result()
+            assert result.receipt is not None
+            assert result.receipt.tools[0].outcome is ToolOutcome.cut
+            check_gone(*children)
+            assert keeper is not None
+
+    run_loop(main)
+
+
+def test_a_pool_of_multiprocessing() -> None:
+    async def main() -> None:
+        async with at_work(tools.pooled) as (run, pids):
+            run.cancel()
+            result = await run.result()
+            assert result.receipt is not None
+            assert result.receipt.tools[0].outcome is ToolOutcome.cut
+            check_gone(*set(pids))
+
+    run_loop(main)
+
+
+@pytest.mark.parametrize("cleans", [True, False])
+def test_a_tool_in_the_middle_of_a_file_can_clean_up(tmp_path: Path, cleans: bool) -> None:
+    path = tmp_path / "half"
+    run_loop(lambda: check_cancel(tools.write_half, {"path": str(path), "cleans": cleans}, Stopped.asked))
+    assert path.exists() is not cleans
+
+
+def test_an_async_tool_can_clean_up(tmp_path: Path) -> None:
+    path = tmp_path / "async"
+    run_loop(lambda: check_cancel(tools.sleep_async, {"path": str(path)}, Stopped.asked))
+    assert path.read_text() == "cleaned up"
+
+
+def test_a_tool_that_is_out_of_time_is_gone_and_the_run_goes_on() -> None:
+    async def main() -> None:
+        async with at_work(tools.too_slow) as (run, pids):
+            result = await run.result()
+            check_gone(*pids)
+        assert result.content == "OK."
+        said = result.messages[2].tool_results[0].content
+        assert said == "ToolTimeoutError: it was cut when its time was up; its outcome is unknown"
+
+    run_loop(main)
+
+
+def test_what_does_not_end_in_time_is_named_until_it_is_gone() -> None:
+    async def main() -> None:
+        runtime = Runtime(cut_seconds=0, abandon_seconds=0, kill_seconds=0.5)
+        async with at_work(tools.ignore, runtime=runtime) as (run, pids):
+            run.cancel()
+            result = await run.result()
+            assert not is_gone(pids[0])
+            assert result.receipt is not None
+            assert result.receipt.tools[0].outcome is ToolOutcome.abandoned
+            assert "process of ignore (c)" in result.receipt.leftovers
+            now = await run.cancel_and_wait(timeout=HANG)
+            assert now is not None
+            assert now.leftovers == []
+            check_gone(*pids)
+
+    run_loop(main)
+
+
+def test_the_grace_is_the_runtimes() -> None:
+    async def main() -> None:
+        async with at_work(tools.ignore, runtime=Runtime(kill_seconds=0)) as (run, pids):
+            run.cancel()
+            result = await run.result()
+            check_gone(*pids)
+        assert result.receipt is not None
+        assert result.receipt.tools[0].stopped is Stopped.killed
+        assert result.receipt.latency < 0.2  # the default's grace
+
+    run_loop(main)
+
+
+def test_five_hundred_at_once() -> None:
+    kinds: list[Any] = [tools.sleep, tools.ignore, tools.hang_in_c, tools.other_session, tools.daemon]
+
+    async def main() -> None:
+        calls = [
+            Call(kind.name, {"ignores": number % 2 == 0} if kind in kinds[3:] else {}, id=f"c{number}")
+            for number, kind in zip(range(500), kinds * 100, strict=True)
+        ]
+        agent = agent_with(*kinds, calls=calls, runtime=Runtime(cut_seconds=20, abandon_seconds=30))
+        text: dict[str, str] = {}
+        pids = list[int]()
+        async with agent.start("go") as run:
+            async for event in run:
+                if event.call_id is not None:
+                    text[event.call_id] = text.get(event.call_id, "") + event.content
+                    if len(text) == 500 and all(each.rstrip().endswith(".") for each in text.values()):
+                        break
+            pids += [int(word) for each in text.values() for word in each.split() if word.isdigit()]
+            assert len(pids) == 500 + 200
+            run.cancel()
+            result = await run.result()
+        check_gone(*pids)
+        assert result.receipt is not None
+        assert {each.outcome for each in result.receipt.tools} == {ToolOutcome.cut}
+        assert len(result.receipt.tools) == 500
+        assert result.receipt.leftovers == []
+
+    run_loop(main)
+    pool.close()
+    eventually(lambda: not [pid for pid in below(os.getpid()) if b"tools.process.root" in _line_of(pid)])
+
+
+def _line_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+# -- the ends of hosts ------------------------------------------------------------------------------------------------
+
+HOST = """
+    import asyncio, os, sys
+    from andon import Agent, RunEvent
+    from andon.models.scripted import Call, ScriptedModel
+    from tests.tools import process_tools as tools
+
+    async def main():
+        agent = Agent("T", ScriptedModel([Call("ignore"), Call("daemon", {"ignores": True}), Call("sleep")]),
+                      tools=[tools.ignore, tools.daemon, tools.sleep])
+        async with agent.start("go") as run:
+            text = ""
+            async for event in run:
+                if event.event is RunEvent.tool_output:
+                    text += event.content
+                    if text.count(".") == 3:
+                        print(text.replace("\\n", " "), flush=True)
+                        END
+
+    asyncio.run(main())
+"""
+
+
+def host(end: str) -> tuple[subprocess.Popen[str], list[int]]:
+    """A program with three tools at work, and the processes below it."""
+    code = textwrap.dedent(HOST).replace("END", end)
+    program = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
+    )
+    assert program.stdout is not None
+    words = program.stdout.readline().split()
+    pids = [int(word) for word in words if word.isdigit()]
+    assert len(pids) == 4
+    return program, pids
+
+
+def test_after_kill_9_of_the_host_nothing_survives() -> None:
+    program, pids = host("await asyncio.sleep(1000)")
+    with program:
+        everything = {*pids, *below(program.pid)}
+        assert len(everything) > len(pids)
+        kill(program.pid)
+    eventually_gone(*everything)
+
+
+def test_a_host_that_was_copied_and_killed_leaves_nothing() -> None:
+    """The copy, made past Python, has the sockets too: they are not closed."""
+    program, pids = host("import ctypes; ctypes.CDLL(None).fork() or os.execvp('sleep', ['sleep', '20'])")
+    with program:
+        everything = {*pids, *below(program.pid)}
+        kill(program.pid)
+    eventually_gone(*pids)
+    for each in everything:
+        if not is_gone(each) and b"sleep" in _line_of(each):
+            kill(each)
+
+
+def test_when_the_host_exits_nothing_survives() -> None:
+    program, pids = host("sys.exit(0)")
+    with program:
+        pass
+    eventually_gone(*pids)
+
+
+def test_when_the_host_is_interrupted_nothing_survives() -> None:
+    program, pids = host("os.kill(os.getpid(), 2); await asyncio.sleep(1000)")
+    with program:
+        pass
+    eventually_gone(*pids)
+
+
+# -- the ends of others -----------------------------------------------------------------------------------------------
+
+
+def test_when_the_keeper_is_killed_the_call_fails_and_nothing_survives() -> None:
+    async def main() -> None:
+        async with at_work(tools.daemon, {"ignores": True}) as (run, pids):
+            kill(_parent(pids[0]))
+            result = await run.result()
+        assert result.content == "OK."
+        said = result.messages[2].tool_results[0].content
+        assert said.startswith("ToolProcessError: the process of daemon was lost: its keeper was killed")
+        eventually_gone(*pids)
+
+    run_loop(main)
+
+
+def test_when_the_root_is_killed_calls_go_on_and_the_next_one_has_another() -> None:
+    async def main() -> None:
+        async with at_work(tools.daemon, {"ignores": True}) as (run, pids):
+            root = _parent(_parent(pids[0]))
+            kill(root)
+            async with at_work(tools.sleep) as (other, others):
+                assert _parent(_parent(others[0])) != root
+                other.cancel()
+                await other.result()
+                check_gone(*others)
+            run.cancel()
+            result = await run.result()
+            assert result.receipt is not None
+            assert result.receipt.tools[0].outcome is ToolOutcome.cut
+            check_gone(*pids)
+        while not is_gone(root):  # the next call buries it
+            assert (await told(tools.whoami)).isdigit()
+
+    run_loop(main)
+
+
+def test_a_root_that_is_killed_while_it_starts_is_replaced() -> None:
+    async def main() -> None:
+        pool.close()
+        agent = agent_with(tools.whoami)
+        async with agent.start("go") as run:
+            async for event in run:
+                if event.event is RunEvent.tool_call_started:
+                    await until(lambda: bool(_roots()))
+                    for each in _roots():
+                        kill(each)
+            result = await run.result()
+        assert result.messages[2].tool_results[0].content.isdigit()
+
+    run_loop(main)
+
+
+def _roots() -> list[int]:
+    return [pid for pid in below(os.getpid()) if b"tools.process.root" in _line_of(pid)]
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_when_the_loop_of_the_call_is_closed_its_process_ends() -> None:
+    pids = list[int]()
+
+    async def main() -> None:
+        agent = Agent("T", ScriptedModel(Call("ignore"), then="OK."), tools=[tools.ignore])
+        run = agent.start("go")
+        await run.begin()
+        from tests.support.processes import pids_of
+
+        pids.extend(await pids_of(run))
+        runs.append(run)
+
+    runs = list[Any]()
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+    runs[0].cancel()
+    Worker(lambda: eventually_gone(*pids)).done()
+    eventually(lambda: runs[0].leftovers == [])
+
+
+def test_signals_of_the_group_do_not_reach_the_host() -> None:
+    async def main() -> None:
+        async with at_work(tools.sleep) as (run, pids):
+            assert os.getsid(pids[0]) == pids[0]
+            assert os.getpgid(pids[0]) == pids[0] != os.getpgrp()
+            os.killpg(pids[0], signal.SIGTERM)
+            result = await run.result()
+        assert "was killed" in result.messages[2].tool_results[0].content or "exit code" in (
+            result.messages[2].tool_results[0].content
+        )
+
+    run_loop(main)

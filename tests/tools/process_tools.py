@@ -228,9 +228,12 @@ def ignore() -> None:
 @tool(isolation="process")
 def swallow() -> None:
     """Catch everything, and go on."""
-    up()
+    is_up = False
     while True:
         try:
+            if not is_up:  # in here: the signal may come as soon as the test knows that this is up
+                is_up = True
+                up()
             time.sleep(FOREVER)
         except BaseException:  # noqa: BLE001 - that is the point
             pass

@@ -114,7 +114,7 @@ def test_what_is_not_known_is_left_alone(way: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b'{"candidates": [{"con', b"no JSON", b'{"candidates": 7}', b'{"candidates": "\xff"}', b"[1]"]
+    "data", [b'{"candidates": [{"con', b"no JSON", b"[DON", b'{"candidates": 7}', b'{"candidates": "\xff"}', b"[1]"]
 )
 def test_an_event_that_can_not_be_read(data: bytes) -> None:
     async def main() -> None:

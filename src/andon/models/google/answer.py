@@ -8,6 +8,7 @@ its answer goes on here. What is received once per token is decoded to few field
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -205,9 +206,10 @@ class GeminiAnswer:
         if payload == b"[DONE]":  # Google sends no such line, but gateways add it
             return
         if payload.lstrip().startswith(b"["):  # an error that is not in an event may be in a list
-            listed = msgspec.json.decode(sendable_json(payload))
-            if listed and isinstance(listed[0], dict) and "error" in listed[0]:
-                raise in_stream(listed[0]["error"])
+            with contextlib.suppress(*UNREADABLE):
+                listed = msgspec.json.decode(sendable_json(payload))
+                if listed and isinstance(listed[0], dict) and "error" in listed[0]:
+                    raise in_stream(listed[0]["error"])
         self._mended = True
         self.take([mended(payload, error)])
         self._mended = False

@@ -10,7 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from andon import Agent, FinishReason, ModelError, OutputError, RunStatus, Runtime, tool
-from andon.core.markers import REFUSED, is_refused
+from andon.core.markers import FAILED, MARKERS, REFUSED, is_refused
+from andon.core.states import CancelCause
 from andon.messages import Text
 from andon.models.base import ModelRequest, Sink
 from andon.testing import validate
@@ -113,3 +114,29 @@ def test_a_refusal_with_an_output_type_is_not_asked_again() -> None:
     assert isinstance(result.error, OutputError)
     assert result.error.text == "I'd rather not."
     assert len(model.requests) == 1
+
+
+def test_a_refusal_stays_one_when_its_run_fails_or_is_cancelled_after_it() -> None:
+    class Ship(BaseModel):
+        name: str
+
+    class Unended(Ending):
+        async def stream(self, request: ModelRequest, sink: Sink) -> None:
+            await super().stream(request, sink)
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        failed = await Agent("Tester", Ending("refusal"), output_type=Ship).invoke_async("Which?")
+        assert failed.message.content == [Text("Well."), Text(REFUSED), Text(FAILED)]
+        assert is_refused(failed.message)
+        async with Agent("Tester", Unended("refusal")).start("go") as run:
+            async for event in run:
+                if event.content:
+                    run.cancel()
+            cancelled = await run.result()
+        assert cancelled.message.content == [Text("Well."), Text(REFUSED), Text(MARKERS[CancelCause.user])]
+        assert is_refused(cancelled.message)
+        assert validate([*failed.messages, *cancelled.messages]) == []
+        assert not is_refused(failed.messages[0])
+
+    play(main)

@@ -344,6 +344,15 @@ def test_a_refused_turn_is_not_sent_again() -> None:
         assert texts == ["one", "A.", "three"]
 
 
+def test_a_refused_turn_is_not_sent_again_when_its_run_failed() -> None:
+    """A refusal is no JSON, so a run that needs some fails."""
+    with FakeAnthropic([[text("No."), finish("refusal")], [text("[1]")]]) as fake:
+        tester = agent(fake)
+        assert tester.run("one", output_type=list[int]).status is RunStatus.error
+        assert tester.run("two").content == "[1]"
+        assert [each["content"][0]["text"] for each in fake.requests[-1]["messages"]] == ["two"]
+
+
 def test_a_turn_that_is_refused_after_a_call_goes_as_a_whole() -> None:
     answers: list[Any] = [[call("add", {"a": 1, "b": 2})], [finish("refusal")], [text("C.")]]
     with FakeAnthropic(answers) as fake:

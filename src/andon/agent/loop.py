@@ -407,6 +407,8 @@ class Loop:
         blocks, open_calls, calls, text, spent = [], self.open_calls, self.calls, self._text, self._spent
         if (turn := self.turn) is not None:
             blocks = turn.blocks(cut=True)
+            if turn.finish_reason is FinishReason.refusal:  # cut between that word and the end
+                blocks = settle.answer(blocks, turn.finish_reason)
             open_calls = self._make_records(turn, blocks)
             calls = [*calls, *open_calls]
             text += turn.content()

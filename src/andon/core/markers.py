@@ -35,6 +35,14 @@ def is_cut(message: Message) -> bool:
 
 
 def is_refused(message: Message) -> bool:
-    """True if the model declined to answer. Some providers decline again as long as this turn is sent."""
-    last = message.content[-1] if message.content else None
-    return message.role == "assistant" and isinstance(last, Text) and last.text == REFUSED
+    """True if the model declined to answer. Some providers decline again as long as this turn is sent.
+
+    The run may have failed or have been cancelled after that, so other markers may follow.
+    """
+    if message.role == "assistant":
+        for block in reversed(message.content):
+            if not isinstance(block, Text) or block.text not in _ALL:
+                break
+            if block.text == REFUSED:
+                return True
+    return False

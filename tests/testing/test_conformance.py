@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,23 @@ class Swallowing(Sound):
             sink.text(f"{word} ")
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
+
+
+class Replacing(Sound):
+    async def stream(self, request: ModelRequest, sink: Sink) -> None:
+        try:
+            await super().stream(request, sink)
+        except asyncio.CancelledError:
+            raise ConnectionError("the request was aborted") from None
+
+
+class Blocking(Sound):
+    """It uses a client for blocking calls."""
+
+    async def stream(self, request: ModelRequest, sink: Sink) -> None:
+        for word in STORY.split():
+            sink.text(f"{word} ")
+            time.sleep(0.011)  # noqa: ASYNC251
 
 
 class Slow(Sound):
@@ -179,6 +197,8 @@ def test_our_own_models_have_none(api: Api) -> None:
     ("kind", "words"),
     [
         (Swallowing, "it went on and returned: it must let CancelledError through"),
+        (Replacing, "it raised ConnectionError: the request was aborted instead: it must let CancelledError through"),
+        (Blocking, "it waits for its provider without an await"),
         (Slow, "s to stop: close, and don't wait"),
         (Stubborn, "it did not stop: let CancelledError through"),
         (Stray, "it pushed to the sink after `stream` had ended"),

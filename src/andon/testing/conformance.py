@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import os
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,11 @@ from andon.models.base import check_model as check_is_model
 
 STRAY_SECONDS = 1.0
 """What is left of a cancelled request may take so long to end."""
+BLOCKED_SECONDS = 0.01
+BLOCKED_TIMES = 3
+"""A model waits without an `await` if it pauses for so long between two pushes, so many times, and in all that time the
+event loop ran nothing else. A busy machine alone does not make it pause that often while it pushes what one read
+brought."""
 
 
 def check_model(
@@ -92,6 +99,9 @@ class _Suite:
         if not await self._answers(Agent("Conformance", watched), "the first request"):
             return
         pushes = watched.pushes
+        if watched.blocked >= BLOCKED_TIMES:
+            self._add("it waits for its provider without an await: the event loop stands still, so no cancel can come")
+            return
         if pushes < 3:
             self._add(f"its answer had {pushes} pushes: give a prompt with a longer answer, to cancel in the middle of")
             return
@@ -147,6 +157,8 @@ class _Suite:
             self._add(f"cancelled {where}, it did not stop: let CancelledError through, and wait for nothing after it")
         elif watched.swallowed:
             self._add(f"cancelled {where}, it went on and returned: it must let CancelledError through")
+        elif watched.raised is not None:
+            self._add(f"cancelled {where}, it raised {watched.raised} instead: it must let CancelledError through")
         elif result.receipt.latency >= agent.runtime.bounds.cut_seconds:
             self._add(f"cancelled {where}, it took {result.receipt.latency:.1f} s to stop: close, and don't wait")
         watched.cancel_at(-1, None)
@@ -185,6 +197,11 @@ class _Watched:
         self.id = model.id
         self.pushes = self.late = 0
         self.swallowed = False
+        self.raised: str | None = None
+        """The error that a cancel became."""
+        self.blocked = 0
+        """How often it waited and kept the event loop from running."""
+        self._blocked_now, self._pushed_at = 0, math.inf  # since the event loop ran
         self._point = -1
         self._run: Run[Any] | None = None
 
@@ -198,8 +215,10 @@ class _Watched:
         try:
             await self._model.stream(request, gate)
             await asyncio.sleep(0)  # a cancel that the model had no chance to see arrives here
-            task = asyncio.current_task()
-            self.swallowed = task is not None and task.cancelling() > 0
+            self.swallowed = _is_cancelled()
+        except Exception as error:
+            self.raised = describe(error) if _is_cancelled() else None
+            raise
         finally:
             gate.is_over = True
 
@@ -208,7 +227,20 @@ class _Watched:
             self.late += 1
             return
         self.pushes += 1
+        self._measure()
         self._look()
+
+    def _measure(self) -> None:
+        now = time.perf_counter()
+        if self._pushed_at is math.inf:
+            asyncio.get_running_loop().call_soon(self._loop_ran)
+        elif now - self._pushed_at >= BLOCKED_SECONDS:
+            self._blocked_now += 1
+            self.blocked = max(self.blocked, self._blocked_now)
+        self._pushed_at = now
+
+    def _loop_ran(self) -> None:
+        self._blocked_now, self._pushed_at = 0, math.inf
 
     def _look(self) -> None:
         if self.pushes == self._point and self._run is not None:
@@ -244,6 +276,11 @@ class _Gate:
 
     def warn(self, text: str) -> None:
         self._sink.warn(text)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _open_sockets() -> int:

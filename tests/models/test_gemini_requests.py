@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from andon.models.google import Gemini
 from andon.models.google.answer import Seal
 from andon.models.google.history import NO_SIGNATURE, contents, sent_name
 from andon.models.google.schema import as_gemini
-from andon.testing.providers import FakeGemini, call, reasoning, text
+from andon.testing.providers import FakeGemini, call, raw, reasoning, text
 from tests.support.gemini import ID, OLD, model
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"x" * 20
@@ -200,6 +201,26 @@ def test_a_signed_text_is_not_joined_with_the_text_before_it() -> None:
         {"text": "Three."},
     ]
     assert contents(history, "gemini-4-argon", signed=True)[1]["parts"] == [{"text": "One. Two."}, {"text": "Three."}]
+
+
+def test_a_signed_text_that_is_blank_goes_back_as_it_was() -> None:
+    """It is no block of its own, and must not take its place in another text."""
+    parts: list[Any] = [
+        {"text": "Hello."},
+        {"text": "Hm.", "thought": True},
+        {"text": "\n", "thoughtSignature": "c2lnMQ=="},
+        {"text": "You\n"},
+        {"text": "\n", "thoughtSignature": "c2lnMg=="},
+    ]
+    events = b"".join(
+        b"data: %b\n\n" % json.dumps({"candidates": [{"content": {"parts": [p]}}]}).encode() for p in parts
+    )
+    with FakeGemini([[raw(events), text("!")], [text("Fine.")]]) as fake:
+        agent = Agent("Tester", model(fake))
+        agent.run("go")
+        agent.run("and?")
+        unsigned = {"text": "You\n"}
+        assert fake.requests[1]["contents"][1]["parts"][:4] == [parts[0], parts[2], unsigned, parts[4]]
 
 
 def test_the_first_call_of_a_step_of_this_turn_has_a_signature_or_a_word_in_its_place() -> None:

@@ -31,13 +31,14 @@ class Seal(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="of", ta
 
     `on` is "thought" for a part of this block's text, "text" for the text before this block, "call" for the call after
     it. `size` is the number of characters of the part: the last ones of that text. `model` issued the signature, and
-    no other takes it.
+    no other takes it. `blank` is a part's text that is only white space: as a block of its own it would not be kept.
     """
 
     signature: str
     on: str
     model: str
     size: int = 0
+    blank: str = ""
 
 
 read_seal = seal_reader(Seal)
@@ -200,7 +201,8 @@ class GeminiAnswer:
                 sink.reasoning("", self._seal(signature, "text", said))
 
     def _seal(self, signature: str, on: str, said: str = "") -> str:
-        return write_seal(Seal(signature, on, self._model, len(said)))
+        blank = said if on == "text" and not said.strip() else ""
+        return write_seal(Seal(signature, on, self._model, len(said), blank))
 
     def _take_odd(self, payload: bytes, error: Exception) -> None:
         if payload == b"[DONE]":  # Google sends no such line, but gateways add it

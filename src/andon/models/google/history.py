@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from andon.messages import Block, Media, Message, Reasoning, Text, ToolCall, ToolResult
-from andon.models.google.answer import read_seal
+from andon.models.google.answer import Seal, read_seal
 from andon.models.google.media import prompt_part, result_part
 
 NO_SIGNATURE = "skip_thought_signature_validator"
@@ -92,15 +92,15 @@ def _answer(blocks: Sequence[Block], issuer: str, *, signed: bool) -> list[dict[
                 said = block.text[-seal.size :] if seal.size else ""
                 parts.append({"text": said, "thought": True, "thoughtSignature": seal.signature})
             else:
-                parts.append({"text": _signed_text(parts, seal.size), "thoughtSignature": seal.signature})
+                parts.append({"text": _signed_text(parts, seal), "thoughtSignature": seal.signature})
     return parts
 
 
-def _signed_text(parts: list[dict[str, Any]], size: int) -> str:
+def _signed_text(parts: list[dict[str, Any]], seal: Seal) -> str:
     """The end of the text before this place, taken off it: a signed part must not be joined with others."""
-    last = parts[-1] if parts else {}
-    if not size or last.keys() != {"text"} or len(last["text"]) < size:
-        return ""
+    last, size = parts[-1] if parts else {}, seal.size
+    if not size or last.keys() != {"text"} or len(last["text"]) < size or not last["text"].endswith(seal.blank):
+        return seal.blank
     text: str = last["text"]
     parts.pop()
     if len(text) > size:

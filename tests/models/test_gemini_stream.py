@@ -169,6 +169,23 @@ def test_calls_without_ids_and_arguments(way: str) -> None:
     play(main)
 
 
+def test_calls_with_the_same_id(way: str) -> None:
+    """As gateways send them. A call that comes a second time is made once."""
+
+    async def main() -> None:
+        one, two = (
+            b'{"functionCall": {"id": "search", "name": "search", "args": {"query": "%b"}}}' % q for q in (b"a", b"b")
+        )
+        part = b'{"candidates": [{"content": {"parts": [%b]}}]}'
+        answer = [event(part % one), event(part % one), event(part % two), text("So.")]
+        with FakeGemini([answer, [text("Fine.")]]) as fake:
+            result = await Agent("Tester", model(fake, OLD), tools=[search]).invoke_async("go")
+            assert result.content == "So.Fine.", result.error
+            assert [each.content for each in result.messages[2].tool_results] == ["found a", "found b"]
+
+    play(main)
+
+
 # -- reasons ----------------------------------------------------------------------------------------------------------
 
 REASONS = {

@@ -112,7 +112,8 @@ class GeminiAnswer:
         self._sink = sink
         self._model = model
         self._names = names
-        self._called = self._mended = False
+        self._calls: dict[str, tuple[str, str]] = {}  # the name and the arguments of each, by its id
+        self._mended = False
         self._reason: str | None = None
         self._message: str | None = None
         self._blocked = False
@@ -183,22 +184,31 @@ class GeminiAnswer:
         sink, signature, said = self._sink, part.thoughtSignature, part.text or ""
         if part.functionCall is not None:
             call = part.functionCall
-            if signature is not None:
-                # The sink has no place for a call's signature, so it is a block before the call.
-                sink.reasoning("", self._seal(signature, "call"))
-            call_id = call.id or f"call_{os.urandom(12).hex()}"
             arguments = bytes(call.args).decode(errors="replace")
             arguments = _NO_ARGUMENTS.get(arguments, arguments)
             if self._mended and "\\ufffd" in arguments:
                 arguments = f"\ufffd{arguments}"  # no JSON: no tool is called with what the model did not say
+            if (call_id := self._new_id(call, arguments)) is None:
+                return
+            if signature is not None:
+                # The sink has no place for a call's signature, so it is a block before the call.
+                sink.reasoning("", self._seal(signature, "call"))
             sink.tool_call(call_id, self._names.get(call.name, call.name), arguments, done=True)
-            self._called = True
         elif part.thought:
             sink.reasoning(said, None if signature is None else self._seal(signature, "thought", said))
         else:
             sink.text(said)
             if signature is not None:
                 sink.reasoning("", self._seal(signature, "text", said))
+
+    def _new_id(self, call: _Call, arguments: str) -> str | None:
+        """An id for this call alone: gateways give several calls the same one. None if the call came before."""
+        said = call.name, arguments
+        if call.id and self._calls.get(call.id) == said:
+            return None
+        call_id = call.id if call.id and call.id not in self._calls else f"call_{os.urandom(12).hex()}"
+        self._calls[call_id] = said
+        return call_id
 
     def _seal(self, signature: str, on: str, said: str = "") -> str:
         blank = said if on == "text" and not said.strip() else ""
@@ -232,7 +242,7 @@ class GeminiAnswer:
         if self._blocked:
             return FinishReason.content_filter, f"the prompt was blocked: {detail}"
         if reason == "STOP":
-            return (FinishReason.tool_calls if self._called else FinishReason.end_turn), None
+            return (FinishReason.tool_calls if self._calls else FinishReason.end_turn), None
         if reason == "MAX_TOKENS":
             return FinishReason.length, None
         return (FinishReason.content_filter if reason in _FILTERS else FinishReason.other), detail

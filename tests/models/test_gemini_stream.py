@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from andon import Agent, FinishReason, Retry, RunResult, RunStatus, Usage, tool
-from andon.errors import ModelConnectionError, ModelError, ModelStreamError
+from andon.errors import ModelConnectionError, ModelError, ModelStreamError, RateLimitError
 from andon.messages import Reasoning, Text, ToolCall
 from andon.testing import validate
 from andon.testing.providers import Answer, FakeGemini, call, cut, end, finish, raw, reasoning, stall, text, usage
@@ -367,6 +367,16 @@ def test_an_error_in_the_stream(data: bytes, split: int | None) -> None:
         assert result.content == "Half an "
 
     play(main)
+
+
+def test_the_end_of_a_quota_of_a_day_is_final() -> None:
+    quota = b'{"violations": [{"quotaId": "GenerateRequestsPerDayPerProjectPerModel"}]}'
+    error = b'{"error": {"code": 429, "message": "No more.", "status": "RESOURCE_EXHAUSTED", "details": [%b]}}' % quota
+    with FakeGemini([[event(error), end()], [text("Fine.")]]) as fake:
+        result = Agent("Tester", model(fake), retry=QUICK).run("go")
+        assert isinstance(result.error, RateLimitError)
+        assert not result.error.retryable
+        assert len(fake.requests) == 1
 
 
 def test_an_error_before_anything_was_shown_is_tried_again(way: str) -> None:

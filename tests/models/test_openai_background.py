@@ -11,12 +11,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from andon import Agent, Run, RunEvent, RunResult, RunStatus, SetupError, tool
-from andon.messages import Reasoning, Text
+from andon.messages import Reasoning, Text, user
+from andon.models.base import ModelRequest
 from andon.models.openai import OpenAIResponses, background
 from andon.testing import check_model, probe, validate
 from andon.testing.providers import (
@@ -462,6 +464,25 @@ def test_the_hosts_end() -> None:
         assert (fake.served[0].cancels, "cancelled" in fake.served[0].reached) == (1, True)
         assert keep[0].status is RunStatus.cancelled
         assert complaints == []
+
+
+def test_a_cancel_while_a_failed_response_is_cancelled_is_not_lost() -> None:
+    going_on = threading.Event()
+    sink: Any = SimpleNamespace(text=lambda text: None, warn=lambda text: None)
+
+    async def main() -> None:
+        answer = [text("Once "), lose(), stall()]
+        with FakeResponses([answer], on_resume=[fail(400, "No.")], on_cancel=[until(going_on)]) as fake:
+            task = asyncio.create_task(model_of(fake).stream(ModelRequest([user("go")], None, []), sink))
+            await fake.wait_until_async(lambda: bool(fake.served) and fake.served[0].cancels == 1)
+            task.cancel()
+            await asyncio.sleep(0)
+            going_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await check_cancelled_there(fake)
+
+    play(main)
 
 
 def test_the_hosts_end_during_the_cancel() -> None:

@@ -473,7 +473,7 @@ def test_a_cancel_while_a_failed_response_is_cancelled_is_not_lost() -> None:
     sink: Any = SimpleNamespace(text=lambda text: None, warn=lambda text: None)
 
     async def main() -> None:
-        answer = [text("Once "), lose(), stall()]
+        answer: list[Any] = [text("Once "), lose(), stall()]
         with FakeResponses([answer], on_resume=[fail(400, "No.")], on_cancel=[until(going_on)]) as fake:
             task = asyncio.create_task(model_of(fake).stream(ModelRequest([user("go")], None, []), sink))
             await fake.wait_until_async(lambda: bool(fake.served) and fake.served[0].cancels == 1)

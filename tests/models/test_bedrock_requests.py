@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 from typing import Any
 
@@ -302,14 +303,50 @@ def test_reasoning_goes_back_in_place_byte_for_byte_every_time(id: str) -> None:
         assert [each.error for each in fake.served if each.error] == []
 
 
+def changing(fake: FakeBedrock, **options: Any) -> Agent:
+    counter = itertools.count()
+    model = model_of(fake, BINDING, cache=False, **options)
+    return Agent("Tester", model, instructions=lambda ctx: f"Run {next(counter)}.")
+
+
+THINKS: list[Any] = [[reasoning("Hm."), text("Fine.")]]
+BETA = "thinking-binding-controls-2026-08-01"
+
+
 def test_changed_instructions_let_bound_thinking_go() -> None:
-    with FakeBedrock([[reasoning("Hm."), text("Fine.")]]) as fake:
-        for thinking in (True, None):
-            agent = Agent("Tester", model_of(fake, BINDING, thinking=thinking), instructions="One.")
-            agent.run("go")
-            agent.instructions = "Two."
-            result = agent.run("and now?")
-            assert result.status is (RunStatus.completed if thinking else RunStatus.error), result.error
+    with FakeBedrock(THINKS) as fake:
+        agent = changing(fake, thinking=True)
+        assert [agent.run(prompt).status for prompt in "ab"] == [RunStatus.completed] * 2
+        assert [each.error for each in fake.served if each.error] == []
+
+
+def test_without_an_option_for_thinking_the_leave_is_given_after_the_first_refusal() -> None:
+    with FakeBedrock(THINKS) as fake:
+        agent = changing(fake, additional_model_request_fields={"anthropic_beta": ["one"]})
+        for prompt in "abc":
+            result = agent.run(prompt)
+            assert (result.status, result.content) == (RunStatus.completed, "Fine."), result.error
+        assert [bool(each.error) for each in fake.served] == [False, True, False, False]
+        asked = [each["additionalModelRequestFields"] for each in fake.requests]
+        drop = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
+        assert asked == [{"anthropic_beta": ["one"]}] * 2 + [{"anthropic_beta": ["one", BETA], "thinking": drop}] * 2
+
+
+def test_where_the_leave_has_no_place_thinking_is_left_out() -> None:
+    with FakeBedrock(THINKS) as fake:
+        agent = changing(fake, thinking=False)
+        assert [agent.run(prompt).status for prompt in "abc"] == [RunStatus.completed] * 3
+        assert sum(bool(each.error) for each in fake.served) == 1
+        assert "reasoningContent" not in json.dumps(fake.requests[-1])
+
+
+def test_the_leave_is_not_given_to_those_who_want_the_error() -> None:
+    with FakeBedrock(THINKS) as fake:
+        strict = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "error"}}
+        agent = changing(fake, thinking=strict, additional_model_request_fields={"anthropic_beta": [BETA]})
+        agent.run("a")
+        assert "bound to a different conversation" in str(agent.run("b").error)
+        assert len(fake.requests) == 2
 
 
 def test_reasoning_of_others_stays_out() -> None:

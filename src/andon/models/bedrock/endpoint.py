@@ -3,6 +3,9 @@
 
 A cancel arrives as a `CancelledError` wherever `ask` waits: for a connection, for the headers, for the next byte. As
 soon as there is a stream, a `finally` closes it. botocore's own iterator does not, and its connection stays open.
+
+A request is sent once more within the same turn if blocks of thinking are bound to another conversation: with the leave
+to drop them. Nothing was shown then.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import msgspec
 
 from andon.errors import ConfigurationError
 from andon.models.bedrock.answer import ConverseAnswer
+from andon.models.bedrock.binding import body_with_leave, is_of_other_conversation, says_what_to_do
 from andon.models.bedrock.clients import SDK, Settings, clients, secrets_of
 from andon.models.bedrock.errors import translate
 from andon.models.bedrock.frames import Frame, FrameSplitter, Meaning
@@ -35,6 +39,7 @@ class Endpoint:
         self._given = client
         self._check_options = check_options
         self._is_checked = False
+        self._gives_leave = False
 
     def check_setup(self) -> None:
         """Raise `SetupError` for what would keep every request from being sent: no region, no package, a bad option."""
@@ -65,7 +70,7 @@ class Endpoint:
     ) -> None:
         client = self._given if settings is None else await clients.get(settings, self)
         known.append(client)
-        stream = (await client.converse_stream(**body))["stream"]
+        stream = (await self._asked(client, body))["stream"]
         try:
             content = raw_content(stream)
             if content is not None:
@@ -74,6 +79,17 @@ class Endpoint:
                 await read_events(_parsed(stream), _ParsedEvents(), answer)
         finally:
             stream.close()
+
+    async def _asked(self, client: Any, body: Mapping[str, Any]) -> Any:
+        if not self._gives_leave or says_what_to_do(body):
+            try:
+                return await client.converse_stream(**body)
+            except Exception as error:
+                if says_what_to_do(body) or not is_of_other_conversation(error):
+                    raise
+            # The provider says so of every later request with these messages too.
+            self._gives_leave = True
+        return await client.converse_stream(**body_with_leave(body))
 
 
 async def _reads(content: Any) -> AsyncGenerator[bytes, None]:

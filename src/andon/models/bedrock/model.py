@@ -10,6 +10,7 @@ from andon.errors import SetupError
 from andon.messages import Block
 from andon.models.base import ModelRequest, Sink
 from andon.models.bedrock.answer import ConverseAnswer
+from andon.models.bedrock.binding import has_place, with_leave
 from andon.models.bedrock.clients import Settings
 from andon.models.bedrock.endpoint import Endpoint
 from andon.models.bedrock.family import family_of
@@ -26,7 +27,6 @@ from andon.models.common.setup import (
     check_numbers,
 )
 
-BINDING_BETA = "thinking-binding-controls-2026-08-01"
 _CHOICES = ("auto", "any", "tool")
 
 
@@ -43,6 +43,10 @@ class Bedrock:
     `thinking` is Claude's: True (adaptive), a number of tokens, or a dict as Claude takes it. `family` says whose model
     it is ("anthropic", "amazon", …), for an ARN that hides it. What this list does not have goes into
     `additional_model_request_fields`.
+
+    Some models refuse a conversation if what precedes their thinking has changed, as when instructions differ from run
+    to run. The request is then sent once more, with the leave to drop such thinking; and from then on with every
+    request of this model. With `thinking`, models that are known for it get the leave from the start.
     """
 
     provider = "Amazon Bedrock"
@@ -166,12 +170,10 @@ class Bedrock:
         thinking = _thinking(self._thinking)
         if thinking is None:
             return more
-        if self._family.binds_thinking and "block_binding" not in thinking and thinking.get("type") != "disabled":
-            # Where tools or instructions have changed, old thinking is then left out instead of refused.
-            thinking["block_binding"] = {"prefix_mismatch_behavior": "drop_block"}
-            betas = list(more.get("anthropic_beta", ()))
-            more["anthropic_beta"] = betas if BINDING_BETA in betas else [*betas, BINDING_BETA]
-        return {**more, "thinking": thinking}
+        more["thinking"] = thinking
+        if self._family.binds_thinking and "block_binding" not in thinking and has_place(more):
+            return with_leave(more)
+        return more
 
     def _check_options(self) -> None:
         inference = _without_none(self._inference)

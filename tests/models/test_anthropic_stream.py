@@ -277,6 +277,18 @@ def test_an_answer_with_sources_is_sent_back_with_them() -> None:
         ]
 
 
+def test_a_pause_before_anything_was_said() -> None:
+    """There is nothing to send back: the provider refuses an empty message, and blank text."""
+    first = [*paused(), finish("pause_turn")]
+    blank = [text("\n\n"), finish("pause_turn")]
+    for answers, sent in (([blank, [text("A")]], [1, 1]), ([first, blank, [text("A")]], [1, 2, 2])):
+        with FakeAnthropic(answers) as fake:
+            result = agent(fake, OLDER).run("go")
+            assert result.status is RunStatus.completed, result.error
+            assert [len(each["messages"]) for each in fake.requests] == sent
+            assert errors(fake) == []
+
+
 def test_pauses_are_bounded() -> None:
     with FakeAnthropic([[text("A "), finish("pause_turn")]]) as fake:
         result = agent(fake).run("go")

@@ -119,7 +119,8 @@ class Endpoint:
             await self._send_bound(client, options, whole, answer)
             if not answer.is_paused:
                 return
-            whole["messages"] = [*messages, {"role": "assistant", "content": answer.content}]
+            if content := answer.content:  # nothing may be left of it: blank text alone is refused
+                whole["messages"] = [*messages, {"role": "assistant", "content": content}]
             answer.go_on()
         answer.give_up()
 

@@ -15,7 +15,7 @@ from andon.core.states import CancelCause
 from andon.messages import Text
 from andon.models.base import ModelRequest, Sink
 from andon.testing import validate
-from tests.support import play, record_of
+from tests.support import Flag, cut, forever, play, record_of
 
 
 class Ending:
@@ -114,6 +114,7 @@ def test_a_refusal_with_an_output_type_is_not_asked_again() -> None:
     assert isinstance(result.error, OutputError)
     assert result.error.text == "I'd rather not."
     assert len(model.requests) == 1
+    assert is_refused(result.message)  # though the run's own marker is behind it
 
 
 def test_a_refusal_stays_one_when_its_run_fails_or_is_cancelled_after_it() -> None:
@@ -139,4 +140,29 @@ def test_a_refusal_stays_one_when_its_run_fails_or_is_cancelled_after_it() -> No
         assert validate([*failed.messages, *cancelled.messages]) == []
         assert not is_refused(failed.messages[0])
 
+    play(main)
+
+
+@pytest.mark.parametrize("point", ["in the answer", "after it"])
+def test_a_refused_turn_stays_marked_if_the_run_is_cut_just_then(point: str) -> None:
+    class Held(Ending):
+        async def stream(self, request: ModelRequest, sink: Sink) -> None:
+            await super().stream(request, sink)
+            if point == "in the answer":  # all is said, and the rest of the connection is being read
+                reached.set()
+                await forever()
+
+    class Hook:
+        async def after_model(self, event: Any) -> None:
+            reached.set()
+            await forever()
+
+    async def main() -> None:
+        agent = Agent("Tester", Held("refusal"), hooks=[Hook()])
+        ended = await cut(agent, reached)
+        assert ended.result.message.content == [Text("Well."), Text(REFUSED), Text("Cancelled by user")]
+        assert is_refused(ended.result.message)
+        assert validate(agent.messages) == []
+
+    reached = Flag()
     play(main)

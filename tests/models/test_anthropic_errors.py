@@ -8,6 +8,7 @@ from typing import Any
 
 import anthropic
 import pytest
+from anthropic.lib.credentials import AccessToken
 
 from andon import Agent, Retry, RunEvent, RunStatus
 from andon.errors import (
@@ -21,10 +22,11 @@ from andon.errors import (
 )
 from andon.models.anthropic import Anthropic
 from andon.models.anthropic.clients import secrets_of
+from andon.models.common.secrets import in_headers
 from andon.testing import probe
 from andon.testing.providers import FakeAnthropic, fail, raw, silence, text
 from tests.support import play
-from tests.support.anthropic import agent, model
+from tests.support.anthropic import ID, agent, model
 
 TOO_LONG = "prompt is too long: 213462 tokens > 200000 maximum"
 TOO_LONG_WITH_ANSWER = "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000"
@@ -323,3 +325,32 @@ def test_a_token_that_only_the_sdk_knows_is_hidden() -> None:
             assert "you sent ***" in str(result.error)
 
     play(main)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [fail(400, "A bad token: token-of-a-profile.")],
+        [text("Well."), fail(400, "A bad token: token-of-a-profile.")],
+        [raw(b"<html>token-of-a-profile", content_type="text/html")],
+    ],
+    ids=["at once", "in the stream", "a page"],
+)
+def test_a_token_that_the_sdk_finds_itself(answer: Any) -> None:
+    """It is in no setting of the client, only in what was sent."""
+
+    async def find(**_: object) -> AccessToken:
+        return AccessToken("token-of-a-profile", None)
+
+    async def main() -> None:
+        with FakeAnthropic([answer], api_key="token-of-a-profile") as fake:
+            async with anthropic.AsyncAnthropic(credentials=find, base_url=fake.base_url) as client:
+                result = await Agent("Tester", Anthropic(ID, client=client)).invoke_async("go")
+            assert "***" in str(result.error)
+            assert "token-of-a-profile" not in repr((result.error, result.error.args if result.error else None))
+
+    play(main)
+
+
+def test_the_length_of_a_request_is_no_secret() -> None:
+    assert list(in_headers({"Content-Length": "20000"}.items())) == []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,9 +94,11 @@ def _config_folder() -> Path:
     return Path(os.path.expanduser("~/.config/anthropic"))
 
 
-def secrets_of(client: Any, options: Mapping[str, Any], base_url: str | None = None) -> Secrets:
-    """All secrets that a client sends with a request that has these options."""
-    sent = (options.get("headers"), options.get("params"))
+def secrets_of(
+    client: Any, options: Mapping[str, Any], base_url: str | None = None, seen: Sequence[Mapping[str, str]] = ()
+) -> Secrets:
+    """All secrets that a client sends with a request that has these options. `seen` are headers that were sent."""
+    sent = (options.get("headers"), options.get("params"), *seen)
     return Secrets(in_client(client, keys=_SECRETS, urls=[base_url], headers=sent, harmless=HARMLESS))
 
 

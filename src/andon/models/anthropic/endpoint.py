@@ -104,11 +104,12 @@ class Endpoint:
         """Send a request, and decode the answer as it comes."""
         client = await self._client()
         options = await self._with_key()
-        sent = self._converse(client, options, body, answer)
-        await report(sent, translate, lambda: secrets_of(client, options, self._settings.base_url))
+        seen: list[Any] = []  # the headers that were sent: a profile's token is nowhere else
+        sent = self._converse(client, options, body, answer, seen)
+        await report(sent, translate, lambda: secrets_of(client, options, self._settings.base_url, seen))
 
     async def _converse(
-        self, client: Any, options: Mapping[str, Any], body: Mapping[str, Any], answer: MessagesAnswer
+        self, client: Any, options: Mapping[str, Any], body: Mapping[str, Any], answer: MessagesAnswer, seen: list[Any]
     ) -> None:
         whole = {**self._body, **body, **self._extra}
         if "max_tokens" not in whole:
@@ -116,7 +117,7 @@ class Endpoint:
             whole["max_tokens"] = await limit_of(client, whole["model"], asked)
         messages = whole["messages"]
         for _ in range(MOST_PAUSES + 1):
-            await self._send_bound(client, options, whole, answer)
+            await self._send_bound(client, options, whole, answer, seen)
             if not answer.is_paused:
                 return
             if content := answer.content:  # nothing may be left of it: blank text alone is refused
@@ -125,17 +126,17 @@ class Endpoint:
         answer.give_up()
 
     async def _send_bound(
-        self, client: Any, options: Mapping[str, Any], body: Mapping[str, Any], answer: MessagesAnswer
+        self, client: Any, options: Mapping[str, Any], body: Mapping[str, Any], answer: MessagesAnswer, seen: list[Any]
     ) -> None:
         if self._binding is None:
             try:
-                return await self._send(client, options, body, answer)
+                return await self._send(client, options, body, answer, seen)
             except Exception as error:
                 if not is_of_other_conversation(error):
                     raise
             # The provider says so of every later request with these messages too.
             self._binding = DROP
-        return await self._send(client, self._with_beta(options), self._with_binding(body), answer)
+        return await self._send(client, self._with_beta(options), self._with_binding(body), answer, seen)
 
     def _with_binding(self, body: Mapping[str, Any]) -> dict[str, Any]:
         thinking = body.get("thinking") or {"type": "adaptive"}  # what these models do without it, too
@@ -160,12 +161,13 @@ class Endpoint:
         }
 
     async def _send(
-        self, client: Any, options: Mapping[str, Any], body: Mapping[str, Any], answer: MessagesAnswer
+        self, client: Any, options: Mapping[str, Any], body: Mapping[str, Any], answer: MessagesAnswer, seen: list[Any]
     ) -> None:
         # The SDK's way to a bare response. Its typed methods walk through the whole conversation each time. A client
         # for another platform changes the body on its way; Anthropic's own can be given the bytes, which is quicker.
         kind = {"content": _encode(body)} if type(client) is SDK.load().AsyncAnthropic else {"body": body}
         response = await client.post(PATH, cast_to=response_type(), options=options, stream=True, **kind)
+        seen[:] = [response.request.headers]
         async with contextlib.aclosing(response):
             await read_sse(response, answer, TABLE)
 

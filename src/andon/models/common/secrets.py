@@ -42,6 +42,7 @@ HARMLESS = frozenset(
         "accept-language",
         "api-version",
         "connection",
+        "content-length",
         "content-type",
         "host",
         "http-referer",

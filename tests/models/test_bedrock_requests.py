@@ -93,7 +93,13 @@ def test_thinking_that_is_bound_is_let_go_where_the_conversation_has_changed() -
 
 
 @pytest.mark.parametrize(
-    ("given", "choice"), [("auto", {"auto": {}}), ("search", {"tool": {"name": "search"}}), ({"any": {}}, {"any": {}})]
+    ("given", "choice"),
+    [
+        ("auto", {"auto": {}}),
+        ("required", {"any": {}}),
+        ("search", {"tool": {"name": "search"}}),
+        ({"any": {}}, {"any": {}}),
+    ],
 )
 def test_tool_choice(given: Any, choice: Any) -> None:
     body = sent({"tool_choice": given, "cache": False}, tools=[search])

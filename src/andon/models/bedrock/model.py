@@ -28,6 +28,7 @@ from andon.models.common.setup import (
 )
 
 _CHOICES = ("auto", "any", "tool")
+_WORDS = {"auto": "auto", "any": "any", "required": "any"}
 
 
 class Bedrock:
@@ -222,9 +223,9 @@ def _fixed(
 
 
 def _choice(given: str | Mapping[str, Any]) -> Json:
-    """A name of a tool, one of Converse's words, or the form of Converse itself."""
+    """A name of a tool, one of Converse's words (or OpenAI's for one of them), or the form of Converse itself."""
     if isinstance(given, str):
-        return {given: {}} if given in ("auto", "any") else {"tool": {"name": given}}
+        return {_WORDS[given]: {}} if given in _WORDS else {"tool": {"name": given}}
     check_mapping(given, "tool_choice")
     if len(given) != 1 or next(iter(given)) not in _CHOICES:
         raise SetupError(

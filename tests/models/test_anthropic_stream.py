@@ -279,8 +279,9 @@ def test_an_answer_with_sources_is_sent_back_with_them() -> None:
 
 def test_a_pause_before_anything_was_said() -> None:
     """There is nothing to send back: the provider refuses an empty message, and blank text."""
-    first = [*paused(), finish("pause_turn")]
-    blank = [text("\n\n"), finish("pause_turn")]
+    first: list[Any] = [*paused(), finish("pause_turn")]
+    blank: list[Any] = [text("\n\n"), finish("pause_turn")]
+    answers: list[Any]
     for answers, sent in (([blank, [text("A")]], [1, 1]), ([first, blank, [text("A")]], [1, 2, 2])):
         with FakeAnthropic(answers) as fake:
             result = agent(fake, OLDER).run("go")

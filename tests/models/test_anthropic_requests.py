@@ -326,6 +326,13 @@ def test_what_was_sent_is_sent_again_as_it_was() -> None:
         assert all(kept[-1][: len(each)] == each for each in kept)
 
 
+def test_results_come_before_what_is_said_with_them() -> None:
+    called = assistant(ToolCall("c1", "add", {}))
+    said = Message("user", [Text("Look:"), ToolResult("c1", "add", "3")])
+    sent = conversation([user("go"), called, said])
+    assert [each["type"] for each in sent[-1]["content"]] == ["tool_result", "text"]
+
+
 # -- refused turns ----------------------------------------------------------------------------------------------------
 
 

@@ -290,6 +290,15 @@ def test_a_pause_before_anything_was_said() -> None:
             assert errors(fake) == []
 
 
+def test_after_a_second_pause_all_of_the_answer_is_sent_back() -> None:
+    answers: list[Any] = [[text("A "), finish("pause_turn")], [text("B "), finish("pause_turn")], [text("C.")]]
+    with FakeAnthropic(answers) as fake:
+        assert agent(fake, OLDER).run("go").content == "A B C."
+        (_, said) = fake.requests[-1]["messages"]
+        assert [each["text"] for each in said["content"]] == ["A ", "B "]
+        assert errors(fake) == []
+
+
 def test_pauses_are_bounded() -> None:
     with FakeAnthropic([[text("A "), finish("pause_turn")]]) as fake:
         result = agent(fake).run("go")

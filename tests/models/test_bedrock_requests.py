@@ -321,9 +321,10 @@ BETA = "thinking-binding-controls-2026-08-01"
 
 def test_changed_instructions_let_bound_thinking_go() -> None:
     with FakeBedrock(THINKS) as fake:
-        agent = changing(fake, thinking=True)
+        agent = changing(fake, thinking=True, additional_model_request_fields={"anthropic_beta": [BETA]})
         assert [agent.run(prompt).status for prompt in "ab"] == [RunStatus.completed] * 2
         assert [each.error for each in fake.served if each.error] == []
+        assert fake.requests[-1]["additionalModelRequestFields"]["anthropic_beta"] == [BETA]
 
 
 def test_without_an_option_for_thinking_the_leave_is_given_after_the_first_refusal() -> None:

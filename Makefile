@@ -8,7 +8,7 @@ PIP := $(PYTHON) -m pip -qq --disable-pip-version-check
 # What is long, or about other things than Python's own doings, is tested on the first Python alone.
 REST := $(addprefix --ignore tests/,agent/test_accepted.py agent/test_cancel_races.py cli clients explorer shared_store \
 	models/test_openai_broken.py models/test_openai_cancel.py models/test_openai_clients.py server store \
-	telemetry/test_explored.py test_bench.py test_docs.py test_examples.py)
+	telemetry/test_explored.py test_bench.py test_docs.py test_examples.py tools/test_recipes.py)
 # More than there are cores: many tests wait for a process or for a clock.
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 2 )) | awk '{ print ($$1 > 8) ? 8 : $$1 }')
 PYTEST = $(PYTHON) -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal
@@ -18,7 +18,7 @@ OTHERS = $$(scripts/pythons | cut -d ' ' -f 1 | grep -vxF "$$($(PYTHON) -c 'impo
 # over the scenarios in which a run pauses, on uvloop also the OpenAI models against their fakes. Not what is long, nor
 # programs that choose their loops themselves.
 CORE := $(addprefix tests/,agent core sync tools) --deselect tests/sync/test_interrupt.py::test_at_every_line \
-	$(addprefix --ignore tests/,agent/test_accepted.py agent/test_cancel_races.py sync/test_exiting.py)
+	$(addprefix --ignore tests/,agent/test_accepted.py agent/test_cancel_races.py sync/test_exiting.py tools/test_recipes.py)
 EAGER := $(addprefix tests/,models/test_scripted.py explorer/test_people.py)
 UVLOOP := tests/models
 # The folders are in it too, so that a deleted file is noticed.
@@ -34,7 +34,7 @@ unexport PYTHONPATH
 # Without bytecode on the disk, each worker of each run would translate all tests anew: 13 s of CPU time instead of 7.
 unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-live bench lint types collect unit loops others clients clean
+.PHONY: help demo test browser test-live bench lint types collect unit loops others clients clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -47,6 +47,18 @@ test: $(VENV)/.dev ## linter, types and tests, on every Python from 3.11 to 3.13
 	@$(MAKE) unit
 	@for version in $(OTHERS); do $(MAKE) unit VENV=.venv-$$version VERSION=$$version || exit 1; done
 	@version=$$(echo "$(OTHERS)" | tail -n 1); $(MAKE) loops $${version:+VENV=.venv-$$version VERSION=$$version}
+
+browser: ## install chromium, which some tests drive, if it is not here; with apt-get, as root
+	@if command -v chromium >/dev/null; then \
+		echo "chromium is here: $$(command -v chromium)"; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing the package chromium with apt-get (a minute or two)…"; \
+		apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends chromium >/dev/null; \
+	else \
+		echo "There is no chromium on the PATH, and it can only be installed here by root, with apt-get." \
+			"Install your system's package (Debian: sudo apt-get install chromium)," \
+			"or put a link to another Chromium or Chrome on the PATH, under the name chromium."; exit 1; \
+	fi
 
 test-live: $(VENV)/.core $(VENV)/.dev ## the models against real providers, where there are keys; costs a little
 	@$(PYTHON) -m pytest --quiet -rs tests/live/live_*.py

@@ -21,13 +21,14 @@ import pytest
 from andon import Receipt, Run, RunEvent, RunStatus, Runtime, Stopped, ToolOutcome, ToolReceipt
 from andon.models.scripted import Call
 from tests.support import HANG, Flag, Worker, play, until
-from tests.support.processes import agent_with, below, check_gone, run_loop
+from tests.support.processes import agent_with, below, check_gone, run_loop, told
 from tests.test_docs import blocks_of
 
 PAGE = "docs/tools.md"
 NAMES = "fetching", "querying", "browsing", "downloading", "crunching"
 START = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"
 BEGUN = START + b"the first bytes"
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\ntea"
 
 Recipes = Callable[[str], Any]
 
@@ -140,6 +141,16 @@ def test_an_http_client_in_a_process(recipes: Recipes) -> None:
     run_loop(main)
 
 
+@pytest.mark.parametrize("name", ["fetch", "fetch_blocking", "fetch_in_process"])
+def test_an_http_client_gets_its_page(recipes: Recipes, name: str) -> None:
+    async def main() -> None:
+        site = Silent(WHOLE)
+        assert await told(getattr(recipes("fetching"), name), {"url": site.url}) == "tea"
+        site.done()
+
+    run_loop(main)
+
+
 # -- a database driver ------------------------------------------------------------------------------------------------
 
 SLEEPS = "SELECT count(*) FROM pg_stat_activity WHERE query = 'select pg_sleep(600)'"
@@ -168,6 +179,18 @@ def test_a_database_driver(recipes: Recipes, name: str, postgres_url: str, monke
     play(main)
 
 
+@pytest.mark.parametrize("name", ["query", "query_async"])
+def test_a_database_driver_gets_its_rows(
+    recipes: Recipes, name: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", postgres_url)
+
+    async def main() -> None:
+        assert await told(getattr(recipes("querying"), name), {"sql": "select 7"}) == "[[7]]"
+
+    play(main)
+
+
 # -- a headless browser -----------------------------------------------------------------------------------------------
 
 
@@ -185,29 +208,21 @@ def processes_with(word: str) -> list[int]:
 
 
 @pytest.fixture
-def temporary() -> Iterator[Path]:
-    """Not among pytest's folders: the path of a browser's socket has to be short."""
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder for all that a browser writes, where there is one. Its path has to be short, unlike pytest's."""
+    if shutil.which("chromium") is None:
+        pytest.skip("there is no chromium: `make browser` installs it")
     with tempfile.TemporaryDirectory(prefix="andon-") as folder:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)  # for this process, which has looked it up already
         yield Path(folder)
 
 
 @pytest.mark.parametrize(
     ("kill_seconds", "stopped"), [(HANG, Stopped.asked), (0.0, Stopped.killed)], ids=["asked", "killed"]
 )
-def test_a_headless_browser(
-    recipes: Recipes,
-    kill_seconds: float,
-    stopped: Stopped,
-    tmp_path: Path,
-    temporary: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if shutil.which("chromium") is None:
-        pytest.skip("there is no chromium: `make browser` installs it")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))  # for this process, which has looked it up already
-
+def test_a_headless_browser(recipes: Recipes, kill_seconds: float, stopped: Stopped, temporary: Path) -> None:
     async def main() -> None:
         site = Silent(START)
         async with calling(recipes("browsing").title_of, {"url": site.url}, Runtime(kill_seconds=kill_seconds)) as run:
@@ -223,6 +238,15 @@ def test_a_headless_browser(
         assert later.leftovers == []
         assert os.listdir(temporary) == []
         site.done()
+
+    run_loop(main)
+
+
+def test_a_headless_browser_opens_its_page(recipes: Recipes, temporary: Path) -> None:
+    async def main() -> None:
+        assert await told(recipes("browsing").title_of, {"url": "data:text/html,<title>Tea</title>"}) == "Tea"
+        assert processes_with(str(temporary)) == []
+        assert os.listdir(temporary) == []
 
     run_loop(main)
 
@@ -248,6 +272,18 @@ def test_a_download(recipes: Recipes, name: str, run: Callable[..., None], tmp_p
         assert not file.exists()
 
     run(main)
+
+
+@pytest.mark.parametrize("name", ["download", "download_in_process"])
+def test_a_download_gets_its_file(recipes: Recipes, name: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        site, file = Silent(WHOLE), tmp_path / "tea.txt"
+        assert await told(getattr(recipes("downloading"), name), {"url": site.url, "path": str(file)}) == str(file)
+        site.done()
+
+    run_loop(main)
+    assert (tmp_path / "tea.txt").read_text() == "tea"
+    assert not (tmp_path / "tea.txt.part").exists()
 
 
 # -- a library that ignores signals -----------------------------------------------------------------------------------

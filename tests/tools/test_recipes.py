@@ -317,8 +317,10 @@ def test_c_code_in_a_process_is_killed(recipes: Recipes) -> None:
         async with calling(recipes("crunching").crunch_in_process, {}) as run:
             async for event in run:
                 if event.event is RunEvent.tool_output:
+                    pid = int(event.content.split()[-1])
                     break
             receipt, later = await cancelled(run)
+            check_gone(pid)
         assert (receipt.outcome, receipt.stopped) == (ToolOutcome.cut, Stopped.killed)
         assert later.leftovers == []
 

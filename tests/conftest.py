@@ -12,6 +12,7 @@ from collections.abc import Generator
 import coverage
 import pytest
 
+from andon.core.portal import portal
 from tests.support import HANG, eventually, loops
 
 MEASURE_PROGRAMS = "COVERAGE_PROCESS_CONFIG"
@@ -82,10 +83,20 @@ def _no_store_is_left_open() -> Generator[None]:
             assert not thread.is_alive(), f"a store was not closed: {thread.name} is still there"
 
 
-def pytest_collection_finish() -> None:
-    """Tests collect garbage by the thousand; what is there before the first of them need not be looked at each time."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Tests collect garbage by the thousand; what is there before the first of them need not be looked at each time.
+
+    The thread of blocking calls is started here, where it is traced. If the first test that needs it were one that asks
+    not to be traced, nothing that runs in that thread would be measured in any later test.
+    """
+    if hasattr(session.config, "workerinput"):
+        portal.submit(_nothing).result(HANG)
     gc.collect()
     gc.freeze()
+
+
+async def _nothing() -> None:
+    pass
 
 
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

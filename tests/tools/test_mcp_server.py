@@ -503,7 +503,10 @@ def test_a_process_that_exits_with_a_server(witness: Witness) -> None:
     """Nothing is printed, and the server is ended, with processes that ignore SIGTERM."""
     command = [sys.executable, "-X", "dev", "-c", EXITING, *witness.command("--stubborn", "--children")]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert (ran.stdout, ran.stderr) == ("Done.\n", "")
+    told = [
+        line for line in ran.stderr.splitlines() if not line.startswith("Executing <")
+    ]  # asyncio, of a busy machine
+    assert (ran.stdout, told) == ("Done.\n", [])
     witness.wait("gone", 3)
 
 

@@ -290,6 +290,7 @@ async def serve_http(tools: AgentTools, listener: Any) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    listener.listen()  # before the address is told: who reads it may connect at once
     port = listener.getsockname()[1]
     print(f"serving {', '.join(tools.names)} at http://127.0.0.1:{port}/mcp", file=sys.stderr, flush=True)
     await serving.serve([listener])

@@ -351,3 +351,21 @@ def too_slow() -> None:
     """Be out of time."""
     up()
     time.sleep(FOREVER)
+
+
+# -- undoing ----------------------------------------------------------------------------------------------------------
+
+UNDONE: list[tuple[int, Point, Colour, str]] = []
+"""What was undone: the process in which, and the arguments."""
+
+
+def note_undone(point: Point, colour: Colour, call_id: str) -> None:
+    UNDONE.append((os.getpid(), point, colour, call_id))
+
+
+@tool(isolation="process", on_cancel=note_undone)
+def draw(point: Point, colour: Colour = Colour.blue) -> str:
+    """Draw a point, slowly."""
+    up()
+    time.sleep(FOREVER)
+    return "drawn"

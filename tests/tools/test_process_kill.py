@@ -359,3 +359,18 @@ def test_signals_of_the_group_do_not_reach_the_host() -> None:
         )
 
     run_loop(main)
+
+
+def test_a_call_is_undone_here_with_the_values_that_its_annotations_say() -> None:
+    async def main() -> None:
+        async with at_work(tools.draw, {"point": {"x": 1}}) as (run, pids):
+            run.cancel()
+            result = await run.result()
+            check_gone(*pids)
+        assert result.receipt is not None
+        assert [(each.outcome, each.undo) for each in result.receipt.tools] == [(ToolOutcome.compensated, None)]
+        [undone] = tools.UNDONE
+        assert undone == (os.getpid(), tools.Point(x=1), tools.Colour.blue, "c")
+
+    tools.UNDONE.clear()
+    run_loop(main)

@@ -64,7 +64,8 @@ class FunctionTool(Generic[P, R]):
         self._parameters = Parameters(function, self.name)
         if undo is not None:
             undo = undo.__wrapped__ if isinstance(undo, FunctionTool) else undo
-            self.traits = msgspec.structs.replace(traits, undo=UndoFunction(undo, self.name, self._parameters))
+            undoes = UndoFunction(undo, self.name, self._parameters, takes_json=limits is not None)
+            self.traits = msgspec.structs.replace(traits, undo=undoes)
         self.description = parse_docstring(inspect.getdoc(find_origin(function)))[0]
         if description is not None:
             self.description = description

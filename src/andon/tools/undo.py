@@ -27,8 +27,12 @@ CALL_ID = "call_id"
 class UndoFunction:
     """The function of `@tool(on_cancel=…)`. It takes arguments of the tool by name, `call_id`, and a `ToolContext`."""
 
-    def __init__(self, function: Callable[..., Any], tool_name: str, parameters: Parameters) -> None:
+    def __init__(
+        self, function: Callable[..., Any], tool_name: str, parameters: Parameters, takes_json: bool = False
+    ) -> None:
+        """With `takes_json`, the tool's `bind` returns the model's JSON as it is, and it is converted here."""
         self._function = function
+        self._parameters = parameters if takes_json else None
         _refuse_what_can_not_undo(function, tool_name)
         try:
             signature = inspect.signature(function).parameters
@@ -62,6 +66,8 @@ class UndoFunction:
 
     def bind(self, bound: Mapping[str, Any], ctx: ToolContext) -> Callable[[], Any]:
         """The call that undoes a call with these arguments, as the tool's `bind` has returned them."""
+        if self._parameters is not None:
+            bound = self._parameters.bind(dict(bound))
         given = {CALL_ID: ctx.call_id, **self._defaults, **bound}
         wanted = given if self._takes_all else {name: given[name] for name in self._wanted if name in given}
         return functools.partial(self._function, **wanted, **dict.fromkeys(self._contexts, ctx))

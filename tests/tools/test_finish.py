@@ -430,3 +430,46 @@ def test_asyncio_run_ends_it_like_any_other_call() -> None:
     receipt = probe(seen[0]).events[-1].receipt
     assert receipt is not None
     assert [each.outcome for each in receipt.tools] == [ToolOutcome.cut]
+
+
+@pytest.mark.parametrize("first", ["nothing", "cancel"])
+def test_force_for_one_call_reaches_the_runs_that_it_has_started(first: str) -> None:
+    async def main() -> None:
+        desk = Desk(finish_within=600)
+        inner = make(Call("send"), tools=desk.tools)
+        agent = make(Call("agent", {"prompt": "go"}, id="a"), "Done.", tools=[inner.as_tool(name="agent")])
+        async with agent.start("go") as run:
+            await desk.started.arrived()
+            if first == "cancel":
+                run.cancel_tool("a")
+                await until(lambda: RunStatus.cancelling in [each.status for each in agent.runtime.runs])
+            run.cancel_tool("a", force=True)
+            result = await run.result()
+        assert result.status is RunStatus.completed
+        assert desk.cut
+
+    play(main)
+
+
+def test_a_call_that_was_cancelled_alone_and_then_asks_a_person_is_not_asked_for() -> None:
+    async def main() -> None:
+        started, go = Flag(), Flag()
+
+        @tool(on_cancel="finish")
+        async def send(ctx: ToolContext) -> str:
+            started.set()
+            await go.arrived()
+            return str(ctx.interrupt("sure?"))
+
+        agent = make(Call("send", id="s"), "Done.", tools=[send])
+        async with agent.start("go") as run:
+            await started.arrived()
+            assert run.cancel_tool("s", "not needed") is CancelOutcome.requested
+            go.set()
+            result = await run.result()
+            [event] = [each for each in probe(run).events if each.event is RunEvent.tool_call_cancelled]
+        assert (result.status, result.interrupts) == (RunStatus.completed, [])
+        assert "cancelled" in result.messages[2].tool_results[0].content
+        assert event.reason == "not needed"
+
+    play(main)

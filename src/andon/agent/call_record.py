@@ -156,12 +156,16 @@ class CallRecord:
         request = CallCancel(reason)
         if not force and self._is_let_finish and "end" not in self._fate:
             winner = self._fate.setdefault("asked", request)
+            if self.interrupts:  # it asked a person just now
+                self._fate.setdefault("end", winner)
             return CancelOutcome.requested if winner is request else CancelOutcome.already_requested
         winner = self._fate.setdefault("end", request)
         if winner is request:
-            self.scope.end_children()
+            self.scope.end_children(force)
             return CancelOutcome.already_requested if "asked" in self._fate else CancelOutcome.requested
         ended = winner is None or self._result is not None
+        if force and not ended:  # a run that it has started may be letting something finish
+            self.scope.end_children(force)
         return CancelOutcome.already_finished if ended else CancelOutcome.already_requested
 
     @property
@@ -230,6 +234,8 @@ class CallRecord:
             )
             self._sources[own.id] = question.id
             self.interrupts.append(own)
+        if (asked := self._fate.get("asked")) is not None:  # it was let finish, and does not: no answer is needed
+            self._fate.setdefault("end", asked)
 
     def take_answers(self, answers: Mapping[str, Any]) -> None:
         """A person has answered all questions."""

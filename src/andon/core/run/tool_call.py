@@ -20,7 +20,7 @@ from andon.core.bounds import Bounds
 from andon.core.events import Event, RunEvent
 from andon.core.held import HeldResource
 from andon.core.journal import Journal
-from andon.core.receipt import Receipt
+from andon.core.receipt import CancelRequest, Receipt
 from andon.core.run.children import TreeRun
 from andon.core.states import CancelCause, CancelMode, Rank, Stopped
 from andon.core.steps import StepRunner
@@ -152,13 +152,14 @@ class ToolCallScope:
         """The tool asks a person, and will be called again later. Then it registers its callbacks again."""
         self._callbacks.clear()
 
-    def end_children(self) -> None:
+    def end_children(self, force: bool = False) -> None:
         """Cancel the runs that the tool started. Safe from any thread."""
         for child in self.children.copy():
-            self.end_child(child)
+            self.end_child(child, force)
 
-    def end_child(self, child: TreeRun) -> None:
-        child.cancel_for(CancelCause.parent, f"call {self.call_id} of run {self.run.run_id} was cancelled")
+    def end_child(self, child: TreeRun, force: bool = False) -> None:
+        why = f"call {self.call_id} of run {self.run.run_id} was cancelled"
+        child.request_cancel(CancelRequest.make(CancelCause.parent, why, force=force))
 
     def relay(self, event: Event) -> None:
         """Show an event of another run in the stream of this one, unless the call was cut."""

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from andon import (
     tool,
 )
 from andon.agent.hooks import AfterTool
+from andon.core.run.handle import local_run
 from andon.models.scripted import Call, ScriptedModel
 from andon.testing import probe
 from tests.support import Flag, eventually, forever, make, paused, play, until
@@ -647,3 +650,40 @@ def test_an_argument_of_the_tool_may_be_named_call_id() -> None:
 
     play(main)
     assert seen == ["555"]
+
+
+@pytest.mark.parametrize("kind", ["async", "sync", "step", "fails", "fails in a thread"])
+def test_a_run_whose_call_was_undone_is_freed_without_the_garbage_collector(kind: str) -> None:
+    async def main() -> None:
+        started = Flag()
+
+        async def undo() -> None:
+            if kind == "fails":
+                raise ValueError(kind)
+
+        def undo_in_thread() -> None:
+            if kind == "fails in a thread":
+                raise ValueError(kind)
+
+        @tool(on_cancel=undo if kind in ("async", "fails") else "cut" if kind == "step" else undo_in_thread)
+        async def pay(ctx: ToolContext) -> str:
+            ctx.on_undo(undo)
+            started.set()
+            await forever()
+
+        run = make(Call("pay"), tools=[pay]).start("go")
+        await run.begin()
+        gone = weakref.ref(local_run(run))
+        await started.arrived()
+        run.cancel()
+        await run.result()
+        del run
+        await until(lambda: gone() is None)
+
+    logging.disable(logging.WARNING)  # a log record holds the traceback of a failure
+    gc.disable()
+    try:
+        play(main)
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)

@@ -42,15 +42,18 @@ def definition_step(tool: Tool | None, call: ToolCall, facts: dict[str, Any]) ->
 class Undoing:
     """One call that is being undone, or was."""
 
-    __slots__ = ("_call", "_holder", "_seconds", "_take", "failure", "is_over", "task")
+    __slots__ = ("_call", "_holder", "_seconds", "_take", "failure", "is_announced", "is_over", "task")
 
     def __init__(
         self, call: ToolCall, seconds: float, holder: Holder, take: Callable[[], Iterable[Callable[[], Any]]]
     ) -> None:
         """`take` returns the steps in the order in which they are called. It is called when the call has ended."""
-        self._call, self._seconds, self._holder, self._take = call, seconds, holder, take
+        self._call, self._seconds, self._holder = call, seconds, holder
+        self._take: Callable[[], Iterable[Callable[[], Any]]] | None = take
+        """None once it is over: it refers to the call's record, which refers to this object."""
         self.task: ShieldedTask | None = None
-        self.is_over = False
+        self.is_announced = self.is_over = False
+        """It is on record that the call is undone. The undoing is over."""
         self.failure: str | None = None
         """Why it was not undone."""
 
@@ -72,12 +75,15 @@ class Undoing:
     def fail(self, why: str) -> None:
         if not self.is_over:
             self.is_over, self.failure = True, why
+        if self.task is None:
+            self._take = None
 
     async def _perform(self) -> None:
         failures: list[str] = []
         error: Exception | None = None
         try:
             try:
+                assert self._take is not None
                 steps = list(self._take())
             except Exception as raised:  # noqa: BLE001 - reported: a user's validator may raise anything
                 steps, error = [], raised
@@ -95,8 +101,10 @@ class Undoing:
         if failures:
             self.fail("; ".join(failures))
             log.warning("%s failed: %s", self.name, self.failure, exc_info=error)
+            error = None  # its traceback has this frame
         else:
             self.is_over = True
+        self._take = None
         self._holder.picked_up(self)
 
     def _is_interrupt(self, raised: BaseException) -> bool:

@@ -152,8 +152,12 @@ async def _call_in_thread(step: Callable[[], Any], name: str, holder: Holder) ->
         if outcome.over.is_set():  # maybe since the line above
             holder.picked_up(outcome)
         raise
-    if outcome.error is not None:
-        raise as_exception(outcome.error)
+    error, outcome.error = outcome.error, None
+    try:
+        if error is not None:
+            raise as_exception(error)
+    finally:
+        del error  # its traceback has this frame
     return outcome.value
 
 

@@ -20,7 +20,7 @@ from andon.models.scripted import Call
 from andon.store.sql.cancels import merge
 from andon.testing import probe
 from tests.shared_store.helpers import LEASE, ended, found, on, runtimes, store_of, stored_events
-from tests.support import Flag, forever, paused, play
+from tests.support import Flag, forever, paused, play, until
 
 
 class Bank:
@@ -147,6 +147,40 @@ def test_a_process_that_has_lost_its_run_does_not_undo(url: str) -> None:
             run.cancel()
             await run.result()
             assert mine.undos == []
+
+    play(main)
+
+
+def test_a_thread_that_outlives_the_loss_of_its_run_is_not_undone_again(url: str) -> None:
+    async def main() -> None:
+        async with runtimes(url, 2, LEASE, undo_seconds=0.2, abandon_seconds=0.02) as (here, there):
+            started, go = Flag(), Flag()
+            undos, theirs = list[int](), Bank()
+
+            async def refund(amount: int) -> None:
+                undos.append(amount)
+
+            @tool(on_cancel=refund)
+            def pay(amount: int) -> str:
+                started.set()
+                go.wait()
+                return "paid"
+
+            agent = on(here, Call("pay", {"amount": 7}, id="p"), tools=[pay])
+            keeper = on(there, "Fine.", tools=theirs.tools)
+            run = agent.start("go", run_id="r")
+            await run.begin()
+            await started.arrived()
+            await lose(here)
+            assert keeper.runtime.worker is not None
+            keeper.runtime.worker.start()
+            await ended(there, "r")
+            run.cancel()
+            await run.result()
+            go.set()
+            await run.cancel_and_wait()
+            await until(lambda: not local_run(run).steps.has_leftovers)
+            assert (theirs.undos, undos) == ([(7, "p", "r")], [])
 
     play(main)
 

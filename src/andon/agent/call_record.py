@@ -312,7 +312,7 @@ class CallRecord:
             if self._restored:
                 return UNDONE_BY_TOOL
             return UNDONE_ASKING if self.interrupts else UNDONE
-        if self.undoing is not None and self.undoing.failure is not None and not self.is_left_running:
+        if self.undoing is not None and self.undoing.failure is not None:
             return NOT_UNDONE.format(self.undoing.failure)
         if self.interrupts:
             return NOT_APPROVED if outcome is ToolOutcome.not_started else ASKING
@@ -320,7 +320,9 @@ class CallRecord:
 
     def receipt(self) -> ToolReceipt:
         late, undoing = self.is_left_running, self.undoing
-        undo = LATER if late else None if undoing is None else undoing.failure
+        undo = None if undoing is None else undoing.failure
+        if late and undo is None:
+            undo = LATER
         scope, outcome = self.scope, self.outcome
         return ToolReceipt(self.call.id, self.call.name, outcome, scope.receipt, self.let_finish, undo, scope.stopped)
 

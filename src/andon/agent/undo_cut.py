@@ -38,6 +38,7 @@ async def undo_calls(run: LocalRun, plan: Plan, records: Sequence[CallRecord]) -
     Called again, by the portal if the task that did it was stopped, it goes on with what is missing.
     """
     undoings = [undoing for record in records if (undoing := _undoing_of(run, plan, record)) is not None]
+    await _leave_to_later(run, plan, records)
     if not undoings:
         return
     fresh = [undoing for undoing in undoings if undoing.task is None and not undoing.is_over]
@@ -73,9 +74,35 @@ def _undoing_of(run: LocalRun, plan: Plan, record: CallRecord) -> Undoing | None
         return undoing
     if function or scope.undo_steps:
         record.undoing, record.is_left_running = undoing, True
-    scope.on_ended = functools.partial(_begin_late, run, record, undoing, function)
-    scope.check_ended()  # it may have ended since the line above
+    if not function:
+        _undo_when_ended(run, record, undoing, function)
     return None
+
+
+async def _leave_to_later(run: LocalRun, plan: Plan, records: Sequence[CallRecord]) -> None:
+    """Have the calls that still run undone when they have ended, unless another process undoes them.
+
+    What they have registered themselves is known to this process alone, so that is not told to the store.
+    """
+    late = [
+        (record, undoing)
+        for record in records
+        if record.is_left_running and (undoing := record.undoing) is not None and not undoing.is_over
+        if undoing.task is None and record.scope.on_ended is None and has_undo_function(plan, record)
+    ]
+    if not late:
+        return
+    if await _announce(run, [record for record, _ in late]):
+        for record, undoing in late:
+            _undo_when_ended(run, record, undoing, True)
+    else:
+        for _, undoing in late:
+            undoing.fail(NOT_TOLD)
+
+
+def _undo_when_ended(run: LocalRun, record: CallRecord, undoing: Undoing, function: bool) -> None:
+    record.scope.on_ended = functools.partial(_begin_late, run, record, undoing, function)
+    record.scope.check_ended()  # it may have ended before
 
 
 def has_undo_function(plan: Plan, record: CallRecord) -> bool:
@@ -108,7 +135,9 @@ async def _announce(run: LocalRun, records: Sequence[CallRecord]) -> bool:
     if not await run.steps.bounded(run.storage.may_undo, "the store", run.bounds.undo_seconds):
         return False
     for record in records:
-        run.journal.add(RunEvent.tool_undo_started, tool=record.view())
+        if record.undoing is not None and not record.undoing.is_announced:
+            record.undoing.is_announced = True
+            run.journal.add(RunEvent.tool_undo_started, tool=record.view())
     return bool(await run.steps.bounded(run.storage.commit_events, "the store", run.bounds.undo_seconds))
 
 

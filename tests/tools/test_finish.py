@@ -473,3 +473,45 @@ def test_a_call_that_was_cancelled_alone_and_then_asks_a_person_is_not_asked_for
         assert event.reason == "not needed"
 
     play(main)
+
+
+def test_a_run_waits_for_a_child_that_undoes_a_call_after_it_was_let_finish() -> None:
+    async def main() -> None:
+        started, at_work, undone = Flag(), Flag(), Flag()
+
+        async def undo() -> None:
+            await asyncio.sleep(0.15)  # longer than the run had to wait, as things stood when it was cancelled
+            undone.set()
+
+        @tool(on_cancel=undo)
+        async def pay() -> str:
+            started.set()
+            try:
+                await forever()
+            finally:
+                await asyncio.sleep(0.03)
+
+        runtime = Runtime(child_seconds=0.01, cut_seconds=0.04, abandon_seconds=0.08, undo_seconds=10)
+        inner = make(Call("pay"), tools=[pay], runtime=runtime)
+
+        @tool
+        async def launch() -> str:
+            await inner.start("go").begin()
+            await started.arrived()
+            at_work.set()
+            await forever()
+
+        @tool(on_cancel="finish", finish_within=0)
+        async def other() -> str:
+            await forever()
+
+        agent = make([Call("launch"), Call("other")], tools=[launch, other], runtime=runtime)
+        async with agent.start("go") as run:
+            await at_work.arrived()
+            run.cancel()
+            result = await run.result()
+        assert undone.is_set()
+        assert receipt_of(result).leftovers == []
+        assert result.warnings == []
+
+    play(main)

@@ -8,6 +8,7 @@ settles after its children, or after it has waited `child_seconds` for them and 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 from typing import Protocol
@@ -266,10 +267,21 @@ class ChildRuns:
         """Cancel the children, and wait for their ends. A child that does not end in time is named."""
         for child in self.live:
             child.cancel_for(CancelCause.parent, f"run {self.run_id} ended")
-        seconds = max(self._steps.bounds.child_seconds, self.patience)
-        await self._steps.bounded(self._childless, "waiting for child runs", seconds)
+        await self._wait_childless(max(self._steps.bounds.child_seconds, self.patience))
+        while self._live and (more := self.patience) > 0:  # they undo something since
+            await self._wait_childless(more)
+        if self._live:
+            self._steps.warn("child runs did not end in time")
         for child in self.live:
             self._steps.leave_behind(child.children, f"run {child.run_id} of {child.session_key.agent_id}")
+
+    async def _wait_childless(self, seconds: float) -> None:
+        async def wait() -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._childless()
+
+        await self._steps.bounded(wait, "waiting for child runs", seconds + self._steps.bounds.child_seconds + 1)
 
     async def _childless(self) -> None:
         await self._steps.waiters.wait(lambda: not self._live)

@@ -687,3 +687,31 @@ def test_a_run_whose_call_was_undone_is_freed_without_the_garbage_collector(kind
     finally:
         gc.enable()
         logging.disable(logging.NOTSET)
+
+
+def test_a_keyboard_interrupt_in_the_undo_function_is_told_and_not_waited_for() -> None:
+    async def undo() -> None:
+        raise KeyboardInterrupt
+
+    runs = list[Run]()
+
+    async def main() -> None:
+        started = Flag()
+
+        @tool(on_cancel=undo)
+        async def pay() -> str:
+            started.set()
+            await forever()
+
+        async with make(Call("pay"), tools=[pay], runtime=Runtime(undo_seconds=600)).start("go") as run:
+            runs.append(run)
+            await started.arrived()
+            run.cancel()
+            await run.result()
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    eventually(lambda: runs[0].status is RunStatus.cancelled)
+    assert runs[0].receipt is not None
+    [call] = runs[0].receipt.tools
+    assert (call.outcome, call.undo) == (ToolOutcome.cut, "a KeyboardInterrupt stopped it")

@@ -93,6 +93,9 @@ class Undoing:
                     await call_undo(step, self.name, self._holder)
                 except BaseException as raised:
                     if self._is_interrupt(raised):
+                        if isinstance(raised, KeyboardInterrupt):  # else nothing would tell that it is over
+                            self.fail("a KeyboardInterrupt stopped it")
+                            self._holder.picked_up(self)
                         raise
                     error = as_exception(raised)
                     failures.append(cut_line(describe(error)))

@@ -10,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +36,8 @@ from andon.media import Image
 from andon.models.scripted import Call, ScriptedModel
 from andon.tools.base import ToolOutput
 from andon.tools.mcp import MCPServer, SamplingRequest
+from andon.tools.mcp.process import CHUNK, ServerProcess
+from andon.tools.mcp.settings import make_address
 from tests.support import play, until
 from tests.support.mcp_witness import Witness
 
@@ -160,6 +164,23 @@ def test_the_environment_is_passed_by_name(witness: Witness, monkeypatch: pytest
     play(main)
 
 
+def test_a_long_line_is_put_together_once() -> None:
+    """Each part of it is copied once: else a result of some megabytes would take the loop for seconds."""
+    program = "import os; [os.write(1, b'a' * 65_536) for _ in range(500)]; os.write(1, b'\\nb\\n\\nc')"
+    sizes = list[int]()
+
+    async def main() -> None:
+        address = make_address([sys.executable, "-c", program], (), (), None, None, None)
+        process = await ServerProcess.start(address, deque())
+        sizes.extend([len(line) async for line in process.lines()])
+        await process.stop()
+
+    before = time.process_time()
+    play(main)
+    assert sizes == [500 * CHUNK, 1, 0]
+    assert time.process_time() - before < 4
+
+
 # -- what can't work --------------------------------------------------------------------------------------------------
 
 
@@ -183,6 +204,19 @@ def test_the_environment_is_passed_by_name(witness: Witness, monkeypatch: pytest
 def test_wrong_options(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         MCPServer(**given)
+
+
+@pytest.mark.parametrize("value", ["Bearer k-123\n", " k-123", "k-123\u2026", "k-\0123", b"k-123"])
+def test_a_header_that_can_not_be_sent_is_refused_without_its_value(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="header 'Authorization'") as raised:
+        MCPServer(url="http://127.0.0.1:1/mcp", headers={"Authorization": value})
+    assert "123" not in str(raised.value)
+
+
+def test_no_secret_is_in_a_repr() -> None:
+    by_url = make_address(None, (), (), None, "http://u:k-123@h/mcp?key=k-123", {"Authorization": "Bearer k-123"})
+    by_command = make_address("server --x", (), {"KEY": "k-123"}, None, None, None)
+    assert (repr(by_url), repr(by_command)) == ("<address http://h/mcp>", "<address server --x>")
 
 
 def test_what_is_missing_is_said_where_the_run_is_requested(tmp_path: Any) -> None:

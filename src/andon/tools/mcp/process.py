@@ -142,11 +142,13 @@ class ServerProcess:
 
     async def lines(self) -> AsyncIterator[bytes]:
         """What the server writes to stdout."""
-        left = b""
+        parts: list[bytes] = []  # of a line; it may be long, so its parts are joined once
         while chunk := await self._stdout.read(CHUNK):
-            *lines, left = (left + chunk).split(b"\n")
-            for line in lines:
-                yield line
+            end, *starts = chunk.split(b"\n")
+            parts.append(end)
+            for start in starts:
+                yield b"".join(parts)
+                parts = [start]
 
     async def write(self, line: bytes) -> None:
         """Raises `OSError` if the server has closed its input."""

@@ -35,6 +35,9 @@ class Address(Struct, frozen=True):
     url: str | None = None
     headers: Mapping[str, str] = {}
 
+    def __repr__(self) -> str:
+        return f"<address {self.shown}>"
+
     @property
     def shown(self) -> str:
         """For errors: the command, or the URL without its user, password and query."""
@@ -101,7 +104,7 @@ def make_address(
             raise ConfigurationError("the url of an MCP server begins with http:// or https://")
         if args or env or cwd is not None:
             raise ConfigurationError("args, env and cwd are for a server that is a command, and this one has a url")
-        return Address(url=url, headers=dict(headers or {}))
+        return Address(url=url, headers=_checked_headers(headers or {}))
     if headers is not None:
         raise ConfigurationError("headers are for a server with a url; a command gets its secrets with env=[…]")
     assert command is not None
@@ -124,6 +127,17 @@ def _checked_env(env: Sequence[str] | Mapping[str, str]) -> tuple[str, ...] | Ma
     if isinstance(env, str):
         raise ConfigurationError("env is a list of names, env=[…], or a dict of names and values")
     return dict(env) if isinstance(env, Mapping) else tuple(env)
+
+
+def _checked_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Refuse here what the HTTP client would refuse with the value in its error."""
+    for name, value in headers.items():
+        if not isinstance(value, str) or value != value.strip() or not value.isascii() or not value.isprintable():
+            raise ConfigurationError(
+                f"the value of the header {name!r} has to be a text of printable ASCII characters, without spaces or"
+                " line ends around it"
+            )
+    return dict(headers)
 
 
 def check_behaviour(behaviour: Behaviour) -> Behaviour:

@@ -94,6 +94,24 @@ def variable(name: str) -> str:
 
 
 @tool(isolation="process")
+def change_all(folder: str) -> str:
+    """Say what is found, and change it."""
+    found = (
+        f"{os.getcwd()} {os.environ.get('ANDON_TEST_WORD')} {signal.getitimer(signal.ITIMER_REAL)[0]:.0f} {os.getpid()}"
+    )
+    os.chdir(folder)
+    os.environ["ANDON_TEST_WORD"] = "changed"
+    signal.alarm(FOREVER)
+    return found
+
+
+@tool(isolation="process")
+def system() -> str:
+    """Return what the system gave, as bytes."""
+    return repr((os.environb[b"ANDON_TEST_WORD"], os.getcwdb(), os.fsencode(sys.argv[0])))
+
+
+@tool(isolation="process")
 def ask(ctx: ToolContext) -> str:
     """Ask a person."""
     return f"the answer is {ctx.interrupt('colour', {'choices': ['red', 'blue']})}"

@@ -336,6 +336,24 @@ def test_a_change_of_the_environment_reaches_the_next_call(monkeypatch: pytest.M
     assert (before, told(tools.variable, {"name": "ANDON_TEST_WORD"})) == ("None", "new")
 
 
+def test_what_a_call_changes_does_not_reach_the_next_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        found = [(await told_async(tools.change_all, {"folder": str(tmp_path)})).rsplit(" ", 1) for _ in range(6)]
+        assert {before for before, _ in found} == {f"{Path.cwd()} None 0"}
+        assert len({pid for _, pid in found}) < 6
+
+    run_loop(main)
+
+
+def test_what_the_system_gives_need_not_be_utf_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ANDON_TEST_WORD", os.fsdecode(b"caf\xe9"))
+    folder = tmp_path / os.fsdecode(b"d\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", [os.fsdecode(b"\xe9")])
+    assert told(tools.system) == repr((b"caf\xe9", os.fsencode(folder), b"\xe9"))
+
+
 def test_several_loops_at_once_and_one_after_the_other() -> None:
     def one() -> None:
         for _ in range(2):

@@ -63,6 +63,13 @@ def test_the_environment_is_what_was_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert "HOME" not in said
 
 
+def test_what_the_system_gives_need_not_be_utf_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ANDON_TEST_WORD", os.fsdecode(b"caf\xe9"))
+    folder = tmp_path / os.fsdecode(b"d\xe9")
+    folder.mkdir()
+    assert run("printf %s $ANDON_TEST_WORD | wc -c", env=["PATH", "ANDON_TEST_WORD"], cwd=folder) == "4\n[exit code 0]"
+
+
 def test_long_output_is_bounded() -> None:
     said = run("yes | head -c 100000", max_output=10)
     assert said == "[the first 99,990 bytes are left out]\ny\ny\ny\ny\ny\n[exit code 0]"

@@ -105,12 +105,12 @@ class Shell:
         scope = internals_of(ctx).scope
         words = bound["command"] if self._as_list else ["/bin/sh", "-c", bound["command"]]
         spec = Spec(
-            str(Path.cwd() / (self._cwd or "")),
-            {name: os.environ[name] for name in self._env if name in os.environ},
+            self._folder(),
+            {os.fsencode(name): os.environb[os.fsencode(name)] for name in self._env if name in os.environ},
             self._limits,
             scope.run.runtime.bounds.kill_seconds,
             self._max_output,
-            arguments=words,
+            arguments=[os.fsencode(word) for word in words],
         )
         process = ProcessCall(scope)
         await process.perform(spec)
@@ -121,6 +121,9 @@ class Shell:
         if process.gone.status is None:
             raise ToolProcessError(f"the command {how(process.gone, self._limits)}")
         return self._told(process.gone)
+
+    def _folder(self) -> bytes:
+        return os.fsencode(os.path.abspath(self._cwd or ""))
 
     def _told(self, gone: Gone) -> str:
         text = gone.output.decode("utf-8", "replace").rstrip()

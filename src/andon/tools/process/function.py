@@ -43,8 +43,8 @@ async def call_in_process(
         internals.answers,
     )
     spec = _spec_of(place, limits)
-    process = ProcessCall(scope)
     data = GRACE.pack(scope.run.runtime.bounds.kill_seconds) + msgspec.json.encode(call)
+    process = ProcessCall(scope)
     await process.perform(spec, frame(CALL, data))
     if process.answer is not None:
         if process.answer.question is not None:
@@ -61,16 +61,16 @@ async def call_in_process(
 
 
 def _spec_of(place: Place, limits: Limits) -> Spec:
-    path = [os.path.abspath(each) for each in sys.path]
+    path = [os.fsencode(os.path.abspath(each)) for each in sys.path]
     return Spec(
-        os.getcwd(),
-        dict(os.environ),
+        os.getcwdb(),
+        dict(os.environb),
         limits,
         module=place.module,
-        main=place.main,
+        main=os.fsencode(place.main),
         main_is_file=place.main_is_file,
         path=path,
-        arguments=list(sys.argv),
+        arguments=[os.fsencode(each) for each in sys.argv],
     )
 
 

@@ -36,19 +36,22 @@ MISSED = struct.Struct(">I")
 
 
 class Spec(Struct, frozen=True, omit_defaults=True):
-    """What a worker is: the interpreter for the tools of a module, or a command."""
+    """What a worker is: the interpreter for the tools of a module, or a command.
 
-    cwd: str
-    environment: dict[str, str]
+    What the system gave us is bytes, as `os.fsencode` makes them: it need not be UTF-8, and then it is no JSON.
+    """
+
+    cwd: bytes
+    environment: dict[bytes, bytes]
     limits: Limits = NO_LIMITS
     grace: float = 0.0
     keep: int = KEEP_BYTES
     module: str = ""
-    main: str = ""
+    main: bytes = b""
     """The file of the script, or the module, that the host runs as `__main__`, if the tools are defined there."""
     main_is_file: bool = False
-    path: list[str] = []
-    arguments: list[str] = []
+    path: list[bytes] = []
+    arguments: list[bytes] = []
     """The host's `sys.argv`; or the command to execute, if there is no module."""
 
 

@@ -56,14 +56,14 @@ def serve(spec: Spec, line: socket.socket) -> NoReturn:
     """All that a worker does."""
     try:
         _settle_in(spec)
-        pool.refusal = f"{spec.main or spec.module} {WHILE_IMPORTED}"
+        pool.refusal = f"{os.fsdecode(spec.main) or spec.module} {WHILE_IMPORTED}"
         module = _load(spec)
         pool.refusal = None
     except BaseException as error:  # noqa: BLE001 - the boundary: the host raises it
         line.sendall(encode(READY, _failure_of(error)))
         os._exit(1)
     line.sendall(encode(READY, None))
-    worker = Worker(module)
+    worker, surroundings = Worker(module), Surroundings()
     frames = Frames()
     while data := line.recv(256 * 1024):
         for _, body in frames.feed(data):
@@ -74,6 +74,7 @@ def serve(spec: Spec, line: socket.socket) -> NoReturn:
                 os._exit(0)
             # More threads than this one would go on during the next call. And limits of time count from the start.
             again = threading.active_count() == 1 and spec.limits.cpu is None and not _ran_out(answer)
+            again = again and surroundings.restore()
             _flush()
             line.sendall(encode(DONE if again else LAST, answer))
     os._exit(0)
@@ -82,10 +83,10 @@ def serve(spec: Spec, line: socket.socket) -> NoReturn:
 def _settle_in(spec: Spec) -> None:
     """Be where the host is, as far as a tool can notice."""
     os.environ.clear()
-    os.environ.update(spec.environment)
+    os.environb.update(spec.environment)
     os.chdir(spec.cwd)
-    sys.path[:] = spec.path
-    sys.argv[:] = spec.arguments
+    sys.path[:] = map(os.fsdecode, spec.path)
+    sys.argv[:] = map(os.fsdecode, spec.arguments)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
             cast(Any, stream).reconfigure(line_buffering=True, write_through=False)
@@ -98,9 +99,9 @@ def _load(spec: Spec) -> types.ModuleType:
         return importlib.import_module(spec.module)
     module = types.ModuleType(MAIN)
     if spec.main_is_file:
-        names = runpy.run_path(spec.main, run_name=MAIN)
+        names = runpy.run_path(os.fsdecode(spec.main), run_name=MAIN)
     else:
-        names = runpy.run_module(spec.main, run_name=MAIN, alter_sys=True)
+        names = runpy.run_module(os.fsdecode(spec.main), run_name=MAIN, alter_sys=True)
     module.__dict__.update(names)
     sys.modules["__main__"] = sys.modules[MAIN] = module
     return module
@@ -209,6 +210,26 @@ def _context_of(call: Call, scope: CallScope) -> ToolContext:
 def _failure_of(error: BaseException) -> Failure:
     written = "".join(traceback.format_exception(error))
     return Failure(type(error).__name__, say(error), describe(error), written.encode("utf-8", "replace").decode())
+
+
+class Surroundings:
+    """What a call can change, and the next one would find: the folder, the variables, a timer's signal."""
+
+    def __init__(self) -> None:
+        self._cwd, self._environment = os.getcwdb(), dict(os.environb)
+
+    def restore(self) -> bool:
+        """False if that can't be done."""
+        if dict(os.environb) != self._environment:
+            os.environ.clear()
+            os.environb.update(self._environment)
+        for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+            signal.setitimer(timer, 0)
+        try:
+            os.chdir(self._cwd)
+        except OSError:  # it is gone
+            return False
+        return True
 
 
 def _ran_out(answer: Answer) -> bool:

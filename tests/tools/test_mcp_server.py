@@ -181,6 +181,18 @@ def test_a_long_line_is_put_together_once() -> None:
     assert time.process_time() - before < 4
 
 
+def test_a_line_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("andon.tools.mcp.process.MAX_LINE", 2**20)
+    monkeypatch.setattr("andon.tools.mcp.connection.ATTEMPTS", 1)
+    program = "import os\nwhile True: os.write(1, b'a' * 65_536)"
+
+    async def main() -> None:
+        with pytest.raises(ToolSourceError, match="without the end of a line"):
+            await MCPServer([sys.executable, "-c", program], name="endless", connect_seconds=60).tools()
+
+    play(main)
+
+
 # -- what can't work --------------------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,14 @@ KILL_SECONDS = 5.0
 """How long the supervisor may take to end all processes."""
 
 CHUNK = 65_536
+MAX_LINE = 128 * 2**20
+"""A server that writes more bytes than this without the end of a line is given up: it would take all memory."""
+
 TAIL_LINES, TAIL_CHARACTERS = 10, 300
+
+
+class LineTooLongError(Exception):
+    """The server has written more than `MAX_LINE` bytes without the end of a line."""
 
 
 class Lifeline:
@@ -141,14 +148,18 @@ class ServerProcess:
         self._transports.append(writing)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """What the server writes to stdout."""
+        """What the server writes to stdout. Raises `LineTooLongError`."""
         parts: list[bytes] = []  # of a line; it may be long, so its parts are joined once
+        size = 0
         while chunk := await self._stdout.read(CHUNK):
             end, *starts = chunk.split(b"\n")
             parts.append(end)
+            size += len(end)
             for start in starts:
                 yield b"".join(parts)
-                parts = [start]
+                parts, size = [start], len(start)
+            if size > MAX_LINE:
+                raise LineTooLongError
 
     async def write(self, line: bytes) -> None:
         """Raises `OSError` if the server has closed its input."""
@@ -280,6 +291,9 @@ async def stdio(
                     await to_session.send(SessionMessage(message))
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             return  # the session is being closed
+        except LineTooLongError:
+            on_end(f"it wrote more than {MAX_LINE // 2**20} MB without the end of a line")
+            return
         code = await process.exit_code(GRACE)
         on_end("it closed its output" if code is None else f"it ended (exit code {code})")
 

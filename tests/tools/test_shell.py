@@ -45,6 +45,8 @@ def test_what_a_command_does_is_told(command: str, said: str) -> None:
 
 def test_a_list_is_run_without_a_shell() -> None:
     assert run(["echo", "a  b", "$HOME;"], as_list=True) == "a  b $HOME;\n[exit code 0]"
+    said = "could not be started: FileNotFoundError: [Errno 2] No such file or directory: '/no-such-program'"
+    assert said in run(["/no-such-program"], as_list=True)
     assert "could not be started: FileNotFoundError" in run(["no-such-program-here"], as_list=True)
 
 

@@ -84,7 +84,7 @@ def _settle_in(spec: Spec) -> None:
     """Be where the host is, as far as a tool can notice."""
     os.environ.clear()
     os.environb.update(spec.environment)
-    os.chdir(spec.cwd)
+    os.chdir(os.fsdecode(spec.cwd))
     sys.path[:] = map(os.fsdecode, spec.path)
     sys.argv[:] = map(os.fsdecode, spec.arguments)
     for stream in (sys.stdout, sys.stderr):

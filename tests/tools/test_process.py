@@ -10,7 +10,9 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ from andon import (
 from andon.models.scripted import Call, ScriptedModel
 from andon.tools.process.call import SHOWN_BYTES
 from andon.tools.process.pool import MAX_IDLE, pool
+from andon.tools.process.tree import ROUND_SECONDS, Tree
 from tests.support import HANG, Worker
 from tests.support.processes import agent_with, at_work, below, check_gone, eventually_gone, kill, parent_of, run_loop
 from tests.support.processes import told as told_async
@@ -352,6 +355,27 @@ def test_what_the_system_gives_need_not_be_utf_8(monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", [os.fsdecode(b"\xe9")])
     assert told(tools.system) == repr((b"caf\xe9", os.fsencode(folder), b"\xe9"))
+
+
+@pytest.mark.parametrize("age", [0.0, ROUND_SECONDS])
+@pytest.mark.parametrize("after", [0, 1, 50])
+def test_processes_are_found_when_process_ids_have_begun_anew(
+    monkeypatch: pytest.MonkeyPatch, after: int, age: float
+) -> None:
+    """Then the last id is near that of the tree, or the system says 0, and the process has a higher one."""
+    with subprocess.Popen(["sleep", "100"]) as child:
+        try:
+            first = 0 if after == 0 else max(1, child.pid - 1000)
+            monkeypatch.setattr("andon.tools.process.tree.last_pid", lambda: first)
+            tree, now = Tree(), time.monotonic() + age
+            monkeypatch.setattr("andon.tools.process.tree.last_pid", lambda: first + after)
+            monkeypatch.setattr("andon.tools.process.tree.time", SimpleNamespace(monotonic=lambda: now))
+            assert child.pid in tree.all()
+            if age or not first:
+                assert not tree.is_quiet
+                assert child.pid in tree.children([os.getpid()])
+        finally:
+            child.kill()
 
 
 def test_several_loops_at_once_and_one_after_the_other() -> None:

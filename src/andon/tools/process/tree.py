@@ -10,11 +10,14 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Iterable
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 FEW = 20_000
 """If not more process ids were given out, each of them is looked at. Otherwise all that exist are."""
+ROUND_SECONDS = 10.0
+"""In less than this, process ids do not begin anew. Afterwards the last one does not say how many were given out."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -37,7 +40,7 @@ def _control(option: int, value: int) -> None:
 
 
 def last_pid() -> int:
-    """The process id that was given out last. Threads have ids too."""
+    """The process id that was given out last. Threads have ids too. 0 where the system does not tell."""
     with open("/proc/loadavg", "rb") as file:
         return int(file.read().split()[-1])
 
@@ -54,24 +57,31 @@ def parent_of(pid: int) -> int:
 class Tree:
     """The processes that began below this one since it was made."""
 
-    __slots__ = ("_since",)
+    __slots__ = ("_made", "_since")
 
     def __init__(self) -> None:
-        self._since = last_pid()
+        self._made, self._since = time.monotonic(), last_pid()
 
     @property
     def is_quiet(self) -> bool:
         """Not one process or thread has begun since, in the whole system."""
-        return last_pid() == self._since
+        return 0 < last_pid() == self._since and self._is_young
 
     def children(self, parents: Iterable[int]) -> list[int]:
         """The children that these processes have got since."""
         wanted = set(parents)
-        return [pid for pid in self._candidates() if parent_of(pid) in wanted]
+        candidates = self._recent() if self._is_young else everyone()
+        return [pid for pid in candidates if parent_of(pid) in wanted]
 
     def all(self) -> list[int]:
-        """Every process below this one that began since. Each of its children must have begun since."""
-        parents = {pid: parent for pid in self._candidates() if (parent := parent_of(pid))}
+        """Every process below this one that began since. Each of its children must have begun since.
+
+        Asked when there are some. So if none is found, process ids have begun anew.
+        """
+        return self._below(self._recent()) or self._below(everyone())
+
+    def _below(self, candidates: Iterable[int]) -> list[int]:
+        parents = {pid: parent for pid in candidates if (parent := parent_of(pid))}
         below, found = {os.getpid()}, list[int]()
         while more := [pid for pid, parent in parents.items() if parent in below and pid not in below]:
             below.update(more)
@@ -87,8 +97,17 @@ class Tree:
             except OSError:  # it ended just now; or it belongs to another user, and must be left
                 pass
 
-    def _candidates(self) -> Iterable[int]:
+    @property
+    def _is_young(self) -> bool:
+        return time.monotonic() - self._made < ROUND_SECONDS
+
+    def _recent(self) -> Iterable[int]:
         last = last_pid()
-        if 0 <= last - self._since <= FEW:
+        if 0 < self._since <= last <= self._since + FEW:
             return range(self._since + 1, last + 1)
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        return everyone()
+
+
+def everyone() -> list[int]:
+    """Every process that there is."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]

@@ -96,9 +96,8 @@ def variable(name: str) -> str:
 @tool(isolation="process")
 def change_all(folder: str) -> str:
     """Say what is found, and change it."""
-    found = (
-        f"{os.getcwd()} {os.environ.get('ANDON_TEST_WORD')} {signal.getitimer(signal.ITIMER_REAL)[0]:.0f} {os.getpid()}"
-    )
+    word, timer = os.environ.get("ANDON_TEST_WORD"), signal.getitimer(signal.ITIMER_REAL)[0]
+    found = f"{os.getcwd()} {word} {timer:.0f} {os.umask(0o777):o} {os.getpid()}"
     os.chdir(folder)
     os.environ["ANDON_TEST_WORD"] = "changed"
     signal.alarm(FOREVER)

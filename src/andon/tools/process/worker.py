@@ -213,10 +213,12 @@ def _failure_of(error: BaseException) -> Failure:
 
 
 class Surroundings:
-    """What a call can change, and the next one would find: the folder, the variables, a timer's signal."""
+    """What a call can change, and the next one would find: the folder, the variables, the umask, a timer's signal."""
 
     def __init__(self) -> None:
         self._cwd, self._environment = os.getcwdb(), dict(os.environb)
+        self._umask = os.umask(0o077)
+        os.umask(self._umask)
 
     def restore(self) -> bool:
         """False if that can't be done."""
@@ -225,6 +227,7 @@ class Surroundings:
             os.environb.update(self._environment)
         for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
             signal.setitimer(timer, 0)
+        os.umask(self._umask)
         try:
             os.chdir(self._cwd)
         except OSError:  # it is gone

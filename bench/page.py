@@ -25,6 +25,14 @@ RUNS_KEPT = 3
 
 Json = dict[str, Any]
 
+STREAMS = {
+    "OpenAI": "chat: through an agent",
+    "Anthropic": "anthropic: through an agent",
+    "Bedrock": "bedrock: through an agent",
+    "Gemini": "gemini: through an agent",
+}
+"""The rows of `streaming` that the README quotes."""
+
 HEAD = """\
 # Figures
 
@@ -151,8 +159,8 @@ def _readme_table(runs: Sequence[Json]) -> str:
             "`python -m bench latency`",
         ],
         [
-            "tokens per second through an agent, compared with the OpenAI SDK alone (Chat)",
-            f"{span(values('streaming', 'times_bare', 'chat: through an agent'))} ×",
+            "tokens per second through an agent, compared with each provider's SDK alone",
+            ", ".join(f"{name} {span(values('streaming', 'times_bare', row))} ×" for name, row in STREAMS.items()),
             "`python -m bench streaming`",
         ],
         [

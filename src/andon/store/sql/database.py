@@ -41,6 +41,7 @@ from andon.store.sql.address import parse
 from andon.store.sql.deadline import Deadline
 from andon.store.sql.engine import make_engine
 from andon.store.sql.faults import CutOffError, is_transient, translate
+from andon.store.sql.fork_gate import gate
 from andon.store.sql.notifications import Hub, watch_file, watch_server
 from andon.store.sql.opening import Opening
 from andon.store.sql.threads import Answer, ThreadPool
@@ -78,6 +79,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self.address = parse(url)
         self.postgres = self.address.path is None
+        self._fork_gate = contextlib.nullcontext() if self.postgres else gate
         self.version = Version(self.address)
         self._engine = make_engine(self.address, CONNECTIONS)
         # On Postgres one statement sees one state, so a query needs no transaction around it.
@@ -201,17 +203,26 @@ class Database:
 
     def open(self, since: float = math.inf) -> None:
         """Create the tables, or check them."""
-        self._opening.ensure(lambda: self._retrying(lambda: schema.open(self._engine, self.address)), since)
+        self._opening.ensure(lambda: self._retrying(self._open_schema), since)
+
+    def _open_schema(self) -> None:
+        with self._fork_gate:
+            schema.open(self._engine, self.address)
 
     def _attempt(self, work: Callable[[Tx], T], how: TxMode, answer: Answer[T], since: float) -> None:
         if not self._opening.done:
             self.open(since)
-        connection, tx, result = self._retrying(lambda: self._once(work, how))
+        once = self._write_once if how.writes else self._once
+        connection, tx, result = self._retrying(lambda: once(work, how))
         with connection:
             answer(result)
             tx.send_notifications()
         if how.writes and not self.postgres and next(self._changed) % CHECKPOINT_CHANGES == 0:
             self._checkpoints.submit(self._checkpoint)
+
+    def _write_once(self, work: Callable[[Tx], T], how: TxMode) -> tuple[Connection, Tx, T]:
+        with self._fork_gate:
+            return self._once(work, how)
 
     def _once(self, work: Callable[[Tx], T], how: TxMode) -> tuple[Connection, Tx, T]:
         """Do it, and commit. The connection stays open."""
@@ -234,7 +245,8 @@ class Database:
         """Runs in a thread of its own: no call waits for it."""
         connection = self._engine.raw_connection()
         try:
-            connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
+            with self._fork_gate:
+                connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
         finally:
             connection.close()
         answer(None)

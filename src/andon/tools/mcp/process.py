@@ -181,6 +181,11 @@ class ServerProcess:
             self.tail.append(text[:TAIL_CHARACTERS])
             log.debug("an MCP server says: %s", text[:TAIL_CHARACTERS])
 
+    async def describe_end(self, closed: str) -> str:
+        """Why the connection is over. A server that has just ended says how in a moment."""
+        code = await self.exit_code(GRACE)
+        return f"it closed its {closed}" if code is None else f"it ended (exit code {code})"
+
     async def exit_code(self, seconds: float) -> int | None:
         """How it has ended; None if it has not within so many seconds."""
         try:
@@ -249,7 +254,7 @@ class Writer:
         try:
             await self._process.write(text.encode() + b"\n")
         except OSError:
-            self._on_end("it closed its input")
+            self._on_end(await self._process.describe_end("input"))
             raise BrokenResourceError from None
 
     async def aclose(self) -> None:
@@ -294,8 +299,7 @@ async def stdio(
         except LineTooLongError:
             on_end(f"it wrote more than {MAX_LINE // 2**20} MB without the end of a line")
             return
-        code = await process.exit_code(GRACE)
-        on_end("it closed its output" if code is None else f"it ended (exit code {code})")
+        on_end(await process.describe_end("output"))
 
     try:
         async with anyio.create_task_group() as group:

@@ -65,6 +65,14 @@ def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
+def is_dead(pid: int) -> bool:
+    """It has ended, though it may be a zombie. A signal takes a moment to do that."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def check_gone(*pids: int) -> None:
     assert pids
     assert [pid for pid in pids if not is_gone(pid)] == []

@@ -25,6 +25,7 @@ from tests.support.processes import (
     below,
     check_gone,
     eventually_gone,
+    is_dead,
     is_gone,
     kill,
     run_loop,
@@ -286,6 +287,7 @@ def test_when_the_root_is_killed_calls_go_on_and_the_next_one_has_another() -> N
         async with at_work(tools.daemon, {"ignores": True}) as (run, pids):
             root = _parent(_parent(pids[0]))
             kill(root)
+            await until(lambda: is_dead(root))
             async with at_work(tools.sleep) as (other, others):
                 assert _parent(_parent(others[0])) != root
                 other.cancel()

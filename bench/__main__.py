@@ -58,11 +58,12 @@ def main() -> None:
     parser.add_argument(
         "--record",
         action="store_true",
-        help="add the run to docs/figures.json; write docs/figures.md and the README's table",
+        help="add the run to docs/figures.json; write docs/figures.md and the README's table. With names: replace these"
+        " figures in the last run",
     )
     options = parser.parse_args()
-    if options.record and (options.figures or options.quick):
-        parser.error("--record is for a run of all figures: give no names, and not --quick")
+    if options.record and options.quick:
+        parser.error("--record is for real numbers: not --quick")
     if unknown := [name for name in options.figures if name not in FIGURES]:
         parser.error(f"there is no figure {unknown[0]!r}; there are: {', '.join(FIGURES)}")
     figures = []
@@ -74,7 +75,7 @@ def main() -> None:
         if not options.json:
             print(figures[-1].as_table(), end="\n\n", flush=True)
     if options.record:
-        page.record(figures, METHODS)
+        page.record(figures, METHODS, alone=bool(options.figures))
     if options.json:
         answer = {"python": platform.python_version(), "figures": [figure.as_json() for figure in figures]}
         print(json.dumps(answer, indent=2))

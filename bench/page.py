@@ -62,12 +62,21 @@ def read_runs() -> list[Json]:
     return runs
 
 
-def record(figures: Sequence[Figure], methods: Mapping[str, str]) -> None:
-    """Add a run, and write the page and the README's table anew."""
-    runs = [*read_runs(), new_run(figures)][-RUNS_KEPT:]
+def record(figures: Sequence[Figure], methods: Mapping[str, str], *, alone: bool = False) -> None:
+    """Add a run, and write the page and the README's table anew. Figures that were taken `alone` replace theirs."""
+    runs = with_figures(read_runs(), figures) if alone else [*read_runs(), new_run(figures)][-RUNS_KEPT:]
     RECORD.write_text(json.dumps(runs, indent=1) + "\n", "utf-8")
     PAGE.write_text(page_of(runs, methods), "utf-8")
     README.write_text(with_table(README.read_text("utf-8"), runs), "utf-8")
+
+
+def with_figures(runs: Sequence[Json], figures: Sequence[Figure]) -> list[Json]:
+    """The runs, with these figures in the newest one. Older runs measured them with other code, and lose them."""
+    taken = {figure.name: {**figure.as_json(), "alone": new_run([])["date"]} for figure in figures}
+    *older, newest = runs
+    kept = [{name: each for name, each in run["figures"].items() if name not in taken} for run in older]
+    earlier = [{**run, "figures": left} for run, left in zip(older, kept, strict=True)]
+    return [*earlier, {**newest, "figures": newest["figures"] | taken}]
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
@@ -82,6 +91,8 @@ def page_of(runs: Sequence[Json], methods: Mapping[str, str]) -> str:
         steal = [run["figures"][name]["stolen"] for run in runs if name in run["figures"]]
         if known := [share for share in steal if share is not None]:
             parts.append(f"\nCPU steal: {', '.join(f'{share:.1%}' for share in known)}.\n")
+        if "alone" in figure:
+            parts.append(f"\nTaken alone, with newer code than the last run, on {figure['alone']}.\n")
     return "".join(parts)
 
 
@@ -137,8 +148,9 @@ def with_table(readme: str, runs: Sequence[Json]) -> str:
 def _readme_table(runs: Sequence[Json]) -> str:
     def values(figure: str, key: str, *rows: str) -> list[float]:
         """The worst of these rows, in each run."""
-        found = [run["figures"][figure]["rows"] for run in runs]
-        return [max(row["values"][key] for row in each if row["name"] in rows) for each in found]
+        found = [run["figures"].get(figure, {"rows": []})["rows"] for run in runs]
+        taken = [[row["values"][key] for row in each if row["name"] in rows] for each in found]
+        return [max(each) for each in taken if each]
 
     def span(numbers: Sequence[float], unit: str = "") -> str:
         least, most = number(min(numbers)), number(max(numbers))
@@ -148,7 +160,7 @@ def _readme_table(runs: Sequence[Json]) -> str:
     across = {
         kind: values("across", "p99_ms", *(f"{kind}, {each}" for each in kinds)) for kind in ("postgres", "sqlite")
     }
-    trials = [row["values"] for run in runs for row in run["figures"]["chaos"]["rows"]]
+    trials = [row["values"] for run in runs for row in run["figures"].get("chaos", {"rows": []})["rows"]]
     faults = sum(trial[name] for trial in trials for name in ZERO)
     rows = [
         ["figure", "measured", "command"],

@@ -124,10 +124,24 @@ def test_the_page_shows_each_run_and_what_missed_its_goal() -> None:
     )
 
 
-def test_only_a_whole_run_is_recorded() -> None:
-    done = bench("latency", "--record")
+def test_small_numbers_are_not_recorded() -> None:
+    done = bench("latency", "--quick", "--record")
     assert done.returncode == 2
-    assert "--record is for a run of all figures" in done.stderr
+    assert "--record is for real numbers" in done.stderr
+
+
+def test_figures_that_are_taken_alone_replace_theirs_and_say_so() -> None:
+    def figure(name: str, value: float) -> Figure:
+        return Figure(name, "title", [Row("row", {"p50_us": value})])
+
+    runs = [page.new_run([figure("a", value), figure("b", value)]) for value in (4, 6)]
+    shown = page.page_of(page.with_figures(runs, [figure("b", 5), figure("c", 7)]), {"a": "", "b": "", "c": ""})
+    a, b, c = (shown.partition(f"## {name}\n")[2].partition("\n## ")[0] for name in "abc")
+    assert "| row | 4, 6 |" in a
+    assert "alone" not in a
+    assert "| row | 5 |" in b
+    assert "Taken alone, with newer code than the last run" in b
+    assert "| row | 7 |" in c
 
 
 STAT = "cpu  {user} 10 50 {idle} 20 5 5 {steal} 0 0\ncpu0 1 2\n"

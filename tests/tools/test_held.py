@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from typing import Any
+import sys
+import threading
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +17,7 @@ from andon.core.run.handle import local_run
 from andon.core.run.tool_call import ToolCallScope
 from andon.models.scripted import Call, ScriptedModel
 from andon.tools.base import internals_of
-from tests.support import play
+from tests.support import HANG, Worker, play
 
 
 class Crane:
@@ -122,3 +125,31 @@ def test_after_a_call_that_ended_by_itself_nothing_is_held() -> None:
     assert crane.scope is not None
     assert not crane.scope.has_resources
     assert crane.cuts == 0
+
+
+def test_two_threads_that_find_a_call_ended_tell_it_once() -> None:
+    """The thread of a tool that ends, and the loop that registers what is called then, both look."""
+    rounds, none = 3_000, cast(Any, None)
+    scopes = [ToolCallScope(none, "c1", "look") for _ in range(rounds)]
+    told: list[int] = []
+    for number, scope in enumerate(scopes):
+        scope.hold(cast(Any, scope))  # so that nothing is called yet
+        scope.when_ended(functools.partial(told.append, number))
+        scope._held.clear()
+    assert told == []
+    meet = threading.Barrier(2)
+
+    def look() -> None:
+        for scope in scopes:
+            meet.wait(HANG)
+            scope.check_ended()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        workers = [Worker(look) for _ in range(2)]
+        for worker in workers:
+            worker.done()
+    finally:
+        sys.setswitchinterval(interval)
+    assert sorted(told) == list(range(rounds))

@@ -88,7 +88,7 @@ async def _leave_to_later(run: LocalRun, plan: Plan, records: Sequence[CallRecor
         (record, undoing)
         for record in records
         if record.is_left_running and (undoing := record.undoing) is not None and not undoing.is_over
-        if undoing.task is None and record.scope.on_ended is None and has_undo_function(plan, record)
+        if undoing.task is None and not record.scope.has_when_ended and has_undo_function(plan, record)
     ]
     if not late:
         return
@@ -101,8 +101,7 @@ async def _leave_to_later(run: LocalRun, plan: Plan, records: Sequence[CallRecor
 
 
 def _undo_when_ended(run: LocalRun, record: CallRecord, undoing: Undoing, function: bool) -> None:
-    record.scope.on_ended = functools.partial(_begin_late, run, record, undoing, function)
-    record.scope.check_ended()  # it may have ended before
+    record.scope.when_ended(functools.partial(_begin_late, run, record, undoing, function))
 
 
 def has_undo_function(plan: Plan, record: CallRecord) -> bool:

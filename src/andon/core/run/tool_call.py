@@ -72,13 +72,13 @@ class ToolCallScope:
     __slots__ = (
         "_callbacks",
         "_held",
+        "_on_ended",
         "call_id",
         "cancelled",
         "children",
         "cut_by",
         "entered",
         "name",
-        "on_ended",
         "receipt",
         "run",
         "stopped",
@@ -99,8 +99,8 @@ class ToolCallScope:
         """The weakest cancel of the run that cuts the call, and the runs that it has started."""
         self.undo_steps: dict[object, Callable[[], object]] | None = {}
         """What the tool wants to be called to undo what it has done. None once that has begun, or is not needed."""
-        self.on_ended: Callable[[], None] | None = None
-        """Called once, from any thread, when a call that was left behind has really ended."""
+        self._on_ended: list[Callable[[], None]] | None = None
+        """What `when_ended` was given. Empty once it was called."""
         self.receipt: Receipt | None = None
         """The receipt of the sub-agent's run that this call made, if that run was cancelled."""
         self.stopped: Stopped | None = None
@@ -133,11 +133,24 @@ class ToolCallScope:
         self.entered = False
         self.check_ended()
 
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called once, from any thread, when nothing of the call is left; now if nothing is."""
+        self._on_ended = [callback]
+        self.check_ended()
+
+    @property
+    def has_when_ended(self) -> bool:
+        """`when_ended` was given a function, which was called, or will be."""
+        return self._on_ended is not None
+
     def check_ended(self) -> None:
-        """Call `on_ended` if there is nothing left of the call. Set it first, and then call this. From any thread."""
-        if not self.is_open and (on_ended := self.on_ended) is not None:
-            self.on_ended = None
-            on_ended()
+        """Call what `when_ended` was given, if nothing is left of the call. Two threads may do this at once."""
+        if self._on_ended and not self.is_open:
+            try:
+                callback = self._on_ended.pop()  # in one step: only one thread gets it
+            except IndexError:
+                return
+            callback()
 
     def on_undo(self, step: Callable[[], object]) -> Callable[[], object]:
         """Have `step` called if the call is undone. Returns a function that removes it. From any thread."""

@@ -73,9 +73,19 @@ def is_dead(pid: int) -> bool:
         return True
 
 
+def describe_process(pid: int) -> str:
+    """What a process that should be gone is, and whose: its state, its parent, its command."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        return f"{pid} {state} {Path(f'/proc/{pid}/cmdline').read_bytes()!r}"
+    except OSError as error:
+        return f"{pid} {error}"
+
+
 def check_gone(*pids: int) -> None:
     assert pids
-    assert [pid for pid in pids if not is_gone(pid)] == []
+    left = [describe_process(pid) for pid in pids if not is_gone(pid)]
+    assert not left, left
 
 
 def parent_of(pid: int) -> int:

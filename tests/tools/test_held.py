@@ -153,3 +153,5 @@ def test_two_threads_that_find_a_call_ended_tell_it_once() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert sorted(told) == list(range(rounds))
+    # Who looks later, before what was called has had an effect, must not have it called again.
+    assert all(scope.has_when_ended for scope in scopes)

@@ -159,7 +159,7 @@ def test_five_hundred_at_once() -> None:
             Call(kind.name, {"ignores": number % 2 == 0} if kind in kinds[3:] else {}, id=f"c{number}")
             for number, kind in zip(range(500), kinds * 100, strict=True)
         ]
-        agent = agent_with(*kinds, calls=calls, runtime=Runtime(cut_seconds=20, abandon_seconds=30))
+        agent = agent_with(*kinds, calls=calls, runtime=Runtime(cut_seconds=60, abandon_seconds=90))
         text: dict[str, str] = {}
         pids = list[int]()
         async with agent.start("go") as run:

@@ -5,25 +5,26 @@ VENV := .venv
 VERSION :=
 PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip -qq --disable-pip-version-check
-# What is long, or about other things than Python's own doings, is tested on the first Python alone.
+# What is long, or about other things than Python's own doings, is tested on the first Python alone: what providers are
+# sent and answer, for one.
 REST := $(addprefix --ignore tests/,agent/test_accepted.py agent/test_cancel_races.py cli clients explorer shared_store \
-	models/test_anthropic_cancel.py models/test_anthropic_clients.py models/test_bedrock_cancel.py \
-	models/test_bedrock_clients.py models/test_each_provider.py models/test_gemini_cancel.py models/test_gemini_clients.py \
-	models/test_openai_background.py models/test_openai_broken.py models/test_openai_cancel.py \
-	models/test_openai_clients.py models/test_pairs.py server store telemetry/test_explored.py test_bench.py test_docs.py \
-	test_examples.py tools/test_recipes.py)
+	models/test_each_provider.py models/test_openai_background.py models/test_openai_broken.py \
+	models/test_openai_cancel.py models/test_openai_clients.py models/test_pairs.py server store \
+	telemetry/test_explored.py test_bench.py test_docs.py test_examples.py tools/test_recipes.py) \
+	$(addprefix --ignore-glob=tests/models/test_,anthropic_* bedrock_* gemini_*) --ignore-glob='tests/tools/test_mcp_*'
 # More than there are cores: many tests wait for a process or for a clock.
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 2 )) | awk '{ print ($$1 > 8) ? 8 : $$1 }')
 PYTEST = $(PYTHON) -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal
 # Every Python that is here, but for the first one's version.
 OTHERS = $$(scripts/pythons | cut -d ' ' -f 1 | grep -vxF "$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')")
 # What is run once more on another event loop: runs, cancels, tools and blocking calls; with eager tasks also the explorer
-# over the scenarios in which a run pauses, on uvloop also the models against their fakes. Not what is long, nor
-# programs that choose their loops themselves.
+# over the scenarios in which a run pauses, on uvloop also the cancels of all models against their fakes. Not what is
+# long, nor programs that choose their loops themselves.
 CORE := $(addprefix tests/,agent core sync tools) --deselect tests/sync/test_interrupt.py::test_at_every_line \
 	$(addprefix --ignore tests/,agent/test_accepted.py agent/test_cancel_races.py sync/test_exiting.py tools/test_recipes.py)
 EAGER := $(addprefix tests/,models/test_scripted.py explorer/test_people.py)
-UVLOOP := tests/models --ignore tests/models/test_pairs.py
+UVLOOP := $(addprefix tests/models/,common test_anthropic_cancel.py test_bedrock_cancel.py test_gemini_cancel.py \
+	test_openai_background.py test_openai_broken.py test_openai_cancel.py test_openai_clients.py test_scripted.py)
 # The folders are in it too, so that a deleted file is noticed.
 SOURCES := pyproject.toml README.md LICENSE $(shell find src ! -name __pycache__ ! -name '*.pyc')
 

@@ -7,11 +7,14 @@ import argparse
 import inspect
 import json
 import platform
+import shutil
 import sys
 from collections.abc import Callable
 
 from bench import (
     across,
+    boards,
+    events,
     growth,
     http,
     idle,
@@ -19,6 +22,7 @@ from bench import (
     neighbour,
     page,
     processes,
+    queue,
     readers,
     startup,
     store,
@@ -40,8 +44,11 @@ FIGURES: dict[str, Callable[[bool, Progress], Figure]] = {
     "startup": startup.measure,
     "telemetry": telemetry.measure,
     "http": http.measure,
+    "boards": boards.measure,
     "across": across.measure,
+    "queue": queue.measure,
     "store": store.measure,
+    "events": events.measure,
     "neighbour": neighbour.measure,
     "processes": processes.measure,
     "chaos": chaos.measure,
@@ -66,6 +73,10 @@ def main() -> None:
         parser.error("--record is for real numbers: not --quick")
     if unknown := [name for name in options.figures if name not in FIGURES]:
         parser.error(f"there is no figure {unknown[0]!r}; there are: {', '.join(FIGURES)}")
+    if "boards" in (options.figures or FIGURES) and shutil.which(boards.BROWSER) is None:
+        parser.error("the figure boards needs a browser: `make browser` installs it")
+    if "events" in (options.figures or FIGURES) and shutil.which(events.PROGRAM) is None:
+        parser.error("the figure events needs a Redis: `make redis` installs it")
     figures = []
     for name in options.figures or FIGURES:
         progress, stolen = Progress(name), Stolen()

@@ -48,10 +48,12 @@ def _answer(request: ModelRequest) -> Turn:
     kind, _, count = request.messages[-1].text.partition(" ")
     if kind == "short":
         return "A few words."
-    return ["Well, ", Stall()] if kind == "silent" else Words(int(count), fast=kind == "fast")
+    return ["Well, ", Stall()] if kind in ("silent", "wait") else Words(int(count), fast=kind == "fast")
 
 
 agent = Agent("Bench", ScriptedModel(then=_answer))
+queued = [agent, Agent("Idle", ScriptedModel(then=_answer), queue="idle")]
+"""Also an agent whose runs wait, because no worker has it."""
 PATH = "/agents/bench/runs"
 
 
@@ -85,6 +87,11 @@ class Connection:
         """The answer's body."""
         head = await self.ask(method, path, body)
         return await self._reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """What comes, to the end of the connection."""
+        while chunk := await self._reader.read(1 << 16):
+            yield chunk
 
     async def read_to(self, what: bytes) -> None:
         """Read a stream up to where this stands in it."""

@@ -120,7 +120,7 @@ async def count_lost(port: int, names: list[str]) -> float:
     return float(lost)
 
 
-async def trial(port: int, count: int, *, neighbour: bool) -> dict[str, float]:
+async def trial(port: int, count: int, seconds: float, *, neighbour: bool) -> dict[str, float]:
     name = "with" if neighbour else "without"
     held = [await Client.begin(port, f"held-{name}-{number}", "talk") for number in range(HELD)]
     for number in range(WARM_UP):
@@ -128,7 +128,7 @@ async def trial(port: int, count: int, *, neighbour: bool) -> dict[str, float]:
     async with disturbed(port, CONNECTIONS if neighbour else 0) as answered:
         began, before = time.perf_counter(), len(answered)
         taken = [await cancel_once(port, f"{name}-{number}") for number in range(count)]
-        while time.perf_counter() < began + 3 * LEASE:  # for long enough to lose a lease
+        while time.perf_counter() < began + seconds:
             taken.append(await cancel_once(port, f"{name}-{len(taken)}"))
         rate = (len(answered) - before) / (time.perf_counter() - began)
         lost = await count_lost(port, [client.run_id for client in held])
@@ -138,7 +138,7 @@ async def trial(port: int, count: int, *, neighbour: bool) -> dict[str, float]:
     return {**values, "lost_runs": lost, "requests_per_s": rate}
 
 
-async def _measure(count: int, progress: Progress) -> Figure:
+async def _measure(count: int, seconds: float, progress: Progress) -> Figure:
     title = f"{count} cancels and more beside a user who is in the way; ms to the end that was read"
     figure = Figure("neighbour", title)
     gc.collect()
@@ -150,11 +150,12 @@ async def _measure(count: int, progress: Progress) -> Figure:
                 for neighbour in (False, True):
                     done += 1
                     progress(done, 2 * len(DATABASES), f"{kind}, {'beside him' if neighbour else 'alone'}")
-                    values = await trial(server.port, count, neighbour=neighbour)
+                    values = await trial(server.port, count, seconds, neighbour=neighbour)
                     goals = [Goal("max_ms", GOAL_MS), Goal("lost_runs", 0)] if neighbour else []
                     figure.rows.append(Row(f"{kind}, {'beside him' if neighbour else 'alone'}", values, goals))
     return figure
 
 
 def measure(quick: bool, progress: Progress) -> Figure:
-    return asyncio.run(_measure(10 if quick else 200, progress))
+    count, seconds = (10, 0.0) if quick else (200, 3 * LEASE)  # for long enough to lose a lease
+    return asyncio.run(_measure(count, seconds, progress))

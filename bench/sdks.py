@@ -1,36 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three ways to an answer of each provider: its SDK's own loop, as the SDK's documentation has it; our model alone; and
-our model through an agent.
-
-Each makes what it needs, and gives a function that asks for one answer and counts its pieces of text.
-"""
+"""Our ways to an answer of each provider: our model alone, and our model through an agent. The SDKs' own: bare_sdks."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from andon import Agent, RunEvent, Usage
 from andon.messages import user
 from andon.models.base import FinishReason, Model, ModelRequest
+from bench.bare_sdks import IDS, Ask, sdk
 from bench.provider import KEY
 
-Ask = Callable[[str], Awaitable[int]]
-"""Asks for an answer to a prompt, and counts its pieces of text."""
 
-IDS = {
-    "chat": "gpt-5.2",
-    "responses": "gpt-5.2",
-    "anthropic": "claude-opus-5-5",
-    "bedrock": "anthropic.claude-sonnet-4-5-20250929-v1:0",
-    "gemini": "gemini-3.8-flash",
-}
-
-
-def bare(api: str, url: str) -> contextlib.AbstractAsyncContextManager[Ask]:
-    """The SDK alone."""
-    return _BARE[api](url)
+def sdk_beside_andon(api: str, url: str) -> contextlib.AbstractAsyncContextManager[Ask]:
+    """The SDK's own loop, in a program that holds Andon's code as well."""
+    make_model(api, url)
+    return sdk(api, url)
 
 
 class _Count:
@@ -104,98 +91,3 @@ def make_model(api: str, url: str) -> Model:
     from andon.models.openai import OpenAIChat, OpenAIResponses
 
     return (OpenAIChat if api == "chat" else OpenAIResponses)(id, KEY, url)
-
-
-@contextlib.asynccontextmanager
-async def _chat(url: str) -> AsyncIterator[Ask]:
-    from openai import AsyncOpenAI
-
-    async def ask(prompt: str) -> int:
-        seen = 0
-        messages: Any = [{"role": "user", "content": prompt}]
-        async for chunk in await client.chat.completions.create(model=IDS["chat"], messages=messages, stream=True):
-            if chunk.choices and chunk.choices[0].delta.content:
-                seen += 1
-        return seen
-
-    async with AsyncOpenAI(base_url=url, api_key=KEY) as client:
-        yield ask
-
-
-@contextlib.asynccontextmanager
-async def _responses(url: str) -> AsyncIterator[Ask]:
-    from openai import AsyncOpenAI
-
-    async def ask(prompt: str) -> int:
-        seen = 0
-        async for event in await client.responses.create(model=IDS["responses"], input=prompt, stream=True):
-            if event.type == "response.output_text.delta":
-                seen += 1
-        return seen
-
-    async with AsyncOpenAI(base_url=url, api_key=KEY) as client:
-        yield ask
-
-
-@contextlib.asynccontextmanager
-async def _anthropic(url: str) -> AsyncIterator[Ask]:
-    from anthropic import AsyncAnthropic
-
-    async def ask(prompt: str) -> int:
-        seen = 0
-        messages: Any = [{"role": "user", "content": prompt}]
-        stream = await client.messages.create(model=IDS["anthropic"], messages=messages, max_tokens=64_000, stream=True)
-        async for event in stream:
-            if event.type == "content_block_delta" and event.delta.type == "text_delta":
-                seen += 1
-        return seen
-
-    async with AsyncAnthropic(base_url=url, api_key=KEY) as client:
-        yield ask
-
-
-@contextlib.asynccontextmanager
-async def _bedrock(url: str) -> AsyncIterator[Ask]:
-    import os
-
-    from aiobotocore.session import AioSession
-
-    async def ask(prompt: str) -> int:
-        seen = 0
-        messages = [{"role": "user", "content": [{"text": prompt}]}]
-        answer = await client.converse_stream(modelId=IDS["bedrock"], messages=messages)
-        async for event in answer["stream"]:
-            if "text" in event.get("contentBlockDelta", {}).get("delta", {}):
-                seen += 1
-        return seen
-
-    os.environ["AWS_BEARER_TOKEN_BEDROCK"] = KEY
-    async with AioSession().create_client("bedrock-runtime", region_name="us-east-1", endpoint_url=url) as client:
-        yield ask
-
-
-@contextlib.asynccontextmanager
-async def _gemini(url: str) -> AsyncIterator[Ask]:
-    from google import genai
-
-    async def ask(prompt: str) -> int:
-        seen = 0
-        async for chunk in await client.aio.models.generate_content_stream(model=IDS["gemini"], contents=prompt):
-            if chunk.text:
-                seen += 1
-        return seen
-
-    client = genai.Client(api_key=KEY, http_options=genai.types.HttpOptions(base_url=url))
-    try:
-        yield ask
-    finally:
-        await client.aio.aclose()
-
-
-_BARE: dict[str, Callable[[str], contextlib.AbstractAsyncContextManager[Ask]]] = {
-    "chat": _chat,
-    "responses": _responses,
-    "anthropic": _anthropic,
-    "bedrock": _bedrock,
-    "gemini": _gemini,
-}

@@ -2,24 +2,26 @@
 """Tokens per second from each provider's API, through an agent to the reader of its events, next to a bare SDK loop.
 
 A fake provider in another process sends an answer as fast as it can. Each sample is a fresh process that has made one
-short request before; the ways alternate. The peak of memory of our model alone is compared with that of its SDK. An
-agent also keeps all events of the run for its readers: about 0.3 KB for each token. Also: how long after a cancel the
-provider sees the client leave.
+short request before; the ways alternate. "SDK alone" is a program with nothing of Andon. "SDK beside Andon" (in older
+figures "bare SDK") is the same loop in a program that has imported Andon: Andon's own code takes 4 MB, once in a
+process. Our peaks of memory are compared with this one, because those 4 MB do not depend on the answer. An agent also
+keeps the text and the time of each token for its readers: 0.02 KB. Also: how long after a cancel the provider sees the
+client leave.
 """
 
 from __future__ import annotations
 
 import asyncio
-import resource
 import statistics
 import time
 from typing import Any
 
 from andon import Agent
 from bench import fresh
-from bench.provider import KEY, LONG, SHORT, fake_of, provider
+from bench.bare_sdks import Way, sample, sdk
+from bench.provider import KEY, LONG, fake_of, provider
 from bench.report import Figure, Goal, Progress, Row, percentile
-from bench.sdks import bare, make_model, model_alone, through_agent
+from bench.sdks import make_model, model_alone, sdk_beside_andon, through_agent
 
 ADDRESSES = [
     ("chat", False),
@@ -30,32 +32,11 @@ ADDRESSES = [
     ("bedrock", False),
     ("gemini", False),
 ]
-WAYS = {"bare": bare, "model": model_alone, "agent": through_agent}
+QUICK_ADDRESSES = [each for each in ADDRESSES if each not in (("chat", False), ("responses", True))]
+"""Each API, and each way to send the chunks, once."""
+WAYS = (sdk, sdk_beside_andon, model_alone, through_agent)
 TIMES_BARE = {"chat": 7, "responses": 7, "anthropic": 5, "bedrock": 6, "gemini": 20}
 """How many times as many tokens per second as the SDK's own loop: the goals."""
-
-
-async def _sample(way: str, api: str, url: str, count: int) -> fresh.Values:
-    async with WAYS[way](api, url) as ask:
-        await ask(SHORT)
-        began = time.perf_counter()
-        seen = await ask(LONG)
-        took = time.perf_counter() - began
-    assert seen == count, "every token is an event of its own"
-    return {"per_second": count / took, "peak_mb": _peak_mb()}
-
-
-def _peak_mb() -> float:
-    """The most that this process has held. On Linux not by getrusage, which counts what started it as well."""
-    try:
-        with open("/proc/self/status", encoding="ascii") as status:
-            return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024
-    except (OSError, StopIteration):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def sample(way: str, api: str, url: str, count: int) -> fresh.Values:
-    return asyncio.run(_sample(way, api, url, count))
 
 
 # -- a cancel ---------------------------------------------------------------------------------------------------------
@@ -107,26 +88,29 @@ def _goals(api: str) -> tuple[Goal, ...]:
 def measure(quick: bool, progress: Progress) -> Figure:
     count, repeats = (500, 1) if quick else (20_000, 5)
     figure = Figure("streaming", f"tokens per second of one process, {count:,} of them; medians of {repeats}")
-    steps = len(ADDRESSES) * repeats * len(WAYS) + len(CANCELS)
+    addresses = QUICK_ADDRESSES if quick else ADDRESSES
+    steps = len(addresses) * repeats * len(WAYS) + len(CANCELS)
     done = 0
-    for api, apart in ADDRESSES:
-        taken: dict[str, list[fresh.Values]] = {way: [] for way in WAYS}
+    for api, apart in addresses:
+        taken: dict[Way, list[fresh.Values]] = {way: [] for way in WAYS}
         with provider(api, count, apart) as url:
             for _ in range(repeats):
                 for way, samples in taken.items():
                     done += 1
-                    progress(done, steps, f"{api}, {way}")
-                    samples.append(fresh.measure(sample, way, api, url, count))
+                    progress(done, steps, f"{api}, {way.__name__}")
+                    samples.append(fresh.measure(sample, way.__module__, way.__name__, api, url, count))
         where = f"{api}{', a chunk per token' if apart else ''}"
-        sdk, model, agent = (
+        alone, beside, model, agent = (
             {key: statistics.median(values[key] for values in each) for key in each[0]} for each in taken.values()
         )
         for ours in (model, agent):
-            ours["times_bare"] = ours["per_second"] / sdk["per_second"]
+            ours["times_bare"] = ours["per_second"] / alone["per_second"]
+        no_more = Goal("peak_mb", beside["peak_mb"])
         figure.rows += [
-            Row(f"{where}: bare SDK", sdk),
-            Row(f"{where}: our model alone", model, (Goal("peak_mb", sdk["peak_mb"]),)),
-            Row(f"{where}: through an agent", agent, _goals(api)),
+            Row(f"{where}: SDK alone", alone),
+            Row(f"{where}: SDK beside Andon", beside),
+            Row(f"{where}: our model alone", model, (no_more,)),
+            Row(f"{where}: through an agent", agent, (*_goals(api), no_more)),
         ]
     figure.rows += _cancels(quick, progress, done, steps)
     return figure

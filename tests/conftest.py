@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What holds for every test: in CI (the variable CI is set) none is skipped, because a skipped test proves nothing."""
 
+import contextlib
 import functools
 import gc
 import os
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Generator
 
 import coverage
+import hypothesis
 import pytest
 
 from andon.core.portal import portal
@@ -18,12 +20,21 @@ from tests.support import HANG, eventually, loops
 MEASURE_PROGRAMS = "COVERAGE_PROCESS_CONFIG"
 """Where coverage says to the programs that are started how they are to be measured."""
 
+MANY_MODULES = 200
+"""After so many new modules, each collection of garbage takes longer than before. The providers have 4,000 in all."""
+
+MANY_TESTS = 20
+"""After so many tests it takes longer, too: of each one, pytest keeps some hundred objects."""
+
 
 def pytest_configure() -> None:
     """A shell ignores interrupts for what it runs in the background, and so would we and every program we start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     loops.install()
+    # How long an example takes says nothing on a busy machine. All else is as Hypothesis has chosen it, for CI or not.
+    hypothesis.settings.register_profile("andon", parent=hypothesis.settings(), deadline=None)
+    hypothesis.settings.load_profile("andon")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -73,6 +84,13 @@ def _has_started(thread: threading.Thread) -> bool:
 @pytest.fixture(autouse=True)
 def _no_store_is_left_open() -> Generator[None]:
     """The test that forgets to close a store is the one that fails, not one that counts threads afterwards."""
+    with no_store_left_open():
+        yield
+
+
+@contextlib.contextmanager
+def no_store_left_open() -> Generator[None]:
+    """At the end of the block, no store is open that was opened in it."""
     before = set(threading.enumerate())
     yield
     if left := [each for each in threading.enumerate() if each.name.startswith("andon-store") and each not in before]:
@@ -91,8 +109,36 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     if hasattr(session.config, "workerinput"):
         portal.submit(_nothing).result(HANG)
-    gc.collect()
-    gc.freeze()
+    _frozen.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown() -> Generator[None, object, object]:
+    """What is there after a test need not be looked at later: a large package, such as a provider's SDK, which the test
+    was the first to import, and what pytest keeps of many tests.
+    """
+    result = yield
+    _frozen.tests += 1
+    if _frozen.tests >= MANY_TESTS or len(sys.modules) >= _frozen.modules + MANY_MODULES:
+        _frozen.freeze()
+    return result
+
+
+class _Frozen:
+    """What the collector of garbage does not look at any more: all that was there when there were so many modules, and
+    so many tests ago.
+    """
+
+    modules = 0
+    tests = 0
+
+    def freeze(self) -> None:
+        gc.collect()
+        gc.freeze()
+        self.modules, self.tests = len(sys.modules), 0
+
+
+_frozen = _Frozen()
 
 
 async def _nothing() -> None:

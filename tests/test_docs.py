@@ -235,6 +235,14 @@ def test_every_module_of_the_core_is_named() -> None:
     assert not [name for name in modules - named_before if f"`{name}`" not in page]
 
 
+def test_every_wait_of_a_run_is_named() -> None:
+    """There are few of them. A new one has to be explained."""
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    waits = ast.parse((ROOT / "src" / "andon" / "core" / "run" / "waits.py").read_text("utf-8"))
+    names = {each.name for each in waits.body if isinstance(each, ast.AsyncFunctionDef) and each.name[:5] == "wait_"}
+    assert names == set(re.findall(r"`(wait_\w+)`", page.split("\n## States and waits\n")[1].split("\n## ")[0]))
+
+
 # -- walks ------------------------------------------------------------------------------------------------------------
 
 SOURCE = ROOT / "src" / "andon"
@@ -282,7 +290,7 @@ def changes_of_file(walk: str) -> int:
 
 def test_every_function_of_a_walk_exists() -> None:
     walks = architecture_walks()
-    assert list(walks) == ["a cancel over HTTP", "a token", "a run on a shared store"]
+    assert list(walks) == ["a cancel over HTTP", "a token", "a run on a shared store", "a run through the queue"]
     for name, walk in walks.items():
         lines = re.findall(r"^\d+\. ", walk, re.MULTILINE)
         assert len(lines) == len(_STEP.findall(walk)) > 5, f"{name}: a step does not begin with a function"

@@ -39,6 +39,7 @@ SAMPLES: dict[str, Any] = {
     "is_cut": True,
     "message": "what happened",
     "more": {"run_id": "r"},
+    "number": 15,
     "param": "input[0]",
     "questions": ASKED,
     "quoted": b"<html>",

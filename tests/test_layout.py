@@ -44,8 +44,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "telemetry": _BELOW_SYNC | {"sync"},
     "agent": _BELOW_AGENT,
     "testing": _BELOW_AGENT | {"agent"},
-    "server": _BELOW_AGENT | {"andon", "agent", "testing"},
-    "cli": _BELOW_AGENT | {"andon", "agent", "testing", "server"},
+    "scale": _BELOW_AGENT | {"agent"},
+    "server": _BELOW_AGENT | {"andon", "agent", "testing", "scale"},
+    "cli": _BELOW_AGENT | {"andon", "agent", "testing", "scale", "server"},
     "__main__": {"cli"},
     "run": {"core"},
     "surface": _BELOW_AGENT | {"agent"},
@@ -55,8 +56,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 CORE_LAYERS = {
     "data": "states events markers selection budget receipt records bounds store held",
-    "mechanisms": "signal waiters journal portal watchdog steps shielded session cord fork single_reader "
-    "log_text jsonable source_lines",
+    "mechanisms": "signal waiters event_log journal portal watchdog steps shielded session cord fork single_reader "
+    "log_text jsonable source_lines process_name",
     "run": "run",
     "shared": "shared",
     "top": "runtime backend archive cancel_runs",
@@ -70,7 +71,7 @@ A module imports its own layer and those below it. So `core/run` never imports `
 NOT_NAMED_IN_CORE = {"agent", "model", "provider", "postgres", "sql", "sqlite"}
 """What the core does not know. No name in its code has one of these words, but for the names below."""
 
-MAY_BE_NAMED_IN_CORE = {"agent_id", "model_retry", "abandoned_threads", "abandoned_user_threads"}
+MAY_BE_NAMED_IN_CORE = {"agent_id", "model_retry", "abandoned_threads", "abandoned_user_threads", "max_agent_runs"}
 """Public names: an agent's id is part of a session's key, an event tells of a retry, and the runtime has the limits."""
 
 THREADS_OF_THE_CORE = {"threading", "call_soon_threadsafe"}
@@ -86,7 +87,12 @@ def module_of(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "andon"
 
 
-TREES = {module_of(file): ast.parse(file.read_text("utf-8")) for file in FILES}
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Every module's code. Not at the import: each of the workers imports this file, and few run its tests."""
+    return {module_of(file): ast.parse(file.read_text("utf-8")) for file in FILES}
+
+
 PACKAGES = {module_of(file) for file in FILES if file.name == "__init__.py"}
 
 
@@ -105,14 +111,14 @@ def own_module(dotted: str) -> str | None:
     if dotted == "andon":
         return "andon"
     name = dotted.removeprefix("andon.")
-    return name if name != dotted and name in TREES else None
+    return name if name != dotted and name in trees() else None
 
 
 @cache
 def imports_of(module: str) -> list[Imported]:
-    """What a module imports of ours: at its top, under TYPE_CHECKING and in functions."""
+    """What a module imports of ours: at its top, under TYPE_CHECKING, in functions, and by `import_module`."""
     found = []
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(trees()[module]):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "andon":
@@ -121,7 +127,18 @@ def imports_of(module: str) -> list[Imported]:
                     found.append(Imported(node.lineno, alias.asname or alias.name, origin, None))
         elif isinstance(node, ast.ImportFrom):
             found += list(_names_from(module, node))
+        elif isinstance(node, ast.Call) and (origin := _imported_by_call(node)) is not None:
+            found.append(Imported(node.lineno, "", origin, None))
     return found
+
+
+def _imported_by_call(call: ast.Call) -> str | None:
+    """The module of ours that `import_module("andon.…")` imports."""
+    match call:
+        case ast.Call(args=[ast.Constant(value=str(name)), *_]):
+            called = ast.unparse(call.func).split(".")[-1]
+            return own_module(name) if called in ("import_module", "__import__") else None
+    return None
 
 
 def _names_from(module: str, node: ast.ImportFrom) -> Iterator[Imported]:
@@ -155,7 +172,7 @@ def test_files_are_short() -> None:
 
 def test_functions_are_short() -> None:
     long = []
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -173,13 +190,13 @@ def part_of(module: str) -> str:
 
 
 def test_every_part_has_its_place_in_the_order() -> None:
-    assert {part_of(module) for module in TREES} == set(MAY_IMPORT)
+    assert {part_of(module) for module in trees()} == set(MAY_IMPORT)
 
 
 def test_imports_point_one_way() -> None:
     wrong = [
         f"{place(module, each.line)} imports {each.origin}"
-        for module in TREES
+        for module in trees()
         for each in imports_of(module)
         if part_of(each.origin) not in MAY_IMPORT[part_of(module)] | {part_of(module)}
     ]
@@ -201,7 +218,7 @@ def layer_of(module: str) -> int | None:
 
 def test_every_module_of_the_core_has_one_layer() -> None:
     listed = [name for _, modules in LAYERS for name in modules]
-    assert sorted(listed) == sorted({module.split(".")[1] for module in TREES if module.startswith("core.")})
+    assert sorted(listed) == sorted({module.split(".")[1] for module in trees() if module.startswith("core.")})
 
 
 def test_the_architecture_page_has_the_same_layers() -> None:
@@ -213,7 +230,7 @@ def test_the_architecture_page_has_the_same_layers() -> None:
 
 def test_the_layers_of_the_core_import_downwards() -> None:
     wrong = []
-    for module in TREES:
+    for module in trees():
         if (layer := layer_of(module)) is None:
             continue
         for each in imports_of(module):
@@ -238,7 +255,7 @@ def words_of(name: str) -> set[str]:
 def names_used_in(module: str) -> set[str]:
     """Every name that a module defines or uses. Texts and comments do not count."""
     names = set()
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(trees()[module]):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 names.add(node.name)
@@ -254,7 +271,7 @@ def names_used_in(module: str) -> set[str]:
 
 
 def test_the_core_names_no_agents_models_or_databases() -> None:
-    used = {name.lstrip("_") for module in TREES if module.startswith("core.") for name in names_used_in(module)}
+    used = {name.lstrip("_") for module in trees() if module.startswith("core.") for name in names_used_in(module)}
     found = {name for name in used if words_of(name) & NOT_NAMED_IN_CORE}
     assert found == {name for name in MAY_BE_NAMED_IN_CORE if words_of(name) & NOT_NAMED_IN_CORE}
 
@@ -262,7 +279,7 @@ def test_the_core_names_no_agents_models_or_databases() -> None:
 def test_the_core_names_no_threads_of_tools() -> None:
     """Threads of its own are mechanisms, or parts of the shared store. A call's thread is a resource that it holds."""
     mechanisms = [*CORE_LAYERS["mechanisms"].split(), "shared"]
-    others = [each for each in TREES if each.startswith("core.") and each.split(".")[1] not in mechanisms]
+    others = [each for each in trees() if each.startswith("core.") and each.split(".")[1] not in mechanisms]
     used = {name.lstrip("_") for module in others for name in names_used_in(module)}
     found = {name for name in used if "thread" in name.lower()} - THREADS_OF_THE_CORE
     assert found == {name for name in MAY_BE_NAMED_IN_CORE if "thread" in name}
@@ -286,7 +303,7 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
 
 def test_no_module_is_in_an_import_cycle() -> None:
     """Imports under TYPE_CHECKING and in functions count too."""
-    graph = {module: {each.origin for each in imports_of(module)} for module in TREES}
+    graph = {module: {each.origin for each in imports_of(module)} for module in trees()}
     found = circles(graph)
     assert set().union(*found) == IN_CYCLES, f"the cycles are {sorted(map(sorted, found))}"
 
@@ -326,7 +343,7 @@ class Class:
 def names_in(module: str) -> dict[str, str]:
     """What the names at the top of a module stand for."""
     names: dict[str, str] = {}
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(trees()[module]):
         if isinstance(node, ast.Import):
             names |= {alias.asname or alias.name: alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -344,7 +361,7 @@ def _where_defined(name: str) -> str:
     while name not in seen:
         seen.add(name)
         module, _, last = name.rpartition(".")
-        name = names_in(module).get(last, name) if module in TREES else name
+        name = names_in(module).get(last, name) if module in trees() else name
     return name
 
 
@@ -389,9 +406,10 @@ def _sets_attributes(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     )
 
 
+@cache
 def all_classes() -> dict[str, Class]:
     found: dict[str, Class] = {}
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 bases = [_full_name(module, base) for base in node.bases]
@@ -400,12 +418,9 @@ def all_classes() -> dict[str, Class]:
     return found
 
 
-CLASSES = all_classes()
-
-
 def ancestors(name: str) -> Iterator[str]:
     """The full names of all base classes, ours and others'."""
-    for base in CLASSES[name].bases if name in CLASSES else ():
+    for base in all_classes()[name].bases if name in all_classes() else ():
         yield base
         yield from ancestors(base)
 
@@ -413,7 +428,7 @@ def ancestors(name: str) -> Iterator[str]:
 def is_aside(name: str) -> bool:
     """Errors, enums, structs, NamedTuples; and a Protocol itself, but not the classes that inherit from it."""
     above = set(ancestors(name))
-    return "typing.Protocol" in CLASSES[name].bases or bool(above & STATE_ASIDE) or any(map(_is_exception, above))
+    return "typing.Protocol" in all_classes()[name].bases or bool(above & STATE_ASIDE) or any(map(_is_exception, above))
 
 
 def _is_exception(name: str) -> bool:
@@ -421,7 +436,7 @@ def _is_exception(name: str) -> bool:
 
 
 def test_no_class_with_state_inherits_from_another_one_of_ours() -> None:
-    stateful = {name: each for name, each in CLASSES.items() if each.has_state and not is_aside(name)}
+    stateful = {name: each for name, each in all_classes().items() if each.has_state and not is_aside(name)}
     wrong = [
         f"{place(each.module, each.line)} {each.name} inherits from {base}"
         for name, each in stateful.items()
@@ -437,7 +452,7 @@ def test_no_class_with_state_inherits_from_another_one_of_ours() -> None:
 def test_a_method_that_is_missing_is_abstract() -> None:
     """`NotImplementedError` is for public base classes that users subclass."""
     found = set()
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Name) and node.id == "NotImplementedError":
                 found.add(f"{module}.{_class_around(tree, node)}")
@@ -451,7 +466,7 @@ def _class_around(tree: ast.Module, inner: ast.AST) -> str:
 
 def calls_of(function: str) -> Iterator[tuple[str, ast.Call]]:
     """Every call of a function by this name, with the place where it stands."""
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == function:
                 yield place(module, node.lineno), node

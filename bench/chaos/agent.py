@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Iterator
@@ -21,7 +22,13 @@ from andon.store.sql import database
 
 AGENT = "chaos"
 PROVIDER, NOTES, PATIENCE = "ANDON_CHAOS_PROVIDER", "ANDON_CHAOS_NOTES", "ANDON_CHAOS_PATIENCE"
-"""Where the model is, the file of the tools' notes, and how long a store waits for a lock: all in the environment."""
+CLOCK, GOES_ON = "ANDON_CHAOS_CLOCK", "ANDON_CHAOS_GOES_ON"
+"""Where the model is, the file of the tools' notes, how long a store waits for a lock, by how much the clock is wrong,
+and whether runs go on whose worker was lost: all in the environment.
+"""
+
+if CLOCK in os.environ:  # this machine's clock is wrong, by so many seconds
+    time.time = functools.partial(lambda now, wrong: now() + wrong, time.time, float(os.environ[CLOCK]))
 
 if PATIENCE in os.environ:  # a trial's leases are short, so that this has to be, too
     database.RETRY_SECONDS = float(os.environ[PATIENCE])
@@ -90,4 +97,5 @@ agent = Agent(
     OpenAIChat("fake", base_url=os.environ.get(PROVIDER, "http://127.0.0.1:9/v1"), api_key="sk-fake"),
     instructions="Help.",
     tools=[look_up, count, delete],
+    on_lost="continue" if GOES_ON in os.environ else "end",
 )

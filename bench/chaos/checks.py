@@ -13,6 +13,7 @@ from typing import TypeVar
 from andon import RunStatus, ToolOutcome
 from andon.core.records import RunRecord, SessionKey
 from andon.core.selection import Selection
+from andon.core.shared.event_channel import TEXT
 from andon.core.shared.remote import read_all
 from andon.store.sql import SQLStore
 from andon.testing import next_prompt_accepted, validate
@@ -21,7 +22,7 @@ from bench.chaos.agent import AGENT, Note, read_notes
 from bench.chaos.clients import Clients, Ledger
 from bench.chaos.cutoff import STOP_SECONDS, HeldCancel
 from bench.chaos.provider import NEXT
-from bench.chaos.servers import Server
+from bench.chaos.servers import Member
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ LOST, WORKED, UNHEARD, TWO_ENDS, DISAGREE, REJECTED, ENDLESS, VANISHED, TWICE, O
     "work that went on after its cancel was answered",
     "cancels that the server which holds the run did not acknowledge",
     "runs with two ends, or gaps in their events",
-    "runs whose end was told in two ways",
+    "runs whose end or text was told in two ways",
     "sessions rejected",
     "runs without an end",
     "runs that vanished",
@@ -82,9 +83,9 @@ class Checks:
             if "rejected" in request.reached:
                 self.faults[REJECTED].append(f"by the provider: {request.error}")
 
-    def note_defects(self, fleet: Sequence[Server]) -> None:
+    def note_defects(self, fleet: Iterable[Member]) -> None:
         """What servers have logged that they never should."""
-        self.faults[ODD] += [defect for server in fleet for defect in server.defects]
+        self.faults[ODD] += [defect for member in fleet for defect in member.program.defects]
 
     async def _each(self, items: Iterable[T], check: Callable[[T], Awaitable[None]]) -> None:
         gate = asyncio.Semaphore(AT_ONCE)
@@ -124,6 +125,12 @@ class Checks:
         ends = [(event.seq, event.status) for event in events if event.event.terminal]
         if status.final and ends != [(len(events), status)]:
             self.faults[TWO_ENDS].append(f"{run_id} is {status.name}, and of {len(events)} events ends are {ends}")
+        text = {event.seq: event.content for event in events if event.event in TEXT}
+        for seq, told in self._ledger.told[run_id].items():
+            # What a process had shown last, and had not stored when it was lost, is not there, or the end is. The cause
+            # of that end may be another one than the loss: the run may have been cancelled before.
+            if text.get(seq) != told and not (seq >= len(events) and status is RunStatus.cancelled):
+                self.faults[DISAGREE].append(f"{run_id}: event {seq} is {text.get(seq)!r}; told was {told!r}")
         if self._ledger.ends[run_id] - {status.value}:
             self.faults[DISAGREE].append(f"{run_id} is {status.name}; told was {self._ledger.ends[run_id]}")
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from andon.core.shared.event_channel import TEXT
 from bench.chaos.agent import AGENT
 from bench.chaos.provider import KINDS
 from bench.chaos.servers import Server
@@ -24,6 +25,7 @@ from bench.chaos.servers import Server
 Json = dict[str, Any]
 ACKNOWLEDGED = {"requested", "already_requested"}
 TERMINAL = {"RunCompleted", "RunCancelled", "RunError"}
+ENDS = ("COMPLETED", "CANCELLED", "ERROR")
 PATIENCE = 3.0
 """A server that says nothing for so long may be stopped: another one is asked."""
 RUN_SECONDS = 8.0
@@ -47,6 +49,8 @@ class Ledger:
         """The server that a run was started at, or answered at last."""
         self.ends: dict[str, set[str]] = defaultdict(set)
         """How a run has ended, as anybody was told."""
+        self.told: dict[str, dict[int, str]] = defaultdict(dict)
+        """The text of runs, by the numbers of its events, as anybody was told first."""
         self.sessions: set[str] = set()
         self.counts: Counter[str] = Counter()
         self.odd: list[str] = []
@@ -170,7 +174,7 @@ class Clients:
         _, found = await self.ask("GET", self.path(run_id))
         if found.get("status") == "PAUSED":
             return await self._answer(run_id, found["interrupts"])
-        return found.get("status") not in ("COMPLETED", "CANCELLED", "ERROR")
+        return found.get("status") not in ENDS
 
     async def _answer(self, run_id: str, questions: list[Json]) -> bool:
         """False if it is left as it is."""
@@ -206,7 +210,7 @@ class Clients:
         if self._chance.random() < 0.1:
             _, said = await self.ask("POST", "/runs/cancel", json={"session_id": session})
             for each in said.get("cancelled", ()):
-                self._note(each["run_id"], 200, each)
+                self._note_one_of_many(each["run_id"], each)
         for _ in range(self._chance.randrange(1, 4)):  # impatient ones ask again, elsewhere
             await self.cancel(run_id, self._perhaps_home(run_id))
 
@@ -222,13 +226,23 @@ class Clients:
 
     def _note(self, run_id: str, status: int, said: Json) -> None:
         if status in (200, 202) and said.get("outcome") in ACKNOWLEDGED:
-            self.ledger.acknowledged.setdefault(run_id, time.monotonic())
+            self._note_acknowledged(run_id)
             if not said.get("stored", True):
                 self.ledger.counts["cancels acknowledged that were not stored yet"] += 1
         elif status == 200:
             self.ledger.ends[run_id].add("CANCELLED")
         elif status == 409:
             self.ledger.ends[run_id].add(said["status"])
+
+    def _note_one_of_many(self, run_id: str, said: Json) -> None:
+        """Where many are cancelled, one that had ended in any other way is no reason for a 409: its status says it."""
+        if said["outcome"] in ACKNOWLEDGED:
+            self._note_acknowledged(run_id)
+        elif said["status"] in ENDS:
+            self.ledger.ends[run_id].add(said["status"])
+
+    def _note_acknowledged(self, run_id: str) -> None:
+        self.ledger.acknowledged.setdefault(run_id, time.monotonic())
 
 
 class Reading:
@@ -261,6 +275,10 @@ class Reading:
         elif event["seq"] != self.seq + 1:
             self._ledger.odd.append(f"{self._run_id}: event {event['seq']}, {event['event']}, comes after {self.seq}")
         self.seq = event["seq"]
+        if event["event"] in TEXT:
+            told = self._ledger.told[self._run_id].setdefault(self.seq, event["content"])
+            if told != event["content"]:
+                self._ledger.odd.append(f"{self._run_id}: event {self.seq} is {event['content']!r}, and was {told!r}")
         self.asks = event["event"] == "RunPaused"
         if event["event"] in TERMINAL:
             self.ended = True

@@ -19,16 +19,15 @@ from random import Random
 from typing import Any, NamedTuple
 
 from bench.chaos.agent import AGENT, read_notes
-from bench.chaos.clients import Clients
+from bench.chaos.clients import ENDS, Clients
 from bench.chaos.provider import ASKING, BUSY
 from bench.chaos.proxy import MOMENTARY
-from bench.chaos.servers import Server
+from bench.chaos.servers import Server, start_again
 from bench.chaos.ways import Way
 
 LEASE = 10.0
 """The default. A short one would stop the tools by itself."""
 PAUSED_RUNS, BUSY_RUNS = 2, 2
-ENDS = ("COMPLETED", "CANCELLED", "ERROR")
 BEGIN_SECONDS = 30.0
 """How long a run may take to get where it is wanted."""
 STOP_SECONDS = 1.0
@@ -72,7 +71,7 @@ class CutOff:
             dies = number % 2 == 0
             await self._once(f"{name}-cut-{number}", chosen, how, dies=dies)
             if dies and number + 1 < times:
-                await self._servers[chosen].start_again()
+                await start_again(self._servers[chosen])
 
     async def _once(self, name: str, number: int, how: str, *, dies: bool) -> None:
         way, server = self._ways[number], self._servers[number]
@@ -97,7 +96,7 @@ class CutOff:
             if dies:
                 with contextlib.suppress(TimeoutError):
                     await self._noted(busy, starts=False, seconds=STOP_SECONDS)
-                await server.kill()
+                await server.program.kill()
             await way.mend()
             mended.set()
 

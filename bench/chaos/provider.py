@@ -22,7 +22,7 @@ def make_provider(seed: str) -> FakeChat:
     chance = Random(seed)
 
     def say(words: int) -> Word:
-        return text("word " * words, pace=chance.uniform(0.005, 0.04))
+        return text("".join(f"word-{number} " for number in range(words)), pace=chance.uniform(0.005, 0.04))
 
     def look_up() -> Word:
         return call("look_up", {"word": "andon", "seconds": round(chance.uniform(0, 0.6), 3)}, pieces=3, pace=0.01)

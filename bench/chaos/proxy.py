@@ -170,6 +170,7 @@ class Proxy:
 
     def __init__(self, process: asyncio.subprocess.Process, addresses: Sequence[str], laid: Sequence[Wire]) -> None:
         self._process, self.addresses, self._wires = process, addresses, laid
+        self.homes = [wire.home for wire in laid] or [None] * len(addresses)
         self._lock = asyncio.Lock()
 
     async def change(self, number: int, change: dict[str, Any]) -> None:
@@ -189,11 +190,12 @@ class Proxy:
 
 
 @contextlib.asynccontextmanager
-async def proxy(target: str, count: int, *, wired: bool = False) -> AsyncIterator[Proxy]:
+async def proxy(target: str, count: int, *, wired: bool = False, homes: bool = False) -> AsyncIterator[Proxy]:
     """So many links to a database: the path of its socket, or `host:port`. With `wired`, each link has a cable, and the
-    database must be given by a path: sockets of files are reached from every namespace.
+    database must be given by a path: sockets of files are reached from every namespace. With `homes`, each cable begins
+    in a namespace of its own.
     """
-    with wires(count) if wired else contextlib.nullcontext(("", ())) as (namespace, laid):
+    with wires(count, homes=homes) if wired else contextlib.nullcontext(("", ())) as (namespace, laid):
         hosts = [wire.far for wire in laid] or [HOST] * count
         addresses = [f"{host}:{free_port()}" for host in hosts]
         inside = ("ip", "netns", "exec", namespace) if wired else ()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import sys
 import time
@@ -12,14 +13,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+from andon.cli.event_options import VARIABLE
 from andon.store.sql import SQLStore
 from bench.chaos import cutoff
-from bench.chaos.agent import NOTES, PATIENCE, PROVIDER
+from bench.chaos.agent import CLOCK, GOES_ON, NOTES, PATIENCE, PROVIDER
 from bench.chaos.checks import FAULTS, Checks
 from bench.chaos.clients import Clients
 from bench.chaos.cutoff import CutOff
+from bench.chaos.forward import forwarded
 from bench.chaos.provider import make_provider
-from bench.chaos.servers import database, serving
+from bench.chaos.redis_place import redis_place
+from bench.chaos.servers import Member, database, serving, working
 from bench.chaos.trouble import Trouble
 from bench.chaos.ways import ways
 
@@ -27,6 +31,8 @@ SERVED = "bench.chaos.agent:agent"
 IN_FLIGHT = 25
 RUNS_PER_SESSION = 6
 TELL_SECONDS = 5.0
+WRONG_SECONDS = 300.0
+"""By how much the clocks of workers are wrong, at the most."""
 LOCK_PATIENCE = 0.5
 """How long a server waits for a file that another process has locked. By default that is 10 s: too long for a trial."""
 
@@ -52,6 +58,62 @@ class Outcome:
         lines = [f"{number:8,}  {name}" for name, number in numbers.items()]
         details = [f"{kind}: {each}" for kind, found in self.faults.items() for each in found[:20]]
         return "\n".join([*lines, *details])
+
+
+async def hold_with_workers(
+    servers: int,
+    workers: int,
+    runs: int,
+    seed: str,
+    lease: float = 1.5,
+    *,
+    goes_on: bool = True,
+    with_redis: bool = False,
+) -> Outcome:
+    """So many runs, which servers accept and workers execute; each of them in a network namespace of its own. With
+    Redis, text goes through it, and it is lost too.
+    """
+    chance = Random(seed)
+    with make_provider(seed) as provider, database("postgres") as place:
+        notes = place.folder / "notes"
+        environment = {NOTES: str(notes), **({GOES_ON: "yes"} if goes_on else {})}
+        async with contextlib.AsyncExitStack() as stack:
+            routes = await stack.enter_async_context(ways(place, servers + workers, homes=True))
+            outsides = [way.home.outside if way.home else "" for way in routes]
+            providers = await stack.enter_async_context(forwarded(provider.base_url, outsides))
+            redis = await stack.enter_async_context(redis_place(outsides)) if with_redis else None
+            own = [dict(environment) for _ in routes]
+            for each, url in zip(own, redis.urls if redis else [""] * len(own), strict=True):
+                each |= {VARIABLE: url}
+            for each, url in zip(own[servers:], providers[servers:], strict=True):
+                each |= {PROVIDER: url, CLOCK: str(chance.uniform(-WRONG_SECONDS, WRONG_SECONDS))}
+            urls, homes = [way.url for way in routes], [way.home for way in routes]
+            clients = Clients(max(IN_FLIGHT, runs // RUNS_PER_SESSION), seed, chance)
+            store = SQLStore(place.url)
+            checks = Checks(store, clients, provider, lease)
+            serve = partial(serving, SERVED, place, servers, lease, options=("--no-execute",))
+            try:
+                async with (
+                    serve(urls=urls[:servers], homes=homes[:servers], own=own[:servers]) as fleet,
+                    working(SERVED, place, lease, urls[servers:], homes[servers:], own[servers:]) as executors,
+                ):
+                    clients.servers = fleet
+                    members: list[Member] = [*fleet, *executors]
+                    trouble = Trouble(members, routes, place, lease, chance, redis)
+                    await _play("postgres", runs, clients, trouble)
+                    survivors: tuple[Member, ...] = (at := chance.choice(fleet), chance.choice(executors))
+                    for member in members:
+                        if member not in survivors:
+                            await member.program.kill()
+                    await checks.make(at.url, notes)
+                checks.note_defects(members)
+                if redis is not None:
+                    await redis.count()
+                    clients.ledger.counts["entries of text in Redis, at least"] += redis.entries
+            finally:
+                await store.close()
+                await clients.close()
+    return _outcome(checks, clients, trouble)
 
 
 async def hold(kind: str, servers: int, runs: int, seed: str, lease: float = 1.5, cuts: int = 4) -> Outcome:
@@ -80,12 +142,16 @@ async def hold(kind: str, servers: int, runs: int, seed: str, lease: float = 1.5
                     survivor = chance.choice(fleet)
                     for server in fleet:
                         if server is not survivor:
-                            await server.kill()
+                            await server.program.kill()
                     await checks.make(survivor.url, notes, cut_off.held)
                 checks.note_defects(fleet)
             finally:
                 await store.close()
                 await clients.close()
+    return _outcome(checks, clients, trouble)
+
+
+def _outcome(checks: Checks, clients: Clients, trouble: Trouble) -> Outcome:
     told = Counter({"runs": checks.ends.total(), "cancels acknowledged": len(clients.ledger.acknowledged)})
     ends = Counter({f"runs {name}": number for name, number in sorted(checks.ends.items())})
     return Outcome(told + ends + clients.ledger.counts + trouble.counts, checks.faults)

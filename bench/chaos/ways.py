@@ -19,7 +19,7 @@ import psycopg.conninfo
 
 from bench.chaos.proxy import CUTS, OPEN, Proxy, proxy
 from bench.chaos.servers import Database
-from bench.chaos.wires import can_be_laid
+from bench.chaos.wires import Home, can_be_laid
 
 LOCKED = "a locked file"
 LOCK_SECONDS = 30.0
@@ -32,6 +32,8 @@ class Way(Protocol):
     url: str
     cuts: tuple[str, ...]
     """How it can be cut."""
+    home: Home | None
+    """The namespace of the server or worker, if it has one of its own."""
     alone: bool
     """Whether the other servers keep the database meanwhile."""
 
@@ -47,6 +49,7 @@ class Proxied:
 
     def __init__(self, through: Proxy, number: int, url: str) -> None:
         self._proxy, self._number, self.url = through, number, url
+        self.home = through.homes[number]
 
     async def cut(self, how: str) -> None:
         await self._proxy.change(self._number, CUTS[how])
@@ -64,6 +67,7 @@ class File:
 
     cuts: tuple[str, ...] = (LOCKED,)
     alone = False
+    home: Home | None = None
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -86,8 +90,10 @@ def _lock(path: str) -> sqlite3.Connection:
 
 
 @contextlib.asynccontextmanager
-async def ways(place: Database, count: int) -> AsyncIterator[list[Proxied] | list[File]]:
-    """One for each of so many servers; all are mended at the end."""
+async def ways(place: Database, count: int, *, homes: bool = False) -> AsyncIterator[list[Proxied] | list[File]]:
+    """One for each of so many servers and workers; all are mended at the end. With `homes`, each of these is in a
+    network namespace of its own, where namespaces can be made.
+    """
     if not place.can_die:
         files = [File(place.url) for _ in range(count)]
         try:
@@ -100,6 +106,6 @@ async def ways(place: Database, count: int) -> AsyncIterator[list[Proxied] | lis
     host, port = str(known["host"]), str(known.get("port") or 5432)
     target = f"{host}/.s.PGSQL.{port}" if host.startswith("/") else f"{host}:{port}"
     wired = target.startswith("/") and await asyncio.to_thread(can_be_laid)
-    async with proxy(target, count, wired=wired) as through:
+    async with proxy(target, count, wired=wired, homes=homes and wired) as through:
         address = f"postgresql://{known['user']}@%s/{known['dbname']}?sslmode=disable"
         yield [Proxied(through, number, address % each) for number, each in enumerate(through.addresses)]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cables between servers and their database: one pair of virtual network devices for each server.
+"""Cables between servers and their database: one pair of virtual network devices for each server or worker.
 
-The far ends are in a network namespace of their own. A cable that is cut loses packets, as a partition does: the kernel
+The far ends are in a network namespace of their own. The near ends are in the machine's, or, with a `Home`, each in the
+namespace of its own process. A cable that is cut loses packets, as a partition does: the kernel
 sends them again, connections are not told, and keepalives get no answer. A proxy alone can't do that, because its own
 kernel confirms whatever reaches it.
 
@@ -22,23 +23,57 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+from bench.network import network_change
+
 NETWORK = ipaddress.ip_network("198.18.0.0/15")
 """Reserved for tests of networks: no other machine has an address in it."""
 NOWHERE = "02:00:00:00:00:99"
+QUIET = ("addrgenmode", "none")
+"""No address of IPv6, which the kernel would add a moment later by itself."""
+
+
+class Home:
+    """A network namespace for one process, and a cable by which clients on this machine reach it at `address`, and by
+    which it reaches this machine at `outside`.
+    """
+
+    def __init__(self, namespace: str, number: int, block: ipaddress.IPv4Network) -> None:
+        self.namespace = f"{namespace}h{number}"
+        self.outside, self.address = (str(block[4 * number + each]) for each in (1, 2))
+        self._device = f"{namespace}-{number}c"
+        _ip("netns", "add", self.namespace)
+        _ip("-netns", self.namespace, "link", "set", "lo", "up")
+        _ip("link", "add", self._device, "type", "veth", "peer", "name", "clients", "netns", self.namespace)
+        _ip("addr", "add", f"{self.outside}/30", "dev", self._device)
+        _ip("link", "set", self._device, *QUIET, "up")
+        _ip("-netns", self.namespace, "addr", "add", f"{self.address}/30", "dev", "clients")
+        _ip("-netns", self.namespace, "link", "set", "clients", "up")
+
+    @property
+    def entrance(self) -> tuple[str, ...]:
+        """What is put before a command to execute it there."""
+        return ("ip", "netns", "exec", self.namespace)
+
+    def remove(self) -> None:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            _ip("link", "delete", self._device)
+        _ip("netns", "delete", self.namespace)
 
 
 class Wire:
-    """One cable: `near` is the server's address, `far` the one at which it reaches the database."""
+    """One cable: `near` is the address of the server or worker, `far` the one at which it reaches the database."""
 
-    def __init__(self, namespace: str, number: int, block: ipaddress.IPv4Network) -> None:
-        self._namespace = namespace
+    def __init__(self, namespace: str, number: int, block: ipaddress.IPv4Network, home: Home | None = None) -> None:
+        self._namespace, self.home = namespace, home
         self.near, self.far = (str(block[4 * number + each]) for each in (1, 2))
         self._devices = (f"{namespace}-{number}n", f"{namespace}-{number}f")
         near, far = self._devices
         _ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", namespace)
+        if home is not None:
+            _ip("link", "set", near, "netns", home.namespace)
         for inside, device, address in ((False, near, self.near), (True, far, self.far)):
             self._ip("addr", "add", f"{address}/30", "dev", device, inside=inside)
-            self._ip("link", "set", device, "up", inside=inside)
+            self._ip("link", "set", device, *QUIET, "up", inside=inside)
         self._machines = tuple(self._machine(device, inside=each) for device, each in ((near, False), (far, True)))
         self._pass(up=True, down=True)
 
@@ -61,11 +96,12 @@ class Wire:
         return str(found["address"])
 
     def _ip(self, *words: str, inside: bool) -> str:
-        return _ip(*(("-netns", self._namespace) if inside else ()), *words)
+        near = () if self.home is None else ("-netns", self.home.namespace)
+        return _ip(*(("-netns", self._namespace) if inside else near), *words)
 
     def remove(self) -> None:
         with contextlib.suppress(subprocess.CalledProcessError):  # it went with the namespace
-            _ip("link", "delete", self._devices[0])
+            self._ip("link", "delete", self._devices[0], inside=False)
 
 
 def can_be_laid() -> bool:
@@ -80,18 +116,30 @@ def can_be_laid() -> bool:
 
 
 @contextlib.contextmanager
-def wires(count: int) -> Iterator[tuple[str, list[Wire]]]:
-    """So many cables, and the name of the namespace in which they end. All of it is gone afterwards."""
-    namespace, laid = f"andon{secrets.token_hex(2)}", list[Wire]()
+def wires(count: int, *, homes: bool = False) -> Iterator[tuple[str, list[Wire]]]:
+    """So many cables, and the name of the namespace in which they end; with `homes`, each begins in a namespace of its
+    own. All of it is gone afterwards.
+    """
+    namespace, laid, made = f"andon{secrets.token_hex(2)}", list[Wire](), list[Home]()
     _ip("netns", "add", namespace)
     try:
-        block = _free_block()
-        for number in range(count):
-            laid.append(Wire(namespace, number, block))
+        with network_change():
+            block = _free_block()
+            if homes:
+                front = _free_block()
+                while front == block:
+                    front = _free_block()
+                for number in range(count):
+                    made.append(Home(namespace, number, front))
+            for number in range(count):
+                laid.append(Wire(namespace, number, block, made[number] if homes else None))
         yield namespace, laid
     finally:
-        for wire in laid:
-            wire.remove()
+        with network_change():
+            for wire in laid:
+                wire.remove()
+            for home in made:
+                home.remove()
         _ip("netns", "delete", namespace)
 
 

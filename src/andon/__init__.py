@@ -12,7 +12,7 @@ A map of the package. Imports point one way, from the bottom of this list to its
     tools/      async functions, and sync functions in threads of our own
     store/      the in-memory store, and SQLite or Postgres (an extra); the seams are core/store, core/shared/store
     sync        the blocking facade
-    telemetry/  OpenTelemetry: spans and metrics, imported when somebody listens
+    telemetry/  OpenTelemetry: spans and metrics, imported when a provider is set
     agent/      the definition (agent), THE loop (loop), its tool calls (tool_runner), settling (settle), hooks
     surface     every public name, re-exported; loaded when the first one is taken
     testing/    what you need to test your own agents: the cancel-everywhere explorer, history validators

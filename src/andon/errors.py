@@ -16,6 +16,7 @@ AndonError
 │   ├── KeyUsedError         the idempotency key was used before
 │   ├── SessionBusyError     another run holds the session
 │   │   └── SessionPausedError    and waits for a person's answer
+│   ├── FullError            there are as many runs as all servers together may have
 │   ├── BlockedError         new runs of this user, or of this agent, are refused
 │   ├── UnknownRunError      the run does not exist
 │   ├── UnknownSessionError  the session does not exist
@@ -66,7 +67,7 @@ from typing import Any, Self
 
 
 class Portable:
-    """An exception that can be pickled and copied with its attributes, whatever its constructor takes.
+    """An exception that can be pickled and copied with its attributes, with any constructor.
 
     Python unpickles an exception by calling its class with `args`. That fails if the constructor has other parameters.
     This one is unpickled without its constructor. It must come before the exception among the bases of a class.
@@ -163,6 +164,10 @@ class SessionBusyError(StartError, RuntimeError):
 
 class SessionPausedError(SessionBusyError):
     """The run that holds the session waits for a person's answer."""
+
+
+class FullError(StartError, RuntimeError):
+    """There are as many runs as all servers together may have."""
 
 
 class BlockedError(StartError, RuntimeError):

@@ -34,7 +34,7 @@ EXITING_SECONDS = 0.25
 """The same after `sys.exit()`, for example in a signal handler: closing the portal then ends the run."""
 
 BLOCKED_SECONDS = 2.0
-"""If the portal's event loop is blocked for so long, the call waits no longer: no run can end there."""
+"""If the portal's event loop is blocked for this time, the call stops waiting: no run can end there."""
 
 
 def check_blocking(instead: str) -> None:

@@ -12,6 +12,8 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -165,6 +167,34 @@ def test_the_watch_sleeps_while_no_tool_is_at_work(monkeypatch: pytest.MonkeyPat
     asleep.clear()
     mine._wake_up()
     assert asleep.wait(HANG), "woken, and asleep again"
+
+
+def test_a_tool_may_begin_in_the_middle_of_a_check() -> None:
+    """The garbage collector may run at any allocation of the check, and other threads with it."""
+
+    async def main() -> None:
+        mine, here, begun = BlockedLoopWatch(), asyncio.current_task(), 0
+        assert here is not None
+
+        def begin(phase: str, info: dict[str, int]) -> None:
+            nonlocal begun
+            begun -= 1
+            mine._calls[begun] = call
+
+        scope: Any = SimpleNamespace(name="t", run=SimpleNamespace(run_id="r", agent_id="a"))
+        call = blocked_loop._Call(scope, here, 0)
+        mine._calls.update(dict.fromkeys(range(100), call))
+        before = gc.get_threshold()
+        gc.callbacks.append(begin)
+        gc.set_threshold(1)
+        try:
+            mine._check()
+        finally:
+            gc.set_threshold(*before)
+            gc.callbacks.remove(begin)
+        assert begun, "the collector has run"
+
+    play(main)
 
 
 def test_a_loop_that_ends_under_a_tool_is_not_kept() -> None:

@@ -56,7 +56,10 @@ async def nap() -> str:
 def test_the_result_says_why(reason: str, words: str | None) -> None:
     async def main() -> None:
         agent = Agent("Tester", Ending(reason, detail="so it is"))
-        result = await agent.invoke_async("go")
+        async with agent.start("go") as run:
+            *_, last = [event async for event in run]
+            result = await run.result()
+        assert last.finish_reason is FinishReason(reason)
         assert (result.status, result.stop_reason, result.content) == (RunStatus.completed, "end_turn", "Well.")
         assert result.finish_reason is FinishReason(reason)
         assert (await record_of(agent, result.run_id)).finish_reason is FinishReason(reason)

@@ -26,11 +26,12 @@ from andon.agent.continuation import outcome_of
 from andon.agent.orphan_end import outcomes_in
 from andon.core.events import ToolView
 from andon.core.run.handle import local_run
+from andon.errors import ModelError
 from andon.messages import ToolResult
-from andon.models.scripted import Call
+from andon.models.scripted import Call, Fail, Think
 from andon.testing import probe
 from andon.testing.invariants import check_run
-from tests.support import Silence, cut, forever, make, paused, play, results_of
+from tests.support import Piece, Silence, cut, forever, make, paused, play, results_of
 
 
 @tool
@@ -186,6 +187,29 @@ def test_a_run_that_completes_has_the_same_words_in_its_events() -> None:
             assert (await run.result()).status is RunStatus.completed
         told = {call_id: dict(ends(probe(run).events, call_id)).popitem()[1] for call_id in "abu"}
         assert told == {"a": "completed", "b": "failed", "u": "refused"}
+
+    play(main)
+
+
+def test_a_run_that_fails_tells_the_ends_of_the_calls_that_it_never_started() -> None:
+    """The model had sent two whole calls, and half of a third one, when it failed."""
+
+    async def main() -> None:
+        calls = [Call("fine", {"text": "a"}, id="a"), Call("broken", id="b"), Piece("c", "fine", '{"te')]
+        agent = make([Think("Hm."), "I look.", *calls, Fail(ModelError("gone"))], tools=TOOLS)
+        async with agent.start("go") as run:
+            result = await run.result()
+        assert result.status is RunStatus.error
+        told = {result.call_id: result for message in result.messages for result in message.tool_results}
+        events = [event for event in probe(run).events if event.event is RunEvent.tool_call_cancelled]
+        assert [(event.tool.call_id, event.tool.outcome) for event in events if event.tool] == [
+            ("a", ToolOutcome.not_started),
+            ("b", ToolOutcome.not_started),
+        ]
+        assert [event.tool.result for event in events if event.tool] == [told["a"].content, told["b"].content]
+        assert told.keys() == {"a", "b"}
+        assert list(check_run(local_run(run))) == []
+        assert (await agent.invoke_async("and now?")).status is RunStatus.completed
 
     play(main)
 

@@ -18,6 +18,7 @@ from andon.core.signal import CancelSignal
 from andon.models.scripted import Call, ScriptedModel, Stall
 from andon.testing import probe
 from tests.support import Flag, forever, paused, play
+from tests.support.clock import StoppedClock, time_is_up
 from tests.support.till import DELETE, Till
 
 Comer = Callable[[Agent, Run], Any]
@@ -102,14 +103,18 @@ def test_the_next_look_delivers_it(comer: Comer, how: str, monkeypatch: pytest.M
 def test_the_deadline_delivers_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         agent = Agent("A", ScriptedModel(["Half ", Stall()]))
-        run = await begin(agent, timeout=0.05)
+        run = await begin(agent, timeout=1)
         waiting = asyncio.create_task(local_run(run).steps.waiters.wait(lambda: run.status.final))
+        broken_off = Flag()
+        clock = asyncio.create_task(time_is_up(broken_off))
         break_off(monkeypatch, run.cancel)
+        broken_off.set()
         await waiting
+        await clock
         assert run.receipt is not None
         assert run.receipt.cause == "user"  # the first one counts
 
-    play(main)
+    play(main, loop=StoppedClock)
 
 
 def test_a_stronger_cancel_and_a_grace_that_were_not_delivered_are_heeded(monkeypatch: pytest.MonkeyPatch) -> None:

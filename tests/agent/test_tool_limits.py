@@ -58,6 +58,82 @@ async def delete() -> str:
 # -- a tool's own time ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_call_that_is_cut_alone_is_undone_while_an_earlier_one_goes_on(alone: bool) -> None:
+    """Out of time, or cancelled alone: it does not wait for the calls before it."""
+
+    async def main() -> None:
+        undone, told = list[float](), list[tuple[str, float]]()
+
+        async def undo() -> None:
+            undone.append(now())
+
+        @tool(timeout=None if alone else 2, on_cancel=undo)
+        async def reserve() -> str:
+            await asyncio.sleep(60)
+            return "never"
+
+        class Hook:
+            def after_tool(self, event: Any) -> None:
+                told.append((event.call.id, now()))
+
+        calls = [
+            Call("patient", {"seconds": 30}, id="a"),
+            Call("reserve", id="b"),
+            Call("patient", {"seconds": 1}, id="c"),
+        ]
+        agent = make(calls, "Well.", tools=[patient, reserve], hooks=[Hook()])
+        async with agent.start("go") as run:
+            if alone:
+                asyncio.get_running_loop().call_later(2, run.cancel_tool, "b")
+            result = await run.result()
+        assert (result.status, result.content) == (RunStatus.completed, "Well.")
+        assert undone == [2]
+        assert told == [("a", 30), ("b", 30), ("c", 30)]  # hooks are told in the order of the calls
+        assert [each.call_id for each in result.messages[2].tool_results] == ["a", "b", "c"]
+        check_events(probe(run).events)
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_question_that_is_withdrawn_is_told_and_undone_while_another_call_goes_on(last: bool) -> None:
+    async def main() -> None:
+        undone, told, hooked = list[float](), list[tuple[str, float]](), list[tuple[str, str, float]]()
+
+        async def undo() -> None:
+            undone.append(now())
+
+        @tool(on_cancel=undo)
+        async def pay(ctx: ToolContext) -> str:
+            return f"paid {ctx.interrupt('pay?')}"
+
+        class Hook:
+            def after_tool(self, event: Any) -> None:
+                hooked.append((event.call.id, event.outcome, now()))
+
+        questions, work = [Call("pay", id="p"), Call("delete", id="d")], Call("patient", {"seconds": 30}, id="w")
+        calls = [work, *questions] if last else [*questions, work]
+        agent = make(calls, "Well.", tools=[patient, pay, delete], hooks=[Hook()])
+        async with agent.start("go") as run:
+            asyncio.get_running_loop().call_later(2, run.cancel_tool, "p")
+            asyncio.get_running_loop().call_later(3, run.cancel_tool, "d")
+            async for event in run:
+                if event.event is RunEvent.tool_call_cancelled and event.tool is not None:
+                    told.append((event.tool.call_id, now()))
+            result = await run.result()
+        assert (undone, told) == ([2], [("p", 2), ("d", 3)])
+        when = (30, 30) if last else (2, 3)  # hooks are told in the order of the calls
+        ends = [("p", "compensated", when[0]), ("d", "not_started", when[1])]
+        assert hooked == ([("w", "completed", 30), *ends] if last else [*ends, ("w", "completed", 30)])
+        assert (result.status, result.content) == (RunStatus.completed, "Well.")
+        assert "undone" in results_of(agent)["p"].content
+        check_events(probe(run).events)
+        assert validate(result.messages) == []
+
+    virtual_run(main())
+
+
 def test_a_tools_timeout_ends_that_call_alone() -> None:
     async def main() -> None:
         calls = [Call("hurried", {"seconds": 60}, id="a"), Call("patient", {"seconds": 5}, id="b"),
@@ -69,8 +145,7 @@ def test_a_tools_timeout_ends_that_call_alone() -> None:
         assert (result.status, result.content, result.receipt) == (RunStatus.completed, "Well.", None)
         told = results_of(agent)
         assert told["a"].status == "error"
-        assert "time was up" in told["a"].content
-        assert "unknown" in told["a"].content
+        assert "timed out after 2 s: it was cut; its outcome is unknown" in told["a"].content
         assert (told["b"].content, told["c"].content) == ("waited", "made it")
         [error] = [event for event in probe(run).events if event.event is RunEvent.tool_call_error]
         assert error.tool is not None
@@ -185,7 +260,7 @@ def test_a_sync_tool_that_heeds_is_gone_when_its_time_is_up() -> None:
             await time_is_up(listens)
             assert (await run.result()).status is RunStatus.completed
             assert run.leftovers == []
-        assert "time was up" in results_of(agent)["h"].content
+        assert "timed out after" in results_of(agent)["h"].content
 
     play(main, loop=StoppedClock)
 
@@ -222,7 +297,7 @@ def test_an_attempt_that_is_out_of_time_after_the_answer_ends_that_call() -> Non
         run, result = await paused(agent)
         final = await agent.continue_run(run.run_id, answers=all_with("red", result))
         assert (final.status, final.content) == (RunStatus.completed, "Well.")
-        assert "time was up" in results_of(agent)["o"].content
+        assert "timed out after" in results_of(agent)["o"].content
         check_events(probe(run).events)
 
     virtual_run(main())

@@ -171,11 +171,11 @@ def test_json_for_scripts(url: str, tmp_path: Path) -> None:
     start(url, "storyteller", "scripted")
     lines = json.loads(alone(tmp_path, "ps", "--json", "--url", url).stdout)
     (line,) = [line for line in lines if line["run_id"] == "scripted"]
-    assert line.keys() == {"run_id", "agent_id", "session_id", "user_id", "status", "created_at", "phase"}
+    assert line.keys() == {*("run_id", "agent_id", "session_id", "user_id", "status", "created_at", "phase", "held_by")}
     (told,) = json.loads(alone(tmp_path, "cancel", "scripted", "--wait", "--json", "--url", url).stdout)
     assert told.keys() == {"run_id", "outcome", "status", "receipt"}
     last = alone(tmp_path, "watch", "scripted", "--json", "--url", url).stdout.splitlines()[-1]
     assert json.loads(last)["result"].keys() == {
-        *("run_id", "agent_id", "session_id", "status", "stop_reason", "content"),
+        *("run_id", "agent_id", "session_id", "status", "stop_reason", "finish_reason", "content"),
         *("usage", "interrupts", "receipt", "error", "warnings"),
     }

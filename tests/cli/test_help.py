@@ -20,7 +20,7 @@ from tests.cli.terminal import Andon, environment
 from tests.support import HANG
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
-NAMES = ["serve", "run", "ps", "watch", "cancel", "unblock", "continue", "prune", "mcp"]
+NAMES = ["serve", "worker", "drain", "run", "ps", "top", "watch", "cancel", "unblock", "continue", "prune", "mcp"]
 
 
 def test_every_command_is_explained(andon: Andon) -> None:

@@ -20,6 +20,8 @@ from andon.store.sql import SQLStore
 from tests.cli.terminal import CTRL_C, Andon, alone, at_terminal, interrupted
 from tests.store.making import PAST, record
 
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+
 DB = ("--db", "sqlite:///andon.db")
 
 
@@ -185,6 +187,8 @@ def test_what_is_old_is_forgotten(andon: Andon, begin: Andon) -> None:
     counts = json.loads(out)
     assert (code, counts["sessions"], counts["runs"], counts["dry_run"]) == (0, 1, 1, False)
     assert f"{counts['events']} events" in would
+    (documented,) = re.findall(r"^\| `prune` \| (.*) \|$", DOCS.read_text("utf-8"), re.MULTILINE)
+    assert list(counts) == re.findall(r"`(\w+)`", documented)
     assert [line["status"] for line in listed(andon, "--all")] == ["PAUSED"]
 
 

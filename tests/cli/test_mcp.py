@@ -169,7 +169,11 @@ def test_results(witness: Witness, tmp_path: Path, kind: str) -> None:
             assert (await client.call_tool("listed", {"message": "x"})).structured_content == {"result": [1, 2]}
             for name, arguments, said in (
                 ("broken", {"message": "x"}, "no such model"),
-                ("asker", {"message": "x"}, "nobody can be asked over MCP"),
+                (
+                    "asker",
+                    {"message": "x"},
+                    "this MCP client can't ask one: it does not offer elicitation. It asked: delete",
+                ),
                 ("talker", {}, "takes {"),
                 ("talker", {"message": "x", "more": 1}, "takes {"),
                 ("talker", {"message": ""}, "EmptyPromptError"),

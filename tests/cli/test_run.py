@@ -202,6 +202,29 @@ def test_time_runs_out(here: Path) -> None:
     assert "deadline" in ended.stderr
 
 
+SHELLS = """
+from andon import Agent
+from andon.models.scripted import Call, ScriptedModel
+from andon.tools.shell import Shell
+
+def make(name, command):
+    return Agent(name, ScriptedModel(Call(name, {"command": command}), then="never"), tools=[Shell(name=name)])
+
+polite = make("polite", "exec sleep 600")
+deaf = make("deaf", "trap '' TERM; while true; do sleep 600; done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("polite", "its processes ended at SIGTERM"), ("deaf", "its processes were killed")]
+)
+def test_the_receipt_says_how_processes_ended(here: Path, name: str, said: str) -> None:
+    (here / "shells.py").write_text(SHELLS)
+    ended = alone(here, "run", f"shells:{name}", "Hi", "--timeout", "5")
+    assert ended.returncode == 3
+    assert f"{name}: cut while it ran; {said}" in ended.stderr
+
+
 def test_a_run_that_fails(here: Path) -> None:
     ended = alone(here, "run", "program:failing", "Hi")
     assert (ended.returncode, ended.stdout) == (1, "Half a \n")

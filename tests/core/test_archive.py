@@ -89,7 +89,7 @@ def test_who_comes_later_leaves_later() -> None:
 def test_the_oldest_leave_when_it_is_too_much() -> None:
     async def main() -> None:
         agent = make(Runtime(), Burst("x" * 100, 100), Burst("x" * 100, 100), Burst("x" * 100, 100))
-        agent.runtime.keep_ended(max_bytes=100_000)  # two of them
+        agent.runtime.keep_ended(max_bytes=50_000)  # two of them
         runs = [(await agent.invoke_async("Hi")).run_id for _ in range(3)]
         await until(lambda: [run.run_id for run in agent.runtime.ended] == runs[1:])
         agent.model = ScriptedModel(Burst("x" * 100_000, 5))

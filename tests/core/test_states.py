@@ -68,6 +68,8 @@ def test_a_run_takes_no_illegal_step() -> None:
         ("held", "unsure"),  # the task that claimed it was interrupted before the run went on
         ("held", "elsewhere"),  # the lease was over before it was renewed
         ("pausing", "finishing_paused"),  # a cancel comes while the pause is being stored
+        ("pausing", "elsewhere"),  # another process was quicker to hear of the pause, and goes on with the run
+        ("elsewhere", "finishing_paused"),  # so how it ends is asked
         ("claiming", "claiming"),  # the task that asked was stopped, and another one asks
         ("claiming", "elsewhere"),  # another process was faster
     ],

@@ -77,7 +77,13 @@ def _step(name: str) -> Callable[[], Coroutine[Any, Any, None]]:
     return step
 
 
-@tool(on_cancel=unpay)
+async def unpay_asked(word: str, call_id: str) -> None:
+    """A paused run is undone by the portal, in real time: so it takes little of it."""
+    await asyncio.sleep(0.01)
+    undone.append(call_id)
+
+
+@tool(on_cancel=unpay_asked)
 async def pay_if_asked(ctx: ToolContext, word: str) -> str:
     await asyncio.sleep(0.5)
     said = ctx.interrupt("pay?", word)
@@ -235,7 +241,7 @@ def test_wherever_it_is_disturbed_no_call_is_undone_and_kept(scenario: Callable[
     explore(scenario, next_prompt=NEXT, check=consistent, cancels=CANCELS[:2]).raise_for_problems()
 
 
-@pytest.mark.parametrize("scenario", [undoing, finishing, asking], ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_in_every_mode(scenario: Callable[[], Any]) -> None:
     explore(scenario, inject="cancel", next_prompt=NEXT, check=consistent, cancels=CANCELS[2:]).raise_for_problems()
 

@@ -127,6 +127,12 @@ async def failing_model() -> None:
     assert result.stop_reason in ("error", "cancelled")
 
 
+async def failing_model_after_calls() -> None:
+    calls = [Call("look_up", {"word": "tea"}, pieces=2, pace=0.1), Call("at_once", {"word": "x"})]
+    agent = Agent("A", script([*calls, "And ", Fail(ModelError("gone"))]), tools=[look_up, at_once])
+    await agent.invoke_async("Go")
+
+
 async def out_of_turns() -> None:
     agent = Agent("A", script([Call("at_once", {"word": "x"})], [Call("at_once", {"word": "y"})]), tools=[at_once])
     await agent.invoke_async("Go", max_turns=1)
@@ -356,6 +362,7 @@ SCENARIOS: dict[Callable[[], Coroutine[Any, Any, None]], dict[str, Any]] = {
     bad_calls: {"cancels": MODES},
     retries: {"cancels": MODES},
     failing_model: {"next_prompt": NEXT},
+    failing_model_after_calls: {"next_prompt": NEXT},
     out_of_turns: {"cancels": MODES},
     hooks_sync: {"cancels": MODES},
     hooks_async: {"cancels": ("now", Cancel("after_turn", grace=0.05), Cancel("after_tools", again="now", later=2))},

@@ -3,11 +3,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import os
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -18,39 +14,15 @@ import pytest
 from andon import Agent, RunStatus
 from andon.errors import ConfigurationError
 from andon.models.anthropic import Anthropic
-from andon.models.anthropic.clients import clients
 from andon.models.common.http import join_chunks, response_type
-from andon.testing.providers import FakeAnthropic, stall, text
-from tests.support import Worker, eventually, play, until
-from tests.support.anthropic import ID, OLDER, agent, model
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+from andon.testing.providers import FakeAnthropic
+from tests.support import play, until
+from tests.support.anthropic import ID, agent, model
 
 
 async def ask(tester: Agent, **options: Any) -> None:
     result = await tester.invoke_async("go", **options)
     assert result.status is RunStatus.completed, result.error
-
-
-def test_models_with_the_same_settings_share_a_client() -> None:
-    async def main() -> None:
-        with FakeAnthropic() as fake:
-            models = [model(fake, id, max_tokens=9) for id in (ID, OLDER)]
-            for each in models:
-                await ask(Agent("Tester", each))
-            assert [each.connection for each in fake.served] == [1, 1]
-            await models[0].aclose()
-            await ask(Agent("Tester", models[1]))
-            assert fake.served[-1].connection == 1, "it was closed under another model"
-            await models[1].aclose()
-            await fake.wait_until_async(lambda: fake.open_connections == 0)
-            await ask(Agent("Tester", models[0]))  # opened anew
-            await models[0].aclose()
-            await models[0].aclose()
-
-    play(main)
 
 
 def test_clients_of_models_that_are_gone_are_closed() -> None:
@@ -65,47 +37,6 @@ def test_clients_of_models_that_are_gone_are_closed() -> None:
             await fake.wait_until_async(lambda: fake.open_connections <= 2)
 
     play(main)
-
-
-def test_many_loops_leave_nothing_behind() -> None:
-    with FakeAnthropic() as fake:
-        tester = agent(fake)
-        asyncio.run(ask(tester))
-        fake.wait_until(lambda: fake.open_connections == 0)
-        before, loops = open_files(), clients.loops
-        for _ in range(20):
-            asyncio.run(ask(tester))
-        fake.wait_until(lambda: fake.open_connections == 0)
-        eventually(lambda: open_files() <= before)  # the fake closes its end of a connection a moment later
-        assert clients.loops == loops
-
-
-def test_several_loops_and_threads_at_once() -> None:
-    with FakeAnthropic() as fake:
-        tester = agent(fake)
-
-        async def several() -> None:
-            await asyncio.gather(*(ask(tester, session_id=os.urandom(8).hex()) for _ in range(5)))
-
-        def blocking() -> None:
-            for _ in range(5):
-                assert tester.run("go", session_id=os.urandom(8).hex()).status is RunStatus.completed
-
-        workers = [Worker(lambda: asyncio.run(several())) for _ in range(2)] + [Worker(blocking) for _ in range(2)]
-        for worker in workers:
-            worker.done()
-        assert len(fake.served) == 20
-
-
-def test_a_cancel_from_another_thread_reaches_the_provider() -> None:
-    with FakeAnthropic([[text("Half "), stall()], [text("Fine.")]]) as fake:
-        tester = agent(fake)
-        worker = threading.Thread(target=lambda: (fake.wait_for(at="stalled"), tester.cancel()))
-        worker.start()
-        assert tester.run("go").status is RunStatus.cancelled
-        worker.join()
-        assert fake.wait_for(at="left").sent_after_left == 0
-        assert tester.run("and now?").content == "Fine."
 
 
 def test_a_client_of_yours_is_used_as_it_is_and_stays_open() -> None:
@@ -166,30 +97,6 @@ def test_the_http_client_can_be_chosen() -> None:
             assert made[0].is_closed
 
     play(main)
-
-
-def test_without_the_sdk_the_error_names_what_to_install() -> None:
-    program = (
-        "import sys; sys.modules['anthropic'] = None\n"
-        "from andon import Agent, MissingExtraError\n"
-        "from andon.models.anthropic import Anthropic\n"
-        "try:\n"
-        "    Agent('T', Anthropic('x', api_key='k')).run('go')\n"
-        "except MissingExtraError as error:\n"
-        "    print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert 'pip install "andon[anthropic]"' in done.stdout
-
-
-def test_the_sdk_is_not_imported_before_the_first_request() -> None:
-    program = (
-        "import sys; from andon.models.anthropic import Anthropic\n"
-        "Anthropic('x', api_key='k').check_setup()\n"
-        "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert not set(done.stdout.split()) & {"anthropic", "httpx2", "pydantic", "anyio"}
 
 
 def test_the_loop_goes_on_while_a_client_is_opened() -> None:

@@ -8,6 +8,8 @@ import base64
 import itertools
 import logging
 import threading
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +18,9 @@ from pydantic import BaseModel, Field
 from andon import Agent, File, FinishReason, Image, RunStatus, UnsupportedContentError, tool
 from andon.errors import ConfigurationError, SetupError
 from andon.messages import Message, Reasoning, Text, ToolCall, ToolResult, assistant, user
-from andon.models.anthropic import Anthropic
+from andon.models.anthropic import Anthropic, limits
 from andon.models.anthropic.conversation import conversation
-from andon.models.anthropic.limits import FALLBACK_TOKENS
+from andon.models.anthropic.limits import AGAIN_SECONDS, FALLBACK_TOKENS
 from andon.models.anthropic.schema import enforceable
 from andon.models.scripted import ScriptedModel, Think
 from andon.testing.providers import FakeAnthropic, call, finish, reasoning, text
@@ -534,6 +536,36 @@ def test_a_definition_that_is_used_twice_is_not_recursive() -> None:
 
 
 # -- a limit that is not answered -------------------------------------------------------------------------------------
+
+
+def test_a_list_that_never_answers_is_not_waited_for_with_each_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        go_on, asked = threading.Event(), list[str]()
+        with FakeAnthropic([[text("Fine.")]]) as fake, caplog.at_level(logging.WARNING, "andon"):
+            other = fake.api.other
+
+            def silent(request: Any) -> Any:
+                asked.append(request.path)
+                go_on.wait(10)
+                return other(request)
+
+            fake.api.other = silent  # type: ignore[method-assign]
+            tester = agent(fake)
+            for _ in range(3):
+                assert (await tester.invoke_async("go")).content == "Fine."
+            assert [each["max_tokens"] for each in fake.requests] == [FALLBACK_TOKENS] * 3
+            assert len(asked) == 1
+            go_on.set()
+            monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + AGAIN_SECONDS))
+            await tester.invoke_async("go")
+            assert fake.requests[-1]["max_tokens"] not in (None, FALLBACK_TOKENS)
+        (line,) = [record.message for record in caplog.records if "pass max_tokens=" in record.message]
+        assert "TimeoutError" in line
+
+    monkeypatch.setattr(limits, "SECONDS", 0.05)
+    play(main)
 
 
 def test_a_cancel_while_the_limit_is_asked_for() -> None:

@@ -299,6 +299,21 @@ def test_after_a_second_pause_all_of_the_answer_is_sent_back() -> None:
         assert errors(fake) == []
 
 
+def test_text_before_and_after_a_pause_are_two_blocks_to_the_provider() -> None:
+    """Thinking that comes later is bound to them as they came."""
+    first: list[Any] = [text("A "), finish("pause_turn")]
+    blank: list[Any] = [text("\n"), finish("pause_turn")]
+    last: list[Any] = [text("B "), reasoning("Hm.", signature="one"), text("C.")]
+    with FakeAnthropic([first, blank, last, [text("Bye.")]]) as fake:
+        tester = agent(fake)
+        assert tester.run("go").content == "A \nB C."
+        assert tester.run("and?").content == "Bye."
+        said = fake.requests[-1]["messages"][1]["content"]
+        assert [each.get("text") or each["thinking"] for each in said] == ["A ", "B ", "Hm.", "C."]
+        assert errors(fake) == []
+        assert validate(tester.messages) == []
+
+
 def test_pauses_are_bounded() -> None:
     with FakeAnthropic([[text("A "), finish("pause_turn")]]) as fake:
         result = agent(fake).run("go")

@@ -6,19 +6,19 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiobotocore.session
 import pytest
 from aiobotocore.session import AioSession
 
 from andon import Agent, Retry, RunStatus
-from andon.errors import ConfigurationError, MissingExtraError, SetupError
+from andon.errors import ConfigurationError, SetupError
 from andon.models.bedrock import Bedrock
-from andon.models.bedrock.clients import CONNECTIONS, READ_SECONDS, Settings, clients
-from andon.testing.providers import FakeBedrock, silence, stall, text
-from tests.support import Worker, eventually, play
+from andon.models.bedrock.clients import CONNECTIONS, READ_SECONDS, Settings, _new_session, clients
+from andon.testing.providers import FakeBedrock
+from tests.support import play
 from tests.support.bedrock import CLAUDE, client_of, model_of
 
 
@@ -126,13 +126,6 @@ def test_where_they_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         assert Settings().resolved().base_url is None
 
 
-def test_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("andon.models.common.sdk.Sdk._is_installed", lambda self: False)
-    monkeypatch.delitem(__import__("sys").modules, "aiobotocore")
-    with pytest.raises(MissingExtraError, match=r"andon\[bedrock\]"):
-        Bedrock(CLAUDE, "us-east-1", api_key="k").check_setup()
-
-
 # -- one's own -------------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +180,26 @@ def test_how_a_client_is_made() -> None:
     play(main)
 
 
+@pytest.mark.parametrize("region", ["us-east-1", "eu-central-1", "cn-north-1", "us-gov-west-1", "xx-made-up-7"])
+def test_the_addresses_of_aws_are_those_that_botocore_reads(region: str) -> None:
+    """They are read in a way that takes less memory. A source of credentials may need those of other services."""
+
+    async def addresses(session: AioSession) -> list[Any]:
+        resolver = session._get_internal_component("endpoint_resolver")
+        if asyncio.iscoroutine(resolver):
+            resolver = await resolver
+        names = ["bedrock-runtime", "sts", "sso", "unheard-of"]
+        found = [resolver.construct_endpoint(name, region) for name in names]
+        listed = [resolver.get_available_endpoints(name, part) for name in names for part in ("aws", "aws-cn")]
+        return [found, listed, resolver.get_available_partitions()]
+
+    async def main() -> None:
+        ours = _new_session(aiobotocore.session, Settings(api_key="any"))
+        assert await addresses(ours) == await addresses(AioSession())
+
+    play(main)
+
+
 def test_the_first_request_does_not_block_the_loop() -> None:
     """The client is made in a thread: a cancel gets through while that thread is kept."""
 
@@ -218,66 +231,3 @@ def test_the_first_request_does_not_block_the_loop() -> None:
 
     with asyncio.Runner() as runner:  # a loop of its own, so that the client is opened anew
         runner.run(main())
-
-
-def test_many_loops_leave_nothing_behind() -> None:
-    with FakeBedrock() as fake:
-        agent = Agent("Tester", model_of(fake))
-        asyncio.run(ask(agent))
-        fake.wait_until(lambda: fake.open_connections == 0)
-        before, loops = open_files(), clients.loops
-        for _ in range(10):
-            asyncio.run(ask(agent))
-        fake.wait_until(lambda: fake.open_connections == 0)
-        eventually(lambda: open_files() <= before)
-        assert clients.loops == loops
-
-
-def test_several_loops_and_threads_at_once() -> None:
-    with FakeBedrock() as fake:
-        agent = Agent("Tester", model_of(fake))
-
-        async def several() -> None:
-            await asyncio.gather(*(ask(agent, session_id=os.urandom(8).hex()) for _ in range(5)))
-
-        for worker in [Worker(lambda: asyncio.run(several())) for _ in range(3)]:
-            worker.done()
-        assert len(fake.served) == 15
-
-
-# -- cancels ----------------------------------------------------------------------------------------------------------
-
-
-def all_wait(fake: FakeBedrock, first: int, count: int) -> bool:
-    return sum(each.state in ("silent", "stalled") for each in fake.served[first:]) == count
-
-
-@pytest.mark.no_cover  # half of its time would be the tracer's
-def test_a_thousand_cancelled_streams_in_a_pool_of_five() -> None:
-    """A connection that stays open takes a place for ever: after five such, the next request would hang."""
-
-    async def main() -> None:
-        answers = [[silence()], [text("Half "), stall()], [stall()]]
-        turns = iter(range(10**9))
-
-        def script(body: dict[str, Any]) -> Any:
-            return [text("Fine.")] if "fine" in str(body) else answers[next(turns) % 3]
-
-        with FakeBedrock(script) as fake:
-            agent = Agent("Tester", model_of(fake, max_connections=5))
-            assert (await agent.invoke_async("fine")).content == "Fine."
-            before = open_files()
-            for _ in range(200):
-                first = len(fake.served)
-                runs = [await agent.start("go", session_id=os.urandom(8).hex()).__aenter__() for _ in range(5)]
-                await fake.wait_until_async(partial(all_wait, fake, first, 5))
-                agent.cancel()
-                for run in runs:
-                    assert (await run.result()).status is RunStatus.cancelled
-                    await run.__aexit__(None, None, None)
-            assert len(fake.served) == 1_001
-            await fake.wait_until_async(lambda: fake.open_connections <= 1)
-            assert open_files() <= before + 1
-            assert (await agent.invoke_async("fine")).content == "Fine."
-
-    play(main)

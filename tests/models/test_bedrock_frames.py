@@ -115,8 +115,7 @@ def test_what_is_remembered_is_bounded() -> None:
     splitter = FrameSplitter()
     for number in range(2 * MOST_REMEMBERED + 10):
         assert told(splitter.feed(frames.event(f"kind-{number}", bytes(number)))) == [(f"kind-{number}", bytes(number))]
-    assert len(splitter._preludes) <= MOST_REMEMBERED
-    assert len(splitter._meanings) <= MOST_REMEMBERED
+    assert len(splitter._heads) <= MOST_REMEMBERED
 
 
 @given(written)

@@ -113,6 +113,7 @@ def test_the_explorer_over_it(provider: Provider) -> None:
             agent = Agent("Tester", provider.model(fake), tools=[search, photo])
             await agent.invoke_async("go")
 
+        Agent("Tester", provider.model(fake)).run("And now?")  # imports the SDK, which takes seconds on a busy machine
         explore(scenario, inject="cancel").raise_for_problems()
         assert [each.error for each in fake.served if each.error] == []
 

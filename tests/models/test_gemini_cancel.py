@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -18,6 +14,7 @@ from andon.testing import probe
 from andon.testing.providers import FakeGemini, call, connect_never, fail, pause, reasoning, silence, stall, text
 from tests.support import check_cancelled, cut, play, until
 from tests.support.gemini import model, way
+from tests.support.requests import goes_on, left, open_sockets, shown
 
 __all__ = ["way"]
 
@@ -28,31 +25,6 @@ pytestmark = pytest.mark.no_cover  # others cover what it reaches, and half of i
 async def search(query: str) -> str:
     """Look something up."""
     return f"found {query}"
-
-
-def open_sockets() -> int:
-    files = Path("/proc/self/fd").iterdir()
-    return sum("/socket:" in os.path.realpath(file) for file in files)
-
-
-async def goes_on(agent: Agent, fake: FakeGemini) -> None:
-    """The very next prompt is accepted, on the same client."""
-    before = len(fake.served)
-    result = await agent.invoke_async("and now?")
-    assert (result.status, result.content) == (RunStatus.completed, "Fine."), result.error
-    assert [each.error for each in fake.served[before:]] == [None]
-
-
-async def left(fake: FakeGemini, request: int = 0) -> None:
-    """The provider saw it, and has sent nothing since."""
-    served = await fake.wait_for_async(request, at="left")
-    assert not served.finished
-    assert served.sent_after_left == 0
-
-
-def shown(kind: RunEvent) -> Callable[[Any], bool]:
-    """Whether a reader has seen an event of this kind."""
-    return lambda run: any(event.event is kind for event in probe(run).events)
 
 
 def test_connecting() -> None:
@@ -161,39 +133,6 @@ def test_while_waiting_to_try_again() -> None:
             check_cancelled(ended, phase="backoff")
             (retry,) = [event for event in ended.events if event.event is RunEvent.model_retry]
             assert retry.delay == 60
-            await goes_on(agent, fake)
-
-    play(main)
-
-
-def all_wait(fake: FakeGemini, first: int) -> bool:
-    return sum(each.state in ("silent", "stalled") for each in fake.served[first:]) == 50
-
-
-def test_a_thousand_cancels_leak_nothing() -> None:
-    """50 at a time: silent, or stalled in the middle of text."""
-
-    async def main() -> None:
-        answers = [[silence()], [text("Half "), stall()]]
-        turns = iter(range(10**9))
-
-        def script(body: dict[str, Any]) -> Any:
-            return [text("Fine.")] if "and now?" in str(body) else answers[next(turns) % 2]
-
-        with FakeGemini(script) as fake:
-            agent = Agent("Tester", model(fake))
-            await goes_on(agent, fake)
-            before = len(os.listdir("/proc/self/fd"))
-            for _ in range(20):
-                first = len(fake.served)
-                runs = [await agent.start("go", session_id=os.urandom(8).hex()).__aenter__() for _ in range(50)]
-                await fake.wait_until_async(partial(all_wait, fake, first))
-                agent.cancel()
-                for run in runs:
-                    assert (await run.result()).status is RunStatus.cancelled
-                    await run.__aexit__(None, None, None)
-            await fake.wait_until_async(lambda: fake.open_connections <= 1)
-            assert len(os.listdir("/proc/self/fd")) <= before + 1
             await goes_on(agent, fake)
 
     play(main)

@@ -7,8 +7,6 @@ import asyncio
 import gc
 import logging
 import os
-import subprocess
-import sys
 from typing import Any
 
 import google.auth.credentials
@@ -20,9 +18,9 @@ from google.genai import types
 from andon import Agent, RunStatus
 from andon.errors import AuthenticationError, ConfigurationError
 from andon.models.google import Gemini, endpoint, wire
-from andon.models.google.clients import Settings, clients, secrets_of
+from andon.models.google.clients import Settings, secrets_of
 from andon.testing.providers import FakeGemini, stall, text
-from tests.support import Worker, eventually, play
+from tests.support import play
 from tests.support.gemini import ID, model, public_way, way
 
 __all__ = ["way"]
@@ -114,51 +112,6 @@ def test_paths(id: str, vertex: bool, path: str) -> None:
 # -- shared and closed ------------------------------------------------------------------------------------------------
 
 
-def test_models_with_the_same_settings_share_a_client() -> None:
-    async def main() -> None:
-        with FakeGemini([[text("Fine.")]]) as fake:
-            models = [model(fake, temperature=n) for n in range(2)]
-            for each in models:
-                await ask(Agent("Tester", each))
-            assert [each.connection for each in fake.served] == [1, 1]
-            await models[0].aclose()
-            await ask(Agent("Tester", models[1]))
-            assert fake.served[-1].connection == 1, "it was closed under another model"
-            await models[1].aclose()
-            await fake.wait_until_async(lambda: fake.open_connections == 0)
-            await ask(Agent("Tester", models[0]))  # opened anew
-            await models[0].aclose()
-
-    play(main)
-
-
-def test_many_loops_leave_nothing_behind() -> None:
-    with FakeGemini([[text("Fine.")]]) as fake:
-        agent = Agent("Tester", model(fake))
-        asyncio.run(ask(agent))
-        fake.wait_until(lambda: fake.open_connections == 0)
-        before, loops = open_files(), clients.loops
-        for _ in range(10):
-            asyncio.run(ask(agent))
-        fake.wait_until(lambda: fake.open_connections == 0)
-        gc.collect()
-        eventually(lambda: open_files() <= before)
-        assert clients.loops == loops
-
-
-def test_several_loops_and_threads_at_once() -> None:
-    with FakeGemini([[text("Fine.")]]) as fake:
-        agent = Agent("Tester", model(fake))
-
-        async def several() -> None:
-            await asyncio.gather(*(ask(agent, session_id=os.urandom(8).hex()) for _ in range(5)))
-
-        workers = [Worker(lambda: asyncio.run(several())) for _ in range(3)]
-        for worker in workers:
-            worker.done()
-        assert len(fake.served) == 15
-
-
 def test_a_closed_client_leaves_no_task_that_fails() -> None:
     """The SDK's client starts a task of its own when it is garbage."""
 
@@ -239,18 +192,6 @@ def test_contradictions() -> None:
         Gemini(ID, client=object(), base_url="http://localhost")
     with pytest.raises(ConfigurationError, match="enterprise="):
         Gemini(ID, vertex=True, enterprise=False)
-
-
-def test_without_the_sdk_the_error_names_what_to_install() -> None:
-    program = (
-        "import sys; sys.modules['google.genai'] = None\n"
-        "from andon import Agent\n"
-        "from andon.models.google import Gemini\n"
-        "try:\n    Agent('T', Gemini('x', api_key='k')).run('go')\n"
-        "except ImportError as error:\n    print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert 'pip install "andon[google]"' in done.stdout
 
 
 # -- Vertex and the environment ---------------------------------------------------------------------------------------

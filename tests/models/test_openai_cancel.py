@@ -7,10 +7,7 @@ The fakes reject a conversation as OpenAI would, so "accepted" is their word, no
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -22,6 +19,7 @@ from andon.testing import probe
 from andon.testing.providers import Answer, call, connect_never, fail, pause, reasoning, silence, stall, text, usage
 from tests.support import Ended, Flag, check_cancelled, check_events, cut, forever, play, until
 from tests.support.openai import APIS, Api, Fake, each_api
+from tests.support.requests import goes_on, left, open_sockets, shown
 
 pytestmark = pytest.mark.no_cover  # others cover what it reaches, and half of its time would be the tracer's
 
@@ -34,36 +32,8 @@ async def search(query: str) -> str:
     return f"found {query}"
 
 
-def open_sockets() -> int:
-    """Sockets alone: uvloop opens a file of its own with a loop's first connection."""
-    files = Path("/proc/self/fd").iterdir()
-    return sum("/socket:" in os.path.realpath(file) for file in files)
-
-
-async def goes_on(agent: Agent, fake: Fake) -> None:
-    """The very next prompt is accepted, on the same client."""
-    before = len(fake.served)
-    result = await agent.invoke_async("and now?")
-    assert result.status is RunStatus.completed, result.error
-    assert result.content == "Fine."
-    assert [each.error for each in fake.served[before:]] == [None]
-    assert fake.served[before].finished
-
-
-async def left(fake: Fake, request: int = 0) -> None:
-    """The provider saw it, and has sent nothing since."""
-    served = await fake.wait_for_async(request, at="left")
-    assert not served.finished
-    assert served.sent_after_left == 0
-
-
 def said(ended: Ended, kind: RunEvent = RunEvent.run_content) -> str:
     return "".join(event.content for event in ended.events if event.event is kind)
-
-
-def shown(kind: RunEvent) -> Callable[[Any], bool]:
-    """Whether a reader has seen an event of this kind."""
-    return lambda run: any(event.event is kind for event in probe(run).events)
 
 
 def at(fake: Fake, state: str) -> bool:

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from andon import Agent, RunEvent, RunStatus, Usage, tool
 from andon.errors import (
@@ -137,6 +139,20 @@ def test_extra_headers_query_and_body(api: Api) -> None:
         assert fake.requests[0]["top_k"] == 5
         assert fake.served[0].headers["x-team"] == "blue"
         assert fake.served[0].headers["authorization"] == f"Bearer {fake.api_key}"
+
+
+@each_api
+def test_the_body_may_have_what_the_sdk_can_write(api: Api) -> None:
+    class Thing(BaseModel):
+        a: int
+        b: int = 2
+
+    with api.fake(extra=["thing", "at"]) as fake:
+        extra = {"thing": Thing(a=1), "at": datetime(2026, 1, 2, 3, 4, 5)}
+        Agent("Tester", api.model(fake, extra_body=extra)).run("go").raise_for_error()
+        assert fake.requests[0]["thing"] == {"a": 1}
+        assert fake.requests[0]["at"] == "2026-01-02T03:04:05"
+        assert fake.served[0].headers["content-type"] == "application/json"
 
 
 def test_usage_need_not_be_asked_for() -> None:

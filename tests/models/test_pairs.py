@@ -6,6 +6,7 @@ The fakes reject what their providers reject, so "accepted" is their word, not o
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import permutations
 from typing import Any
@@ -25,6 +26,8 @@ PAIRS = [pytest.param(one, other, id=f"{one.name}-{other.name}") for one, other 
 CAT = Image(b"\x89PNG\r\n\x1a\n" + b"x" * 20)
 THOUGHT = reasoning("Let me see what there is to be said.")
 SLOW_THOUGHT = reasoning("Let me see what there is to be said. " * 20, pace=0.005)
+READING_TURNS = 100
+"""More turns of the loop than a client takes to read what its socket has: all that a fake sends before it stalls."""
 LONG = {"query": "a long way down the river, and over the hills"}
 
 
@@ -59,12 +62,19 @@ async def lost(agent: Agent, fake: AnyFake, tools: Tools) -> None:
     assert (await agent.invoke_async("go")).status is RunStatus.error
 
 
-def at(state: str) -> Cut:
+def stalled(content: str, calls: int = 0) -> Cut:
+    """Cancel when all that the fake sends has been read: this text, and so many whole calls."""
+
     async def cancel(agent: Agent, fake: AnyFake, tools: Tools) -> None:
         async with agent.start("go") as run:
-            await fake.wait_for_async(0, at=state)
+            await fake.wait_for_async(0, at="stalled")
+            for _ in range(READING_TURNS):
+                await asyncio.sleep(0)
             run.cancel()
-            assert (await run.result()).status is RunStatus.cancelled
+            result = await run.result()
+            assert result.status is RunStatus.cancelled
+            assert result.content == content
+            assert len([call for message in result.messages for call in message.tool_calls]) == calls
 
     return cancel
 
@@ -88,11 +98,11 @@ async def in_tools(agent: Agent, fake: AnyFake, tools: Tools) -> None:
 
 SITUATIONS: dict[str, tuple[list[Any], Cut]] = {
     "whole": ([THOUGHT, text("I look. "), call("search", LONG, pieces=3), call("search", {"query": "b"})], not_cut),
-    "silence": ([stall()], at("stalled")),
+    "silence": ([stall()], stalled("")),
     "thinking": ([SLOW_THOUGHT], after(RunEvent.reasoning)),
-    "text": ([THOUGHT, text("Once upon "), stall()], at("stalled")),
-    "arguments": ([THOUGHT, text("I look. "), call("search", LONG, pieces=4, send=2), stall()], at("stalled")),
-    "between": ([THOUGHT, call("search", LONG), call("search", LONG, pieces=4, send=1), stall()], at("stalled")),
+    "text": ([THOUGHT, text("Once upon "), stall()], stalled("Once upon ")),
+    "arguments": ([THOUGHT, text("I look. "), call("search", LONG, pieces=4, send=2), stall()], stalled("I look. ")),
+    "between": ([THOUGHT, call("search", LONG), call("search", LONG, pieces=4, send=1), stall()], stalled("", calls=1)),
     "tools": ([THOUGHT, call("search", {"query": "a"}), call("stuck"), call("search", {"query": "b"})], in_tools),
     "broken": ([THOUGHT, text("Once upon "), lose()], lost),
 }

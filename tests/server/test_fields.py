@@ -202,7 +202,7 @@ def test_so_is_one_of_a_query(method: str, path: str) -> None:
         assert response.json()["unknown"] == ["last_event"]
 
 
-SESSION = {"session": "s1", "session_id": "s1"}
+SESSION = {"session": "s1", "session_id": "s1", "name": "w1"}
 
 
 @pytest.mark.parametrize("path", PROBED)

@@ -85,7 +85,7 @@ def test_all_that_is_referred_to_is_there_and_nothing_is_left_over() -> None:
 
 OF_ONE_RUN = {
     *("start_run", "get_run", "read_events", "resume", "get_ticket", "cancel_run", "continue_run", "cancel_call"),
-    *("run_whole", "run_streaming"),
+    *("run_whole", "run_streaming", "roll_back_run"),
 }
 
 

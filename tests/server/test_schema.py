@@ -48,6 +48,7 @@ IDS = {
     "session_id": "s1",
     "run_id": "r1",
     "call_id": "c1",
+    "name": "worker",
 }
 """What is there, so that not every guess ends at the first name."""
 
@@ -70,6 +71,7 @@ CASES = [
     for label, operation in OPERATIONS.items()
     for mode in GenerationMode
     if mode is GenerationMode.POSITIVE or operation.body or operation.path_parameters
+    if label != "GET /board/events"  # it has no end: `BoardReader` checks each of its messages
 ]
 
 

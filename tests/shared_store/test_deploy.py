@@ -15,6 +15,7 @@ from andon import Agent, CancelCause, CancelOutcome, Event, RunStatus, Runtime, 
 from andon.core.receipt import CancelRequest
 from andon.core.records import RunRecord
 from andon.core.run.handle import local_run
+from andon.core.run.run import LocalRun
 from andon.core.shared.store import Lease
 from andon.messages import Message
 from andon.models.scripted import Call, ScriptedModel
@@ -296,7 +297,8 @@ def test_an_answer_that_the_store_takes_during_the_drain_has_the_rest_of_it(url:
             await asyncio.sleep(0)
             store.go.set()
             await down
-            assert await answering is local_run(run)
+            went_on, _ = await answering
+            assert went_on is local_run(run)
             assert (run.status, till.did) == (RunStatus.completed, ["all"])
         await runtime.close()
 
@@ -332,6 +334,7 @@ def test_a_run_that_is_refused_during_the_drain_does_not_shorten_it(url: str) ->
                 assert caught.value.status_code == 409
                 await working.arrived()
                 finishes = await finishing
+                assert isinstance(finishes, LocalRun)
                 assert finishes.signal.request is None
                 go.set()
                 await down

@@ -16,7 +16,7 @@ from andon.core.run.handle import local_run
 from andon.core.run.run import LocalRun
 from andon.core.run.waits import only_wait_settled
 from andon.core.selection import Selection
-from andon.core.shared import leased_run
+from andon.core.shared import written
 from andon.core.shared.remote import StoredReader
 from andon.core.shared.store import Progress
 from andon.core.states import RunState
@@ -301,7 +301,7 @@ async def take_rounds(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Call
     async def take_round() -> None:
         await write()
 
-    monkeypatch.setattr(leased_run, "TEXT_SECONDS", 0.0)
+    monkeypatch.setattr(written, "TEXT_SECONDS", 0.0)
     monkeypatch.setattr(worker.writer, "_write_news", rest)
     for run in runtime.runs:
         local_run(run).storage.changed()

@@ -4,17 +4,30 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
-from andon import CancelCause, Receipt, RunStatus, tool
+from andon import CancelCause, CancelOutcome, Receipt, RunEvent, RunStatus, tool
 from andon.agent.orphan_end import end_orphan
 from andon.core.receipt import CancelRequest
 from andon.core.run.handle import local_run
-from andon.models.scripted import Call
+from andon.core.shared.leased_run import LeasedRun
+from andon.errors import ModelError
+from andon.models.scripted import Call, Fail
 from andon.store.sql import SQLStore
 from andon.store.sql.codec import dump, read_record
+from andon.testing import probe
 from andon.testing.invariants import check_run
-from tests.shared_store.helpers import check_stored, found, leased, on, runtimes, store_of
-from tests.support import Silence, paused, play
+from tests.shared_store.helpers import (
+    check_same,
+    check_stored,
+    found,
+    leased,
+    on,
+    runtimes,
+    store_of,
+    stored_events,
+)
+from tests.support import Flag, Hold, Reach, Silence, paused, play
 
 
 @tool
@@ -129,5 +142,32 @@ def test_a_receipt_is_the_same_in_every_runtime(url: str) -> None:
             record = await found(there, run.run_id)
             assert outcomes(record.receipt) == outcomes(result.receipt)
             assert outcomes(record.receipt) == {"a": "failed", "b": "refused", "c": "completed"}
+
+    play(main)
+
+
+def test_a_cancel_that_overrules_a_failure_tells_the_end_of_each_call_once(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has accepted a cancel that this process has not heard of. Here the run fails with two whole calls."""
+    monkeypatch.setattr(LeasedRun, "on_cancel", lambda *_: None)
+
+    async def main() -> None:
+        reached, go_on = Flag(), Flag()
+        async with runtimes(url) as (here, there):
+            calls = [Call("fine", id="a"), Call("broken", id="b")]
+            agent = on(here, [*calls, Reach(reached), Hold(go_on), Fail(ModelError("gone"))], tools=TOOLS)
+            on(there)
+            async with agent.start("go", session_id="s") as run:
+                await reached.arrived()
+                assert (await there.cancel(run_id=run.run_id))[run.run_id] is CancelOutcome.requested
+                go_on.set()
+                result = await run.result()
+            assert outcomes(result.receipt) == {"a": "not_started", "b": "not_started"}
+            ends = [event.tool for event in probe(run).events if event.event is RunEvent.tool_call_cancelled]
+            assert [tool.call_id for tool in ends if tool is not None] == ["a", "b"]
+            assert list(check_run(local_run(run))) == []
+            await check_stored(there, run.run_id, RunStatus.cancelled, CancelCause.user)
+            check_same(run, await stored_events(there, run.run_id))
 
     play(main)

@@ -141,17 +141,24 @@ def test_a_session_s_runs_are_stopped_though_it_can_not_be_looked_up(url: str, m
     play(main)
 
 
-def test_a_run_that_the_store_has_not_taken_in_yet_can_be_stopped(url: str) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_a_run_that_the_store_has_not_taken_in_yet_can_be_stopped(url: str, named: bool) -> None:
+    """Only if its id was made here, no other server can have a run of that id, and its cancel is certain."""
+
     async def main() -> None:
         async with served(url, "works") as (client, store, runtime):
             store.delay = 3.0
-            starting = asyncio.create_task(
-                client.post("/agents/works/runs", json={"message": "go", "run_id": "r1", "stream": False})
-            )
-            await until(lambda: runtime.run("r1") is not None)
-            answer = await asyncio.wait_for(client.post("/agents/works/runs/r1/cancel"), 2)
-            assert (answer.status_code, answer.json()["stored"]) == (202, False)
-            assert answer.headers["location"].endswith(f"/runs/{answer.headers['andon-run-id']}")
+            wanted = {"message": "go", "stream": False, **({"run_id": "r1"} if named else {})}
+            starting = asyncio.create_task(client.post("/agents/works/runs", json=wanted))
+            await until(lambda: bool(runtime.runs))
+            run_id = runtime.runs[0].run_id
+            answer = await asyncio.wait_for(client.post(f"/agents/works/runs/{run_id}/cancel"), 2)
+            if named:
+                assert answer.status_code == 503
+                assert "runs of this process were asked to stop: 1" in answer.json()["detail"]
+            else:
+                assert (answer.status_code, answer.json()["stored"]) == (202, False)
+                assert answer.headers["location"].endswith(f"/runs/{answer.headers['andon-run-id']}")
             store.delay = 0.0
             assert (await starting).json()["status"] == "CANCELLED"
 

@@ -108,9 +108,10 @@ async def _main(url: str, lease: str, *names: str) -> None:
 class Worker:
     """Starts it, and reads what it says."""
 
-    def __init__(self, url: str, lease: float, *names: str) -> None:
-        program = [sys.executable, "-m", "tests.shared_store.worker", url, str(lease), *names]
+    def __init__(self, url: str, lease: float, *names: str, module: str = __name__) -> None:
+        program = [sys.executable, "-m", module, url, str(lease), *names]
         self._process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+        self.pid = self._process.pid
 
     def hears(self) -> list[Any]:
         assert self._process.stdout is not None

@@ -41,7 +41,7 @@ def own_server(server: Server) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def _database(server: Server) -> Iterator[str]:
+def database(server: Server) -> Iterator[str]:
     name = f"test_{next(_numbers)}"
     with psycopg.connect(server.url("postgres"), autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} STRATEGY file_copy")
@@ -51,13 +51,13 @@ def _database(server: Server) -> Iterator[str]:
 
 @pytest.fixture
 def postgres_url(server: Server) -> Iterator[str]:
-    with _database(server) as url:
+    with database(server) as url:
         yield url
 
 
 @pytest.fixture
 def second_postgres_url(server: Server) -> Iterator[str]:
-    with _database(server) as url:
+    with database(server) as url:
         yield url
 
 

@@ -17,7 +17,7 @@ from andon.core.events import ContextView, ProgressView, ToolView
 from andon.core.journal import Journal
 from andon.core.receipt import CancelRequest, Interrupt, Receipt
 from andon.core.shared.store import Lease, Progress
-from andon.core.states import CancelCause, CancelMode, Phase, ToolOutcome
+from andon.core.states import CancelCause, CancelMode, FinishReason, Phase, ToolOutcome
 from andon.messages import ToolCall, Usage
 from andon.store.sql import SQLStore, batches
 from tests.store.making import KEY, LONG, events, opened, record, said
@@ -127,6 +127,7 @@ def test_a_text_that_tells_more_than_its_text_keeps_it() -> None:
     full = {"tool": ToolView("t", "look", {}), "status": RunStatus.running, "usage": Usage()}
     request = CancelRequest(CancelCause.user, None, None, CancelMode.now, None, 1.25)
     full["context"] = ContextView(9, 3, 900, 300)
+    full["finish_reason"] = FinishReason.length
     full |= {"progress": ProgressView(1, None, None), "call_id": ""}
     full["receipt"] = Receipt.of(request, CancelMode.now, Phase.waiting, [], Usage(), [])
     facts = empty | full

@@ -4,6 +4,7 @@
 No test sleeps and hopes: each waits for a flag, and the guard of `play` turns a hang into a failure.
 """
 
+from tests.support.again import times
 from tests.support.checks import (
     Ended,
     all_with,
@@ -52,5 +53,6 @@ __all__ = [
     "read_all",
     "record_of",
     "results_of",
+    "times",
     "until",
 ]

@@ -90,9 +90,9 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    """The same for a thread."""
+def eventually(holds: Callable[[], bool], every: float = 0.001) -> None:
+    """The same for a thread. `every`: more, if to look makes other processes work."""
     deadline = time.monotonic() + HANG
     while not holds():
         assert time.monotonic() < deadline, "what was waited for never came"
-        time.sleep(0.001)
+        time.sleep(every)

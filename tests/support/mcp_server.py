@@ -42,6 +42,7 @@ time.sleep(600)
 NAMES = [
     "echo",
     "wait",
+    "release",
     "fail",
     "picture",
     "structured",
@@ -101,6 +102,9 @@ async def do(ctx: Any, params: Any, text: str) -> Any:
         case "wait":
             await release.wait()
             return said(f"waited {text}")
+        case "release":
+            release.set()
+            return said("released")
         case "fail":
             return said("the disk is full", is_error=True)
         case "env":

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from andon.tools.mcp import MCPServer
+from tests.support import mcp_warm
 
 HANG = 10.0
 
@@ -90,14 +91,19 @@ class Witness:
     def stdio(self, *flags: str, **options: Any) -> MCPServer:
         return MCPServer(self.command(*flags), name="tests", **options)
 
+    def warm(self, *flags: str, **options: Any) -> MCPServer:
+        """The same, started quickly (`mcp_warm`). Not for tests of how it ends."""
+        return MCPServer(mcp_warm.command(str(self.port), *flags), name="tests", **options)
+
     @contextmanager
     def http(self, **options: Any) -> Iterator[MCPServer]:
-        with self.http_process() as (_, url):
+        with self.http_process(warm=True) as (_, url):
             yield MCPServer(url=url, name="tests", **options)
 
     @contextmanager
-    def http_process(self, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-        command, count = self.command("--http", *flags), len(self.find("port")) + 1
+    def http_process(self, *flags: str, warm: bool = False) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+        count = len(self.find("port")) + 1
+        command = mcp_warm.command(str(self.port), "--http", *flags) if warm else self.command("--http", *flags)
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             try:
                 yield process, f"http://127.0.0.1:{self.wait('port', count)['port']}/mcp"
@@ -106,9 +112,9 @@ class Witness:
 
     @contextmanager
     def server(self, kind: str, *flags: str, **options: Any) -> Iterator[MCPServer]:
-        """One of each kind: `stdio`, `stdio-legacy`, `http`, `http-legacy`."""
+        """One of each kind: `stdio`, `stdio-legacy`, `http`, `http-legacy`. It is started quickly: `mcp_warm`."""
         if kind.startswith("http"):
             with self.http(protocol="legacy" if kind.endswith("legacy") else "auto", **options) as server:
                 yield server
         else:
-            yield self.stdio(*(["--legacy"] if kind.endswith("legacy") else []), *flags, **options)
+            yield self.warm(*(["--legacy"] if kind.endswith("legacy") else []), *flags, **options)

@@ -16,6 +16,7 @@ from andon.core.run.handle import local_run
 from andon.errors import AndonError, ModelError
 from andon.models.scripted import Call, Fail, Say, ScriptedModel, Spend
 from andon.testing import explore, probe, reading
+from andon.testing.explorer import MAX_STEPS
 from tests.explorer import test_deadlines, test_families, test_people
 from tests.explorer.parts import (
     NEXT,
@@ -214,19 +215,31 @@ def check_run(run: Run) -> None:
         assert calls <= known, f"of {calls - known} nothing is told"
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_every_span_ends_once(scenario: Callable[[], Coroutine[Any, Any, object]]) -> None:
+def watched(scenario: Callable[[], Coroutine[Any, Any, object]]) -> Callable[[], Coroutine[Any, Any, None]]:
     async def watched() -> None:
         watch.forget()
         await scenario()
 
-    explore(watched, name=scenario.__name__, next_prompt=NEXT, check=check).raise_for_problems()
+    return watched
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_every_span_ends_once(scenario: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    explore(watched(scenario), name=scenario.__name__, next_prompt=NEXT, check=check).raise_for_problems()
 
 
 # -- the explored scenarios of people, trees and limits, watched ------------------------------------------------------
 
 
-EXPLORED = [*test_people.SCENARIOS, *test_people.ENDED_ELSEWHERE, *test_families.SCENARIOS, *test_deadlines.ALL]
+EXPLORED: list[Callable[[], Coroutine[Any, Any, object]]] = [
+    *test_people.SCENARIOS,
+    *test_people.ENDED_ELSEWHERE,
+    *test_families.SCENARIOS,
+    *test_deadlines.ALL,
+]
+
+DISTANCE = 3
+"""Every step of them is tried in their own files. With telemetry, it is each third one, and every way to leave."""
 
 
 @pytest.mark.parametrize("scenario", EXPLORED, ids=lambda scenario: f"{scenario.__module__}:{scenario.__name__}")
@@ -235,5 +248,10 @@ def test_every_span_of_every_explored_scenario_ends_once(
 ) -> None:
     """Their agents know of no telemetry, as if the program had set its providers."""
     monkeypatch.setattr("andon.agent.agent.AUTOMATIC", watch.telemetry)
-    test_every_span_ends_once(scenario)
+    steps = range(1 + EXPLORED.index(scenario) % DISTANCE, MAX_STEPS, DISTANCE)
+    named: dict[str, Any] = {"name": scenario.__name__, "next_prompt": NEXT, "check": check}
+    report = explore(watched(scenario), inject=("cancel", "host", "teardown"), steps=steps, **named)
+    report.raise_for_problems()
+    assert report.injections >= report.steps // DISTANCE
     assert watch.spans
+    explore(watched(scenario), inject="leave", **named).raise_for_problems()

@@ -47,6 +47,7 @@ def broken(scenario: Any = sound, **options: Any) -> Report:
 # -- what it does -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.no_cover  # hundreds of performances, which the tracer would slow down by more than half
 def test_every_line_is_tried_at_each_step() -> None:
     calls: list[tuple[int, int]] = []
     report = broken(steps=[3, STREAMING, 14], within=0, progress=lambda *call: calls.append(call))
@@ -87,6 +88,7 @@ def test_it_is_done_only_if_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     explore(sound, steps=[STREAMING]).raise_for_problems()
 
 
+@pytest.mark.no_cover  # hundreds of performances, which the tracer would slow down by more than half
 def test_the_way_to_cancel_can_be_chosen() -> None:
     seen: set[str] = set()
     broken(
@@ -231,6 +233,7 @@ def test_a_cord_that_stays_armed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("the agent of run 1" in str(problem.injection) for problem in report.problems)
 
 
+@pytest.mark.no_cover  # hundreds of performances, which the tracer would slow down by more than half
 def test_a_cancel_that_comes_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run was not cancelled when the call was interrupted, and is cancelled by it later."""
     original = CancelSignal.cancel

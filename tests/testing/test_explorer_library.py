@@ -76,8 +76,9 @@ def test_sequence_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Journal.close
 
     def skipping(self: Journal, event: Event) -> None:
+        self.events.append(msgspec.structs.replace(event, seq=99))
+        self.closed = True  # what the original appends is ignored
         original(self, event)
-        self.events[-1] = msgspec.structs.replace(self.events[-1], seq=99)
 
     monkeypatch.setattr(Journal, "close", skipping)
     found(explore(sound), r"the sequence numbers are \[1, 2, 3, 99\]")

@@ -193,8 +193,8 @@ def test_two_pauses_without_an_answer_in_between(paused: Run) -> None:
 
 
 def test_a_call_that_was_not_asked_about_starts_once(completed: Run) -> None:
-    start = local_run(completed).journal.events[index(completed, RunEvent.tool_call_started)]
-    only(check_calls(own(completed), [start, *local_run(completed).journal.events]), "started 2 times")
+    start = probe(completed).events[index(completed, RunEvent.tool_call_started)]
+    only(check_calls(own(completed), [start, *probe(completed).events]), "started 2 times")
 
 
 # -- events -----------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_a_call_that_was_not_asked_about_starts_once(completed: Run) -> None:
     ],
 )
 def test_events(completed: Run, tamper: Callable[[list[Event]], list[Event]], pattern: str) -> None:
-    only(check_events(local_run(completed), tamper(local_run(completed).journal.events)), pattern)
+    only(check_events(local_run(completed), tamper(probe(completed).events)), pattern)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_events(completed: Run, tamper: Callable[[list[Event]], list[Event]], pa
     ],
 )
 def test_terminal_events(completed: Run, change: dict[str, Any], pattern: str) -> None:
-    events = local_run(completed).journal.events
+    events = probe(completed).events
     only(
         check_result(
             local_run(completed), make_result(local_run(completed)), [*events[:-1], replace(events[-1], **change)]

@@ -123,6 +123,12 @@ def use_deps(ctx: ToolContext) -> str:
 
 
 @tool(isolation="process")
+def use_steps(ctx: ToolContext) -> None:
+    """Register a step."""
+    ctx.on_undo(lambda: None)
+
+
+@tool(isolation="process")
 def odd() -> str:
     """Raise what only this module knows."""
     raise OddError(1, 2)
@@ -187,6 +193,28 @@ def flood(count: int) -> int:
     for number in range(count):
         print(f"line {number:09}")
     return count
+
+
+@tool(isolation="process")
+def large(size: int, kind: str, ctx: ToolContext) -> object:
+    """Return, raise or ask something of this size."""
+    if kind == "error":
+        raise ValueError("x" * size)
+    if kind == "question":
+        return ctx.interrupt("Which?", "x" * size)
+    return Image(PNG + bytes(size)) if kind == "image" else "x" * size
+
+
+HELPER = subprocess.Popen(["sleep", str(FOREVER)]) if os.environ.get("ANDON_TEST_HELPER") else None
+"""A process that the module itself starts. No call has left it behind."""
+
+
+@tool(isolation="process")
+def use_helper() -> str:
+    """Start a process and bury it, and return this one and the helper."""
+    subprocess.run(["true"], check=True)
+    assert HELPER is not None
+    return f"{os.getpid()} {HELPER.pid}"
 
 
 # -- limits -----------------------------------------------------------------------------------------------------------
@@ -340,12 +368,51 @@ def daemon(ignores: bool) -> None:
 
 
 @tool(isolation="process")
-def spawner() -> None:
-    """Go on starting processes, each in a session of its own."""
+def threads(ignores: bool) -> None:
+    """Have children in sessions of their own that were started by threads, one of which has ended."""
+    trap = "trap '' TERM; " if ignores else ""
+    pids = list[int]()
+    ended, goes_on = threading.Event(), threading.Event()
+
+    def start(done: threading.Event, stay: bool) -> None:
+        words = ["sh", "-c", f"{trap}echo; while true; do sleep {FOREVER}; done"]
+        child = subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        child.stdout.readline()
+        pids.append(child.pid)
+        done.set()
+        if stay:
+            time.sleep(FOREVER)
+
+    first = threading.Thread(target=start, args=(ended, False))
+    first.start()
+    first.join()
+    threading.Thread(target=start, args=(goes_on, True), daemon=True).start()
+    goes_on.wait()
+    up(os.getpid(), *pids)
+    time.sleep(FOREVER)
+
+
+@tool(isolation="process")
+def spawner(mark: str) -> None:
+    """Go on starting processes, each in a session of its own. `mark` is a number of seconds that only they sleep."""
     up()
     while True:
-        subprocess.Popen(["sleep", str(FOREVER)], start_new_session=True)
+        subprocess.Popen(["sleep", mark], start_new_session=True)
         time.sleep(0.002)
+
+
+@tool(isolation="process")
+def spawn_when_asked(mark: str) -> None:
+    """Start a daemon when it is told to end, and go on."""
+
+    def start(*_: object) -> None:
+        subprocess.Popen(["sh", "-c", f"trap '' TERM; sleep {mark} & sleep {mark}"], start_new_session=True)
+
+    signal.signal(signal.SIGTERM, start)
+    up()
+    while True:
+        time.sleep(FOREVER)
 
 
 @tool(isolation="process")
@@ -378,6 +445,19 @@ UNDONE: list[tuple[int, Point, Colour, str]] = []
 
 def note_undone(point: Point, colour: Colour, call_id: str) -> None:
     UNDONE.append((os.getpid(), point, colour, call_id))
+
+
+BOOKED_BACK: set[str] = set()
+
+
+def book_back(call_id: str) -> None:
+    BOOKED_BACK.add(call_id)
+
+
+@tool(isolation="process", on_cancel=book_back)
+def book() -> str:
+    """Book something, at once."""
+    return "booked"
 
 
 @tool(isolation="process", on_cancel=note_undone)

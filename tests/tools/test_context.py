@@ -43,6 +43,19 @@ def test_a_context_has_these_names_and_no_others() -> None:
     assert public(ToolContext) == NAMES
 
 
+def test_what_is_no_function_is_refused_at_once() -> None:
+    @tool
+    async def register(ctx: ToolContext, which: str) -> object:
+        return getattr(ctx, which)("no function")
+
+    calls = [Call("register", {"which": which}) for which in ("on_cancel", "on_undo")]
+    result = Agent("A", ScriptedModel(calls, "Done."), tools=[register]).run("Hi")
+    assert [each.content for each in result.messages[2].tool_results] == [
+        "TypeError: ctx.on_cancel takes a function, not 'no function'",
+        "TypeError: ctx.on_undo takes a function, not 'no function'",
+    ]
+
+
 def test_each_of_them_is_documented() -> None:
     documented = set(re.findall(r"`ctx\.(\w+)", (DOCS / "tools.md").read_text()))
     assert documented == NAMES

@@ -30,6 +30,7 @@ from andon.core.receipt import CancelRequest
 from andon.models.scripted import Call, ScriptedModel
 from andon.testing import probe
 from tests.support import Flag, forever, make, play, until
+from tests.support.clock import StoppedClock, time_is_up
 
 
 class Desk:
@@ -229,7 +230,7 @@ def test_every_cause_follows_the_same_rule(how: str) -> None:
     async def main() -> None:
         desk = Desk()
         agent = make(Call("send"), tools=desk.tools)
-        options: dict[str, Any] = {"timeout": 0.01} if how == "deadline" else {}
+        options: dict[str, Any] = {"timeout": 1.0} if how == "deadline" else {}
         if how == "parent":
             outer = make(Call("agent", {"prompt": "go"}), tools=[agent.as_tool(name="agent")])
             async with outer.start("go") as run:
@@ -249,6 +250,8 @@ def test_every_cause_follows_the_same_rule(how: str) -> None:
         run = agent.runtime.runs[0]
         if how == "caller":
             task.cancel()
+        else:
+            await time_is_up(desk.started)
         await until(lambda: run.status is RunStatus.cancelling)
         desk.go.set()
         result = await run.result()
@@ -260,7 +263,7 @@ def test_every_cause_follows_the_same_rule(how: str) -> None:
         else:
             await task
 
-    play(main)
+    play(main, loop=StoppedClock if how == "deadline" else None)
 
 
 def test_a_parent_waits_for_a_child_that_lets_a_call_finish() -> None:

@@ -12,7 +12,7 @@ import pytest
 from andon import Agent, RunStatus, ToolOutcome
 from andon.models.scripted import Call, ScriptedModel
 from andon.tools.mcp import MCPServer
-from tests.support import play
+from tests.support import mcp_warm, play
 from tests.support.mcp_witness import Witness
 
 KINDS = ["stdio", "stdio-legacy", "http", "http-legacy"]
@@ -20,6 +20,7 @@ KINDS = ["stdio", "stdio-legacy", "http", "http-legacy"]
 
 @pytest.fixture
 def witness() -> Iterator[Witness]:
+    mcp_warm.address()  # started here: what a test opens and leaves open is counted
     with Witness() as witness:
         yield witness
 
@@ -100,13 +101,12 @@ async def _ends(calls: list[asyncio.Task[Any]]) -> list[Any]:
 
 def test_a_call_that_takes_too_long_is_cut_alone(witness: Witness) -> None:
     async def main() -> None:
-        async with witness.stdio(timeout=0.2) as server:
+        async with witness.warm(timeout=0.2) as server:
             agent = Agent("a", ScriptedModel([waiting("slow")], "Too slow."), tools=[server])
             result = await agent.invoke_async("Go")
             assert result.content == "Too slow."
-            assert "its time was up" not in result.content
             (text,) = [block.content for message in result.messages for block in message.tool_results]
-            assert text.startswith("ToolTimeoutError: it was cut when its time was up")
+            assert text.startswith("ToolTimeoutError: timed out after 0.2 s: it was cut")
             await witness.saw("cancelled", text="slow")
 
     play(main)
@@ -114,7 +114,7 @@ def test_a_call_that_takes_too_long_is_cut_alone(witness: Witness) -> None:
 
 def test_one_call_can_be_cancelled_alone(witness: Witness) -> None:
     async def main() -> None:
-        async with witness.stdio() as server:
+        async with witness.warm() as server:
             calls = [Call("wait", {"text": "one"}, id="one"), Call("echo", {"text": "two"}, id="two")]
             agent = Agent("a", ScriptedModel(calls, "Done."), tools=[server])
             async with agent.start("Go") as run:
@@ -132,7 +132,7 @@ def test_one_call_can_be_cancelled_alone(witness: Witness) -> None:
 def test_agent_run_blocks_and_can_be_cancelled_from_another_thread(witness: Witness) -> None:
     import threading
 
-    server = witness.stdio()
+    server = witness.warm()
     agent = Agent("a", ScriptedModel([waiting("blocked")], "never", "Hello."), tools=[server])
     canceller = threading.Thread(target=lambda: (witness.wait("call", text="blocked"), agent.cancel()))
     canceller.start()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -35,17 +36,19 @@ from andon import (
 from andon.media import Image
 from andon.models.scripted import Call, ScriptedModel
 from andon.tools.base import ToolOutput
-from andon.tools.mcp import MCPServer, SamplingRequest
+from andon.tools.mcp import MCPServer, SamplingRequest, supervisor
 from andon.tools.mcp.process import CHUNK, ServerProcess
 from andon.tools.mcp.settings import make_address
-from tests.support import play, until
+from tests.support import mcp_warm, play, until
 from tests.support.mcp_witness import Witness
+from tests.support.processes import is_gone
 
 KINDS = ["stdio", "stdio-legacy", "http", "http-legacy"]
 
 
 @pytest.fixture
 def witness() -> Iterator[Witness]:
+    mcp_warm.address()  # started here: what a test opens and leaves open is counted
     with Witness() as witness:
         yield witness
 
@@ -88,15 +91,15 @@ def lambda_tool() -> str:
 
 def test_names_are_prefixed_and_filtered(witness: Witness) -> None:
     async def main() -> None:
-        async with witness.stdio(prefix="t_", only=["echo", "die once"], approval=["echo"]) as server:
+        async with witness.warm(prefix="t_", only=["echo", "die once"], approval=["echo"]) as server:
             tools = {each.name: each for each in await server.tools()}
             assert list(tools) == ["t_echo", "t_die_once"]
             assert [each.traits.approval for each in tools.values()] == [True, False]  # type: ignore[attr-defined]
             assert await server.call("t_echo", {"text": "x"}) == "echo x"
-        async with witness.stdio(only=lambda name: name.startswith("e"), without={"env"}) as server:
+        async with witness.warm(only=lambda name: name.startswith("e"), without={"env"}) as server:
             assert [each.name for each in await server.tools()] == ["echo"]
         with pytest.raises(ToolSourceError, match="has no tool ekko, which only= names; it has: echo, wait"):
-            async with witness.stdio(only=["ekko"]):
+            async with witness.warm(only=["ekko"]):
                 pass
 
     play(main)
@@ -104,7 +107,7 @@ def test_names_are_prefixed_and_filtered(witness: Witness) -> None:
 
 def test_two_servers_with_the_same_names(witness: Witness) -> None:
     async def main() -> None:
-        one, two = witness.stdio(only=["echo"]), witness.stdio(only=["echo"])
+        one, two = witness.warm(only=["echo"]), witness.warm(only=["echo"])
         async with one, two:
             model = ScriptedModel("never")
             result = await Agent("a", model, tools=[one, two]).invoke_async("Go")
@@ -118,7 +121,7 @@ def test_two_servers_with_the_same_names(witness: Witness) -> None:
 
 def test_agents_share_a_server(witness: Witness) -> None:
     async def main() -> None:
-        server = witness.stdio()
+        server = witness.warm()
         agents = [Agent(f"a{n}", ScriptedModel([Call("echo", {"text": str(n)})], "ok"), tools=[server]) for n in "123"]
         ended = await asyncio.gather(*(agent.invoke_async("Go") for agent in agents))
         assert [results(each) for each in ended] == [["echo 1"], ["echo 2"], ["echo 3"]]
@@ -211,6 +214,7 @@ def test_a_line_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
         ({"command": "x", "only": "name"}, "only is a list"),
         ({"command": "x", "approval": "name"}, "approval is True"),
         ({"command": "x", "env": "A"}, "env is a list"),
+        ({"command": "x", "protocol": "new"}, "protocol is 'new'"),
     ],
 )
 def test_wrong_options(given: dict[str, Any], said: str) -> None:
@@ -223,6 +227,19 @@ def test_a_header_that_can_not_be_sent_is_refused_without_its_value(value: Any) 
     with pytest.raises(ConfigurationError, match="header 'Authorization'") as raised:
         MCPServer(url="http://127.0.0.1:1/mcp", headers={"Authorization": value})
     assert "123" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("npx -y @scope/server-files /tmp", "npx server-files"),
+        ("python servers/notes.py --debug", "python notes.py"),
+        (["python", "-c", "import time; print(1/0)"], "python"),
+        ("server", "server"),
+    ],
+)
+def test_a_server_is_named_after_its_program(command: Any, name: str) -> None:
+    assert MCPServer(command).name == name
 
 
 def test_no_secret_is_in_a_repr() -> None:
@@ -381,7 +398,7 @@ def test_elicitation_is_an_interrupt(witness: Witness, kind: str) -> None:
 
 def test_an_answer_that_does_not_fit(witness: Witness) -> None:
     async def main() -> None:
-        async with witness.stdio() as server:
+        async with witness.warm() as server:
             agent = Agent("a", ScriptedModel([Call("ask")], "Done."), tools=[server])
             paused = await agent.invoke_async("Go")
             ended = await agent.continue_run(paused.run_id, {paused.interrupts[0].id: {"sure": {"a": 1}}})
@@ -392,14 +409,14 @@ def test_an_answer_that_does_not_fit(witness: Witness) -> None:
 
 def test_a_refused_question_and_one_that_is_not_wanted(witness: Witness) -> None:
     async def main() -> None:
-        async with witness.stdio("--legacy") as server:
+        async with witness.warm("--legacy") as server:
             agent = Agent("a", ScriptedModel([Call("ask")], "Done."), tools=[server])
             paused = await agent.invoke_async("Go")
             ended = await agent.continue_run(paused.run_id, {paused.interrupts[0].id: Deny("not today")})
             assert results(ended) == ["ToolBlockedError: A person refused this call. not today"]
             with pytest.raises(ToolError):
                 await server.call("ask")  # outside an agent there is no person
-        async with witness.stdio("--legacy", elicitation=False) as server:
+        async with witness.warm("--legacy", elicitation=False) as server:
             result = await Agent("a", ScriptedModel([Call("ask")], "Done."), tools=[server]).invoke_async("Go")
             assert result.status is RunStatus.completed
             assert results(result)[0].startswith("Tool")
@@ -411,7 +428,7 @@ def test_a_question_that_no_call_can_be_found_for(witness: Witness) -> None:
     """On stdio before 2026-07-28, nothing says which call asks. With two in flight, it is refused."""
 
     async def main() -> None:
-        async with witness.stdio("--legacy") as server:
+        async with witness.warm("--legacy") as server:
             other = asyncio.create_task(server.call("wait", {"text": "other"}))
             await witness.saw("call", text="other")
             result = await Agent("a", ScriptedModel([Call("ask")], "Done."), tools=[server]).invoke_async("Go")
@@ -429,10 +446,10 @@ def test_sampling_is_refused_unless_allowed(witness: Witness) -> None:
         return "I am a model."
 
     async def main() -> None:
-        async with witness.stdio("--legacy") as server:
+        async with witness.warm("--legacy") as server:
             with pytest.raises(ToolError):
                 await server.call("sample")
-        async with witness.stdio("--legacy", sampling=answer) as server:
+        async with witness.warm("--legacy", sampling=answer) as server:
             assert await server.call("sample") == "I am a model."
         assert asked == [SamplingRequest("tests", [("user", "Hello?")], None, 5)]
 
@@ -459,7 +476,7 @@ def test_a_server_that_takes_no_cancellation(witness: Witness, monkeypatch: pyte
                 receipt = await run.gone(10)
             assert receipt is not None
             assert receipt.leftovers == []
-            await witness.saw("gone", pid=told["pid"])
+            assert is_gone(told["pid"])  # the call is named until then: it could still be at work
             for each in await asyncio.gather(*fill, return_exceptions=True):
                 assert isinstance(each, ToolSourceError)
             assert await server.call("echo") == "echo "
@@ -494,6 +511,24 @@ def test_a_server_dies_with_all_its_processes(witness: Witness, flags: list[str]
         await witness.saw("gone", 3)
 
     play(main)
+
+
+def test_its_processes_are_found_where_the_kernel_does_not_list_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open
+
+    def refuse(path: Any, *args: Any) -> Any:
+        if str(path).endswith("/children"):
+            raise FileNotFoundError
+        return opened(path, *args)
+
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as child:
+        try:
+            assert child.pid in supervisor._children(0)
+            monkeypatch.setattr(supervisor, "open", refuse, raising=False)
+            assert child.pid in supervisor._children(0)
+            assert child.pid not in supervisor._children(child.pid)
+        finally:
+            child.kill()
 
 
 def test_a_server_dies_with_its_object(witness: Witness) -> None:
@@ -564,5 +599,33 @@ def test_a_run_that_is_cancelled_while_it_connects(witness: Witness) -> None:
             result = await run.result()
         assert result.receipt is not None
         assert result.receipt.cause is CancelCause.deadline
+
+    play(main)
+
+
+def test_a_cancel_ends_the_delay_between_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("andon.tools.mcp.connection.FIRST_DELAY", 1000)
+
+    async def main() -> None:
+        failed, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        class Notice(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                assert "trying again" in record.getMessage()
+                loop.call_soon(failed.set)
+
+        handler, log = Notice(), logging.getLogger("andon.tools.mcp.connection")
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        try:
+            server = MCPServer([sys.executable, "-c", "raise SystemExit(1)"], name="s")
+            async with Agent("a", ScriptedModel("never"), tools=[server]).start("Go") as run:
+                await failed.wait()
+                run.cancel()
+                assert (await run.result()).status is RunStatus.cancelled
+        finally:
+            log.removeHandler(handler)
+            log.setLevel(logging.NOTSET)
+        await server.aclose()
 
     play(main)

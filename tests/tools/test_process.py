@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from andon import (
     Limits,
     RunEvent,
     RunStatus,
+    Runtime,
     ToolContext,
     ToolDefinitionError,
     ToolOutcome,
@@ -32,7 +34,7 @@ from andon import (
 from andon.models.scripted import Call, ScriptedModel
 from andon.tools.process.call import SHOWN_BYTES
 from andon.tools.process.pool import MAX_IDLE, pool
-from andon.tools.process.tree import ROUND_SECONDS, Tree
+from andon.tools.process.tree import ROUND_SECONDS, Tree, everyone
 from tests.support import HANG, Worker
 from tests.support.processes import agent_with, at_work, below, check_gone, eventually_gone, kill, parent_of, run_loop
 from tests.support.processes import told as told_async
@@ -134,8 +136,57 @@ def test_a_result_that_is_no_json_is_told() -> None:
     assert f"{BadResultError.__name__}: tool unwritable returned object, which can't be made into text" in said
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (
+            "text",
+            "BadResultError: tool large ran to its end, but its result has 200,000,000 bytes, and may have 1,048,576",
+        ),
+        (
+            "image",
+            "BadResultError: tool large ran to its end, but its images and files have 200,000,016 bytes,"
+            " and may have 20,971,520",
+        ),
+        (
+            "question",
+            "BadResultError: tool large wanted to ask a person, but its question has 200,000,008 bytes,"
+            " and may have 1,048,576",
+        ),
+        ("error", "ValueError: xxx"),
+    ],
+)
+def test_what_is_too_large_never_leaves_its_process(kind: str, said: str) -> None:
+    tracemalloc.start()
+    try:
+        assert told(tools.large, {"size": 200_000_000, "kind": kind}).startswith(said)
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["text", "error"])
+def test_what_is_large_enough_to_be_sent_is_whole(kind: str) -> None:
+    said = told(tools.large, {"size": 2**20, "kind": kind})
+    assert len(said) == 2**20 if kind == "text" else said.endswith("x… (cut here: it has 1,048,588 characters)")
+
+
+def test_the_limit_of_the_runtime_is_kept_in_the_process() -> None:
+    whole, refusal = "x" * 3_000_000, "its result has 101 bytes, and may have 100"
+    for limit, size, said in ((100, 101, refusal), (0, len(whole), whole)):
+        calls, runtime = [Call("large", {"size": size, "kind": "text"})], Runtime(max_result_bytes=limit)
+        result = agent_with(tools.large, calls=calls, runtime=runtime).run("go")
+        assert said in result.messages[2].tool_results[0].content
+
+
 def test_deps_can_not_be_used() -> None:
     assert "ctx.deps can't be sent to the process of a tool" in told(tools.use_deps, deps=object())
+
+
+def test_steps_can_not_be_registered() -> None:
+    said = told(tools.use_steps)
+    assert said.startswith("ToolError: ctx.on_undo can't be used in the process of a tool")
+    assert "@tool(on_cancel=…)" in said
 
 
 def test_arguments_that_do_not_fit_are_refused_here() -> None:
@@ -286,12 +337,22 @@ def test_calls_at_the_same_time_have_a_worker_each() -> None:
     ("each", "arguments"),
     [(tools.keep_thread, {}), (tools.keep_child, {"apart": False}), (tools.keep_child, {"apart": True})],
 )
-def test_a_call_that_completes_leaves_nothing_behind(each: Any, arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_a_call_that_completes_leaves_nothing_behind(each: Any, arguments: dict[str, Any], first: bool) -> None:
+    """Neither the first call of a process, nor a later one."""
+    if first:
+        pool.close()
+
     async def main() -> None:
         pids = [int(word) for word in (await told_async(each, arguments)).split()]
         check_gone(*pids)
 
     run_loop(main)
+
+
+def test_what_a_module_has_started_is_not_left_by_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANDON_TEST_HELPER", "1")
+    assert told(tools.use_helper) == told(tools.use_helper)
 
 
 def test_a_tool_that_returns_twice_answers_once() -> None:
@@ -358,15 +419,23 @@ def test_what_the_system_gives_need_not_be_utf_8(monkeypatch: pytest.MonkeyPatch
     assert told(tools.system) == repr((b"caf\xe9", os.fsencode(folder), b"\xe9"))
 
 
+def below_unused(pid: int, count: int) -> int:
+    """The number below so many process ids that nobody has, all lower than this one."""
+    used = set(everyone())
+    return next(low for low in range(pid - count - 1, 0, -1) if used.isdisjoint(range(low + 1, low + count + 1)))
+
+
+@pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("age", [0.0, ROUND_SECONDS])
 @pytest.mark.parametrize("after", [0, 1, 50])
 def test_processes_are_found_when_process_ids_have_begun_anew(
-    monkeypatch: pytest.MonkeyPatch, after: int, age: float
+    monkeypatch: pytest.MonkeyPatch, after: int, age: float, listed: bool
 ) -> None:
     """Then the last id is near that of the tree, or the system says 0, and the process has a higher one."""
+    monkeypatch.setattr("andon.tools.process.tree.LISTED", listed)
     with subprocess.Popen(["sleep", "100"]) as child:
         try:
-            first = 0 if after == 0 else max(1, child.pid - 1000)
+            first = 0 if after == 0 else below_unused(child.pid, after)
             monkeypatch.setattr("andon.tools.process.tree.last_pid", lambda: first)
             tree, now = Tree(), time.monotonic() + age
             monkeypatch.setattr("andon.tools.process.tree.last_pid", lambda: first + after)

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,9 @@ import pytest
 from andon import Agent, RunEvent, RunStatus, Runtime, Stopped, ToolOutcome
 from andon.core.run.handle import local_run
 from andon.models.scripted import Call, ScriptedModel
-from andon.tools.process.pool import pool
-from tests.support import HANG, Worker, eventually, until
+from andon.tools.process.pool import _START, pool
+from andon.tools.process.tree import Tree, everyone, listed_children
+from tests.support import HANG, Worker, eventually, times, until
 from tests.support.processes import (
     agent_with,
     at_work,
@@ -49,7 +53,7 @@ async def check_cancel(tool: Any, arguments: dict[str, Any], stopped: Stopped, p
     assert local_run(run).runtime.abandoned == {}
 
 
-@pytest.mark.parametrize(
+LADDER = pytest.mark.parametrize(
     ("tool", "arguments", "stopped", "processes"),
     [
         (tools.sleep, {}, Stopped.asked, 1),
@@ -62,25 +66,83 @@ async def check_cancel(tool: Any, arguments: dict[str, Any], stopped: Stopped, p
         (tools.other_session, {"ignores": True}, Stopped.killed, 2),
         (tools.daemon, {"ignores": False}, Stopped.asked, 2),
         (tools.daemon, {"ignores": True}, Stopped.killed, 2),
+        (tools.threads, {"ignores": False}, Stopped.asked, 3),
+        (tools.threads, {"ignores": True}, Stopped.killed, 3),
     ],
 )
+
+
+@LADDER
 def test_nothing_survives(tool: Any, arguments: dict[str, Any], stopped: Stopped, processes: int) -> None:
     run_loop(lambda: check_cancel(tool, arguments, stopped, processes))
 
 
-def test_a_tool_that_goes_on_starting_processes() -> None:
+@pytest.fixture
+def _a_kernel_without_lists(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The root and its keepers are told that the kernel does not list the children of a process."""
+    pool.close()
+    monkeypatch.setattr("andon.tools.process.pool._START", f"{WITHOUT_LISTS};{_START}")
+    yield
+    pool.close()
+
+
+WITHOUT_LISTS = (
+    "import json,sys;sys.path[:]=json.loads(sys.argv[1]);"
+    "import andon.tools.process.tree as tree;tree.LISTED=False;tree.listed_children=lambda pid: []"
+)
+
+
+@LADDER
+@pytest.mark.usefixtures("_a_kernel_without_lists")
+def test_nothing_survives_where_the_kernel_has_no_lists(
+    tool: Any, arguments: dict[str, Any], stopped: Stopped, processes: int
+) -> None:
+    run_loop(lambda: check_cancel(tool, arguments, stopped, processes))
+
+
+@pytest.mark.parametrize("tool", [tools.spawner, tools.spawn_when_asked])
+def test_a_tool_that_goes_on_starting_processes(tool: Any) -> None:
+    mark = f"{tools.FOREVER}.{os.getpid()}"
+
     async def main() -> None:
-        async with at_work(tools.spawner) as (run, pids):
-            keeper = below(pids[0]) and pids[0]
-            children = [*pids, *below(pids[0])]
+        async with at_work(tool, {"mark": mark}) as (run, pids):
             run.cancel()
             result = await run.result()
             assert result.receipt is not None
-            assert result.receipt.tools[0].outcome is ToolOutcome.cut
-            check_gone(*children)
-            assert keeper is not None
+            assert [(each.outcome, each.stopped) for each in result.receipt.tools] == [
+                (ToolOutcome.cut, Stopped.asked if tool is tools.spawner else Stopped.killed)
+            ]
+            assert result.receipt.leftovers == []
+            check_gone(*pids)
+        assert not [pid for pid in everyone() if mark.encode() in _line_of(pid)]
 
     run_loop(main)
+
+
+def test_what_ends_a_call_looks_at_its_own_processes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many others there are, or have begun meanwhile: else 500 calls would look 500 times at 500."""
+    pool.close()  # its processes are below this one too
+    eventually(lambda: not below(os.getpid()))
+    looked = list[int]()
+
+    def note(pid: int) -> list[int]:
+        looked.append(pid)
+        return listed_children(pid)
+
+    monkeypatch.setattr("andon.tools.process.tree.listed_children", note)
+    monkeypatch.setattr("andon.tools.process.tree.parent_of", lambda pid: looked.append(pid))
+    tree = Tree()
+    code = "import os, time; os.fork(); os.write(1, b'up\\n'); time.sleep(1000)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as child:
+        try:
+            assert child.stdout is not None
+            assert [child.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
+            found = tree.all()
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
+    assert found[0] == child.pid
+    assert len(found) == 2
+    assert looked == [os.getpid(), *found]
 
 
 def test_a_pool_of_multiprocessing() -> None:
@@ -115,7 +177,7 @@ def test_a_tool_that_is_out_of_time_is_gone_and_the_run_goes_on() -> None:
             check_gone(*pids)
         assert result.content == "OK."
         said = result.messages[2].tool_results[0].content
-        assert said == "ToolTimeoutError: it was cut when its time was up; its outcome is unknown"
+        assert said == "ToolTimeoutError: timed out after 0.5 s: it was cut; its outcome is unknown"
 
     run_loop(main)
 
@@ -151,31 +213,33 @@ def test_the_grace_is_the_runtimes() -> None:
     run_loop(main)
 
 
+@pytest.mark.no_cover  # many repetitions of what other tests cover
 def test_five_hundred_at_once() -> None:
     kinds: list[Any] = [tools.sleep, tools.ignore, tools.hang_in_c, tools.other_session, tools.daemon]
+    count = times(500)
 
     async def main() -> None:
         calls = [
             Call(kind.name, {"ignores": number % 2 == 0} if kind in kinds[3:] else {}, id=f"c{number}")
-            for number, kind in zip(range(500), kinds * 100, strict=True)
+            for number, kind in zip(range(count), itertools.cycle(kinds), strict=False)
         ]
-        agent = agent_with(*kinds, calls=calls, runtime=Runtime(cut_seconds=60, abandon_seconds=90))
+        agent = agent_with(*kinds, calls=calls, runtime=Runtime(cut_seconds=20, abandon_seconds=30))
         text: dict[str, str] = {}
         pids = list[int]()
         async with agent.start("go") as run:
             async for event in run:
                 if event.call_id is not None:
                     text[event.call_id] = text.get(event.call_id, "") + event.content
-                    if len(text) == 500 and all(each.rstrip().endswith(".") for each in text.values()):
+                    if len(text) == count and all(each.rstrip().endswith(".") for each in text.values()):
                         break
             pids += [int(word) for each in text.values() for word in each.split() if word.isdigit()]
-            assert len(pids) == 500 + 200
+            assert len(pids) == count + count // 5 * 2
             run.cancel()
             result = await run.result()
         check_gone(*pids)
         assert result.receipt is not None
         assert {each.outcome for each in result.receipt.tools} == {ToolOutcome.cut}
-        assert len(result.receipt.tools) == 500
+        assert len(result.receipt.tools) == count
         assert result.receipt.leftovers == []
 
     run_loop(main)
@@ -363,6 +427,28 @@ def test_signals_of_the_group_do_not_reach_the_host() -> None:
     run_loop(main)
 
 
+def test_a_call_that_is_cut_before_its_process_is_there_is_not_undone() -> None:
+    """The tool's own code has not begun, so there is nothing to undo, and no process was ended."""
+
+    async def main() -> None:
+        pool.close()
+        agent = agent_with(tools.draw, calls=[Call("draw", {"point": {"x": 1}}, id="c")])
+        async with agent.start("go") as run:
+            async for event in run:
+                if event.event is RunEvent.tool_call_started:
+                    await until(lambda: bool(_roots()))
+                    run.cancel()
+            result = await run.result()
+        assert result.receipt is not None
+        assert [(each.outcome, each.undo, each.stopped) for each in result.receipt.tools] == [
+            (ToolOutcome.cut, None, None)
+        ]
+
+    tools.UNDONE.clear()
+    run_loop(main)
+    assert tools.UNDONE == []
+
+
 def test_a_call_is_undone_here_with_the_values_that_its_annotations_say() -> None:
     async def main() -> None:
         async with at_work(tools.draw, {"point": {"x": 1}}) as (run, pids):
@@ -376,3 +462,42 @@ def test_a_call_is_undone_here_with_the_values_that_its_annotations_say() -> Non
 
     tools.UNDONE.clear()
     run_loop(main)
+
+
+def test_never_undone_and_kept_at_once() -> None:
+    """A cancel and the answer of the process come in the same instant. Each call is either kept or undone."""
+    kept = set[str]()
+
+    async def race(number: int, usual: float) -> None:
+        call_id = f"b{number}"
+        agent = agent_with(tools.book, calls=[Call("book", {}, id=call_id)])
+        async with agent.start("go") as run:
+            async for event in run:
+                if event.event is RunEvent.tool_call_started:
+                    at = time.perf_counter() + usual * (number % 20) / 10
+                    while time.perf_counter() < at:  # noqa: ASYNC110 - a timer is coarser than a call is long
+                        await asyncio.sleep(0)
+                    run.cancel()
+                    break
+            result = await run.result()
+        [answer] = [each for message in result.messages for each in message.tool_results]
+        if answer.status == "ok":
+            kept.add(call_id)
+        if result.receipt is not None and result.receipt.tools:
+            [call] = result.receipt.tools
+            assert (call.outcome is ToolOutcome.completed) is (answer.status == "ok")
+            assert (call.outcome is ToolOutcome.compensated) is (call_id in tools.BOOKED_BACK)
+            assert result.receipt.leftovers == []
+
+    async def races() -> None:
+        for number in range(120):
+            for _ in range(2):  # the second one finds a process that waits, as the race does
+                began = time.perf_counter()
+                assert await told(tools.book) == "booked"
+            await race(number, time.perf_counter() - began)
+
+    tools.BOOKED_BACK.clear()
+    run_loop(races)
+    assert not kept & tools.BOOKED_BACK
+    assert kept, "no call won the race"
+    assert tools.BOOKED_BACK, "no cancel won the race"

@@ -20,6 +20,7 @@ import pytest
 
 from andon import Receipt, Run, RunEvent, RunStatus, Runtime, Stopped, ToolOutcome, ToolReceipt
 from andon.models.scripted import Call
+from bench.network import network_at_rest
 from tests.support import HANG, Flag, Worker, play, until
 from tests.support.processes import agent_with, below, check_gone, run_loop, told
 from tests.test_docs import blocks_of
@@ -212,7 +213,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """The folder for all that a browser writes, where there is one. Its path has to be short, unlike pytest's."""
     if shutil.which("chromium") is None:
         pytest.skip("there is no chromium: `make browser` installs it")
-    with tempfile.TemporaryDirectory(prefix="andon-") as folder:
+    with network_at_rest(), tempfile.TemporaryDirectory(prefix="andon-") as folder:
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", folder)  # for this process, which has looked it up already

@@ -47,7 +47,8 @@ def test_a_list_is_run_without_a_shell() -> None:
     assert run(["echo", "a  b", "$HOME;"], as_list=True) == "a  b $HOME;\n[exit code 0]"
     said = "could not be started: FileNotFoundError: [Errno 2] No such file or directory: '/no-such-program'"
     assert said in run(["/no-such-program"], as_list=True)
-    assert "could not be started: FileNotFoundError" in run(["no-such-program-here"], as_list=True)
+    said = "could not be started: FileNotFoundError: [Errno 2] No such file or directory: 'no-such-program-here'"
+    assert said in run(["no-such-program-here"], as_list=True)
 
 
 def test_it_begins_where_it_is_told(tmp_path: Path) -> None:
@@ -123,9 +124,29 @@ def test_what_it_leaves_in_the_background_ends_with_it() -> None:
     check_gone(int(pid))
 
 
-def test_one_that_takes_too_long_is_ended() -> None:
-    said = run("echo $$; sleep 1000", timeout=0.2)
-    assert said == "ToolTimeoutError: it was cut when its time was up; its outcome is unknown"
+TIMED_OUT = "ToolTimeoutError: timed out after 2 s: it was cut; its outcome is unknown. It had printed:\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("echo one; echo two; sleep 1000", "one\ntwo"),
+        ("sleep 1000", "(no output)"),
+        ("yes | head -c 100000; sleep 1000", "[the first 99,990 bytes are left out]\ny\ny\ny\ny\ny"),
+        ("trap 'echo end' TERM; echo begin; sleep 1000 & wait", "begin\nend"),
+        ("trap '' TERM; echo begin; while true; do sleep 1000; done", "begin"),
+    ],
+)
+def test_one_that_takes_too_long_is_ended_and_what_it_printed_is_told(command: str, said: str) -> None:
+    run("true")  # from now on, a command begins within milliseconds
+    assert run(command, timeout=2, max_output=10) == TIMED_OUT + said
+
+
+def test_what_it_printed_is_not_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    run("true")
+    assert "secret" in run("echo secret; sleep 1000", timeout=2)
+    assert "timed out after 2 s: it was cut" in caplog.text
+    assert "secret" not in caplog.text
 
 
 def test_limits_are_kept() -> None:
@@ -165,6 +186,7 @@ def test_what_is_no_list_is_refused(command: Any) -> None:
         ({"cwd": "/no/such/place"}, "there is no such directory"),
         ({"timeout": -1}, "it is a number of seconds"),
         ({"env": "PATH"}, "env takes the names"),
+        ({"env": {"KEY": "secret"}}, "env takes the names"),
         ({"env": ["KEY=secret"]}, "env takes names, not values; set the variable KEY"),
         ({"max_output": 0}, "it is a number of bytes"),
         ({"limits": Limits(files=1)}, "16 or more"),

@@ -20,7 +20,7 @@ from andon.agent.hooks import Hooks
 from andon.agent.instructions import InstructionsFunction, check_instructions
 from andon.agent.known_runtimes import KnownRuntimes
 from andon.agent.loop import Loop
-from andon.agent.options import ContinueOptions, RunOptions, check_id, check_limits
+from andon.agent.options import ContinueOptions, OnLost, RunOptions, check_id, check_limits, check_queueing
 from andon.agent.output import NO_TYPE, OutputFormat, output_format
 from andon.agent.plan import Plan
 from andon.agent.prompt import Prompt, read_prompt
@@ -56,6 +56,8 @@ from andon.tools.source import ToolSource, is_source
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm, TypeVar
+
+    from andon.core.shared.run_queue import ClaimedRun
 
     T = TypeVar("T", default=object)
 
@@ -99,6 +101,9 @@ class Agent(Generic[OutputT]):
         output_type: TypeForm[OutputT] = NO_TYPE,
         output_retries: int = 2,
         context: ContextPolicy | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        on_lost: OnLost = "end",
     ) -> None:
         if model is not None:
             check_model(model)
@@ -109,9 +114,7 @@ class Agent(Generic[OutputT]):
             raise ConfigurationError(f"{runtime!r} is no Runtime: give one, for a database Runtime(open_store(url))")
         if not isinstance(telemetry, Telemetry | None):
             raise ConfigurationError(f"{telemetry!r} is no Telemetry; to switch it off: Telemetry(enabled=False)")
-        for what, given in (("tools", tools), ("hooks", hooks)):
-            if not isinstance(given, Iterable):
-                raise ConfigurationError(f"{what} must be a list, not {type(given).__name__}: write {what}=[…]")
+        _check_lists(tools=tools, hooks=hooks)
         self.name, self.model, self.description, self.instructions = name, model, description, instructions
         self.id = id or _slug(name)
         tools = list(tools)
@@ -128,12 +131,11 @@ class Agent(Generic[OutputT]):
         self.retry = retry or Retry()
         self.output_type, self._output = output_type, output_format(output_type)
         self.output_retries = _checked_retries(output_retries)
-        if context is not None and (isinstance(context, type) or not callable(context)):
-            raise ConfigurationError(f"context is {context!r}; use Trim(…), Summarise(…), or a function of your own")
-        self.context = context
+        self.context = _checked_context(context)
         self.telemetry = telemetry or AUTOMATIC
         self.max_turns, self.timeout, self.budget = check_limits(max_turns, timeout, budget)
         self.deps = deps
+        self.queue, self.priority, self.on_lost = check_queueing(queue, priority, on_lost)
         self.session_id = _fresh_id()
         """The agent's own conversation. Runs without a `session_id` go on with it."""
         self._cord = Cord()
@@ -276,6 +278,7 @@ class Agent(Generic[OutputT]):
             budget=budget,
             detached=options.get("detached", False),
             heeds_arm=self._is_own(options.get("session_id"), options.get("user_id")),
+            id_was_given=bool(options.get("run_id")),
         )
         loop = self._make_loop(plan, run, messages, max_turns, output, earlier)
         if restored is not None:
@@ -330,9 +333,9 @@ class Agent(Generic[OutputT]):
     def _find_session(self, session_id: str | None, user_id: str | None) -> Session:
         if self._is_own(session_id, user_id):
             own = self._own_session()
-            if self.runtime.worker is None:
+            if not self.runtime.backend.copies_conversations:
                 return own
-            session = self.runtime.session(own.key)  # on a shared store each run has a session object of its own
+            session = self.runtime.session(own.key)
             session.show(own.messages)
             session.view = own
             return session
@@ -433,6 +436,20 @@ class Agent(Generic[OutputT]):
         wanted = ContinueRequest(run_id, answers or {}, new_run_id, options, output_type, request_key, check)
         return Run(await there._continuer.resume(wanted))
 
+    async def begin_queued(self, claimed: ClaimedRun) -> Run:
+        """Begin, or go on with, a run that waited in the queue of a shared store, and that this process has claimed."""
+        from andon.agent.queued import begin_queued  # only worker processes need it
+
+        return Run(await begin_queued(self._make, self._continuer, self.runtime, claimed))
+
+    async def prepare_resume(self, wanted: ContinueRequest) -> RunRecord | Run:
+        """Check that a run can go on, without doing it: for a server that puts it into a queue instead.
+
+        Returns the record of a paused run, or a new run that has not begun, which would continue one that has ended.
+        """
+        prepared = await (await self._on_runtime_of(wanted.run_id))._continuer.prepare(wanted)
+        return prepared if isinstance(prepared, RunRecord) else Run(prepared)
+
     async def rollback_run(self, run_id: str) -> None:
         """Put the session back to what it was before that run. The run, with its receipt, stays on record."""
         await (await self._on_runtime_of(run_id))._continuer.roll_back(run_id)
@@ -500,14 +517,26 @@ class Agent(Generic[OutputT]):
         return self.runtime.bounds.arm_seconds
 
 
+def _check_lists(**lists: object) -> None:
+    for name, given in lists.items():
+        if not isinstance(given, Iterable):
+            raise ConfigurationError(f"{name} must be a list, not {type(given).__name__}: write {name}=[…]")
+
+
 def _checked_tools(given: Iterable[Tool | ToolSource | Callable[..., Any]]) -> list[Tool]:
     tools = [as_tool(each) for each in given]
     names = [tool.name for tool in tools]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigurationError(f"two tools are named {', '.join(twice)}: rename one with @tool(name=...)")
+        raise ConfigurationError(f"two tools are named {', '.join(twice)}: rename one with name=…, as in tool(name=…)")
     for tool in tools:
         _ = tool.parameters  # built here: the schema library is slow to import, and no run should wait for it
     return tools
+
+
+def _checked_context(given: ContextPolicy | None) -> ContextPolicy | None:
+    if given is not None and (isinstance(given, type) or not callable(given)):
+        raise ConfigurationError(f"context is {given!r}; use Trim(…), Summarise(…), or a function of your own")
+    return given
 
 
 def _checked_retries(given: int) -> int:

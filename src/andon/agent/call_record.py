@@ -36,17 +36,17 @@ UNDONE_BY_TOOL = (
 )
 NOT_UNDONE = "This call was cancelled while it was running, and could not be undone: {}. Its outcome is unknown."
 UNDONE_LATER = (
-    "This call was cancelled while it was running, and may still be running. It is undone when it has ended. Its"
-    " outcome is unknown."
+    "This call was cancelled while it was running, and may still be running. It is undone when it has ended, unless its"
+    " process ends first. Its outcome is unknown."
 )
-LATER = "it is undone when it has ended"
+LATER = "it is undone when it has ended, unless its process ends first"
 ASKING = "This call was cancelled while it waited for a person's answer. What it did until then is unknown."
 NOT_APPROVED = "This call was cancelled before it started, while it waited for a person's approval."
 DENIED = "A person refused this call."
 OUT_OF_TIME = {
-    ToolOutcome.cut: "it was cut when its time was up; its outcome is unknown",
-    ToolOutcome.abandoned: "its time was up, but it may still be running; its outcome is unknown",
-    ToolOutcome.compensated: "it was cut when its time was up, and what it had done was undone",
+    ToolOutcome.cut: "it was cut; its outcome is unknown",
+    ToolOutcome.abandoned: "it may still be running; its outcome is unknown",
+    ToolOutcome.compensated: "it was cut, and what it had done was undone",
 }
 
 
@@ -181,6 +181,8 @@ class CallRecord:
     def cut(self) -> None:
         """It was cancelled alone: cut the step, or let it finish first. Called on the run's loop."""
         step = self.step
+        if self.interrupts:  # it does not run: the task that waits for the other calls ends it
+            self._run.steps.look_again()
         if step is not None and self.cancelled_alone is not None:
             step.cut_alone()
         elif step is not None and not step.finished:
@@ -193,7 +195,7 @@ class CallRecord:
 
     def decide_cut(self) -> bool:
         """Decide that the call was cut, if it has begun and has no end of its own. True if that is how it ends."""
-        if not self._begun or self._result is not None:
+        if not self._begun or self.scope.did_nothing or self._result is not None:
             return False
         return self._fate.setdefault("end", _CUT) is not None
 

@@ -28,7 +28,7 @@ INSTRUCTIONS = (
 )
 STANDS_FOR = "The beginning of this conversation was left out. This is a summary of it:\n\n"
 LONGEST_BLOCK = 8_000
-"""So many characters of a block are shown to the model that summarises; of a longer one, its beginning and end."""
+"""How many characters of a block the model that summarises gets; of a longer block, the beginning and the end."""
 
 
 class ContextWindow(Protocol):
@@ -97,7 +97,7 @@ class ContextPolicy(Protocol):
 
 
 class Trim:
-    """Leave out the oldest messages, so that no more than so many tokens, or messages, are sent.
+    """Leave out the oldest messages, so that at most `tokens` tokens, or `messages` messages, are sent.
 
     >>> Agent(name="Helper", model=model, context=Trim(tokens=100_000))
 
@@ -129,7 +129,7 @@ class Trim:
 
 
 class Summarise:
-    """Replace the oldest messages by a summary of them, which a model writes, once there are more than so many tokens.
+    """Replace the oldest messages by a summary, which a model writes, once there are more than `tokens` tokens.
 
     >>> Agent(name="Helper", model=model, context=Summarise(tokens=100_000, model=OpenAIResponses("gpt-5-mini")))
 

@@ -59,7 +59,6 @@ class Loop:
     """The work of one run: what the run does, and all that it has seen so far."""
 
     __slots__ = (
-        "_earlier",
         "_ended_before",
         "_expected",
         "_finder",
@@ -73,6 +72,7 @@ class Loop:
         "_text",
         "_turns",
         "calls",
+        "earlier",
         "max_turns",
         "messages",
         "observer",
@@ -91,7 +91,7 @@ class Loop:
         earlier: EarlierRun | None = None,
         observer: LoopObserver | None = None,
     ) -> None:
-        self.plan, self._run, self.max_turns, self._earlier = plan, run, max_turns, earlier
+        self.plan, self._run, self.max_turns, self.earlier = plan, run, max_turns, earlier
         self.observer = observer
         """Told of each turn and each call, if telemetry is on."""
         self.messages = messages
@@ -163,10 +163,10 @@ class Loop:
             session.ahead = False  # the store has all that was said before
         elif not session.ahead:
             base = await self._run.steps.start(self._load, name="the store", cut_by=CancelMode.after_turn)
-        if self._earlier is not None:
+        if self.earlier is not None:
             await self._find_tools()  # a call that was cut is made again if its tool may be called twice
-            base = self._earlier.remove_from(base)
-            self.open_calls = reopen_calls(self._earlier, self.messages, self._run, self.plan.tools)
+            base = self.earlier.remove_from(base)
+            self.open_calls = reopen_calls(self.earlier, self.messages, self._run, self.plan.tools)
             self.calls = [record for record in self.open_calls if not record.has_result]  # the others ended there
             self._messages_told = len(self.messages)
         session.begin_turn(base, self.messages)
@@ -345,7 +345,7 @@ class Loop:
     # -- a pause ------------------------------------------------------------------------------------------------------
 
     def so_far(self) -> list[Message]:
-        if self._earlier is not None and not self._opened:
+        if self.earlier is not None and not self._opened:
             return []  # until the session is open, the earlier run's messages are unchanged
         messages, calls = list(self.messages), self.open_calls
         results: list[Block] = [record.result() for record in calls if record.has_result]
@@ -395,14 +395,14 @@ class Loop:
     @property
     def continues(self) -> str | None:
         """The id of the earlier run, once its messages are part of this one."""
-        return self._earlier.run_id if self._earlier is not None and self._opened else None
+        return self.earlier.run_id if self.earlier is not None and self._opened else None
 
     async def undo(self) -> None:
         if self.open_calls:
             await undo_calls(self._run, self.plan, self.open_calls)
 
     def settle(self, fate: Fate) -> Settlement:
-        if self._earlier is not None and not self._opened:
+        if self.earlier is not None and not self._opened:
             return Settlement([], "", Usage(), [], [])  # the earlier run's messages are unchanged
         blocks, open_calls, calls, text, spent = [], self.open_calls, self.calls, self._text, self._spent
         if (turn := self.turn) is not None:

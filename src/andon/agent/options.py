@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from andon.core.budget import Budget
 from andon.core.receipt import is_seconds
 from andon.core.session import OnBusy
 from andon.errors import ConfigurationError
 from andon.messages import Message
+
+OnLost = Literal["end", "continue"]
+"""What becomes of a run whose worker process is lost."""
 
 
 class ContinueOptions(TypedDict, total=False):
@@ -71,3 +75,17 @@ def check_limits(
     if not is_seconds(timeout):
         raise ConfigurationError(f"timeout is {timeout!r}; it is a number of seconds, 0 or more, or None for no limit")
     return max_turns, timeout, Budget.of(budget)
+
+
+def check_queueing(queue: object, priority: object, on_lost: object) -> tuple[str, int, OnLost]:
+    """What an agent says about its runs in a queue, checked."""
+    if not isinstance(queue, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", queue):
+        raise ConfigurationError(f"queue is {queue!r}; it is a name of 1 to 32 letters, digits, _ and -")
+    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > MAX_PRIORITY:
+        raise ConfigurationError(f"priority is {priority!r}; it is a whole number, at most {MAX_PRIORITY} from 0")
+    if on_lost == "end" or on_lost == "continue":
+        return queue, priority, on_lost
+    raise ConfigurationError(f'on_lost is {on_lost!r}; use "end" or "continue"')
+
+
+MAX_PRIORITY = 1_000_000

@@ -55,6 +55,10 @@ async def end_orphan(
     record, messages, events = settle_orphan(taken, request, told, undone)
     for which, why in orphaned_by(record):  # first: after its end no process looks at the run again
         await store.request_cancel(which, why)
+    if record.cut_calls:  # a call that was cancelled alone is not made again by a run that continues this one
+        alone = await store.cancelled_calls(record.run_id)
+        kept = [each for each in record.cut_calls if each.call_id not in alone]
+        record = msgspec.structs.replace(record, cut_calls=kept)
     await store.finish(taken.lease, record, messages, events)
 
 
@@ -157,6 +161,8 @@ def _events(taken: Taken, ended: RunRecord, cut: list[ToolCall], results: list[T
 
     if not taken.last_seq:  # its worker has not written any event
         add(RunEvent.run_started, parent_run_id=ended.parent_run_id)
+    if taken.last_seq <= 1 and taken.cancel is not None:  # it was cancelled before it began, and no process held it
+        add(RunEvent.cancel_requested, reason=taken.cancel.reason)
     for call in cut:
         view = ToolView(call.id, call.name, call.arguments, said[call.id], outcomes[call.id])
         add(RunEvent.tool_call_cancelled, tool=view)

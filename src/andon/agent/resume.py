@@ -8,7 +8,7 @@ run that was cut goes on as a new run, whose record names it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -18,7 +18,7 @@ from andon.agent.options import ContinueOptions, RunOptions
 from andon.agent.output import output_format
 from andon.agent.sessions import changing
 from andon.core.budget import Budget
-from andon.core.events import RunEvent
+from andon.core.events import Event, RunEvent
 from andon.core.receipt import Interrupt
 from andon.core.records import Bookmark, RequestKey, RunRecord
 from andon.core.run.pause import check_answers, resume
@@ -29,6 +29,13 @@ from andon.core.session import Session
 from andon.core.states import RunStatus
 from andon.errors import AnswersError, ConfigurationError, NotContinuableError, RunIdTakenError, UnknownRunError
 from andon.messages import Message
+
+if TYPE_CHECKING:
+    from andon.core.shared.claim import Claimed
+    from andon.core.shared.link import StoreLink
+
+
+T = TypeVar("T")
 
 
 class MakeRun(Protocol):
@@ -97,19 +104,39 @@ class RunContinuer:
                 wanted.check()
                 await resume(run, wanted.answers, replaced, wanted.request_key)
                 return run
-        if self._runtime.worker is not None:
-            from andon.core.shared.claim import given_back
-
-            await given_back(self._runtime.worker.link, run_id, self._runtime.bounds.settle_seconds)
+        await self._runtime.backend.given_back(run_id, self._runtime.bounds.settle_seconds)
         record = await self._find_record(run_id)
         if record.status is RunStatus.paused and self._runtime.worker is not None:
             _check_paused(wanted)
             await self._runtime.check_blocks(record.session)
-            return await self._restore(record, wanted)
+            return await self.restore(record, wanted)
         return await self._continue_ended(record, wanted)
+
+    async def prepare(self, wanted: ContinueRequest) -> RunRecord | LocalRun:
+        """Check that the run can go on. Returns the record of a paused one, or the new run for one that has ended."""
+        record = await self._find_record(wanted.run_id)
+        if record.status is not RunStatus.paused:
+            return await self.make_continuing(record, wanted)
+        _check_paused(wanted)
+        await self._runtime.check_blocks(record.session)
+        check_answers(record.run_id, record.interrupts, record.interrupts, wanted.answers)
+        await self._check_setup(record.run_id, record.interrupts)
+        wanted.check()
+        return record
 
     async def _continue_ended(self, record: RunRecord, wanted: ContinueRequest) -> LocalRun:
         """Start a new run that goes on with one that was cancelled, failed or was lost."""
+        run = await self.make_continuing(record, wanted)
+        await begin_and_wait(run)
+        return run
+
+    async def make_continuing(
+        self, record: RunRecord, wanted: ContinueRequest, conversation: list[Message] | None = None
+    ) -> LocalRun:
+        """Make the new run that goes on with one that was cancelled, failed or was lost. It has not begun.
+
+        `conversation`: what comes before the new run, if the new run has its place in the session already.
+        """
         run_id = record.run_id
         if record.status in (RunStatus.pending, RunStatus.running, RunStatus.cancelling):
             advice = "" if record.status is RunStatus.cancelling else ", or cancel it"
@@ -125,37 +152,64 @@ class RunContinuer:
         if not left:
             raise NotContinuableError(f"run {run_id!r} is no longer part of its session: send another prompt")
         earlier = EarlierRun(run_id, left, record.cut_calls)
-        earlier.remove_from(await self._runtime.store.load(record.session))  # raises here if a new run would fail
+        if conversation is None:
+            conversation = await self._runtime.store.load(record.session)
+        earlier.remove_from(conversation)  # raises here if a new run would fail
         key = record.session
         wanted.check()
         named: RunOptions = {"session_id": key.session_id, "user_id": key.user_id, "run_id": wanted.new_run_id}
         run = self._make_run(messages_to_continue(left), {**wanted.options, **named}, earlier, None, wanted.output_type)
         run.request_key = wanted.request_key
-        await begin_and_wait(run)
         return run
 
-    async def _restore(self, record: RunRecord, wanted: ContinueRequest) -> LocalRun:
-        """Resume a run that was paused in another process, or before this process started."""
-        from andon.core.shared.claim import claim_paused
+    async def restore(self, record: RunRecord, wanted: ContinueRequest, claimed: Claimed | None = None) -> LocalRun:
+        """Resume a run that was paused in another process, or before this process started.
+
+        `claimed`: this process has claimed it already, for these answers. Otherwise that is done here. If the run can't
+        go on, it is given back, once.
+        """
+        from andon.core.shared.claim import claim_paused, give_back  # only shared stores need it
         from andon.core.shared.leased_run import LeasedRun
-        from andon.core.shared.remote import read_all  # only shared stores need it
+
+        assert self._runtime.worker is not None
+        link = self._runtime.worker.link
+        try:
+            run, events = await self._make_restored(record, wanted, link, retries=claimed is not None)
+        except BaseException:
+            if claimed is not None:
+                give_back(link, record.run_id, claimed)
+            raise
+        if claimed is None:
+            # Not visible here before it is claimed: another process may be quicker, and then the run goes on there.
+            seconds = self._runtime.bounds.settle_seconds
+            claimed = await claim_paused(link, record.run_id, len(events), seconds, wanted.request_key)
+        if claimed is None:
+            raise _too_late(record)
+        assert isinstance(run.storage, LeasedRun)
+        run.storage.begin_claimed(events, record, claimed)  # it gives back a run that is not let in
+        return run
+
+    async def _make_restored(
+        self, record: RunRecord, wanted: ContinueRequest, link: StoreLink, *, retries: bool
+    ) -> tuple[LocalRun, list[Event]]:
+        """The run as it was when it paused, with its answers; and its events. It is not visible yet."""
+        from andon.core.shared.remote import read_all
 
         check_answers(record.run_id, record.interrupts, record.interrupts, wanted.answers)
         await self._check_setup(record.run_id, record.interrupts)
-        assert self._runtime.worker is not None
-        store, mark = self._runtime.worker.store, record.bookmark or Bookmark(0)
+        mark = record.bookmark or Bookmark(0)
+        store, read = link.store, link.retry if retries else _once
         base: list[Message] = []
-        for earlier, messages in await store.history(record.session):
+        for earlier, messages in await read(lambda: store.history(record.session)):
             if earlier.run_id == record.run_id:
                 break
             base += messages
         else:
             raise NotContinuableError(f"run {record.run_id!r} is no longer part of its session: send another prompt")
-        events = await read_all(store, record.run_id)
+        events = await read(lambda: read_all(store, record.run_id))
         asked = [event.interrupts for event in events if event.event is RunEvent.run_paused]
-        quicker = f"run {record.run_id!r} is not paused any more, or asks something else: another process was quicker"
         if asked[-1:] != [record.interrupts]:
-            raise NotContinuableError(quicker)
+            raise _too_late(record)
         # An earlier version stored only what is left of the budget.
         left = None if mark.tokens is mark.tool_calls is None else Budget(mark.tokens, mark.tool_calls)
         options: RunOptions = {
@@ -177,15 +231,7 @@ class RunContinuer:
         assert run.work is not None
         run.work.answer(wanted.answers)
         wanted.check()
-        # Not visible here before it is claimed: another process may be quicker, and then the run goes on there.
-        seconds = self._runtime.bounds.settle_seconds
-        link, key = self._runtime.worker.link, wanted.request_key
-        claimed = await claim_paused(link, record.run_id, len(events), seconds, key)
-        if claimed is None:
-            raise NotContinuableError(quicker)
-        assert isinstance(run.storage, LeasedRun)
-        run.storage.begin_claimed(events, record, claimed)
-        return run
+        return run, events
 
     async def roll_back(self, run_id: str) -> None:
         """Put the session back to what it was before the run."""
@@ -197,7 +243,7 @@ class RunContinuer:
         with changing(self._runtime, session):
             await store.rollback(run_id)
         session.refresh(await store.load(record.session))
-        if self._runtime.worker is not None and record.session == self._own_session().key:
+        if self._runtime.backend.copies_conversations and record.session == self._own_session().key:
             self._own_session().show(session.messages)
 
     def _own_run(self, run_id: str) -> LocalRun | None:
@@ -215,6 +261,16 @@ class RunContinuer:
         if record is None or record.session.agent_id != self._agent_id:
             raise UnknownRunError(f"agent {self._agent_id!r} has no run {run_id!r}")
         return record
+
+
+def _too_late(record: RunRecord) -> NotContinuableError:
+    return NotContinuableError(
+        f"run {record.run_id!r} is not paused any more, or asks something else: another process was quicker"
+    )
+
+
+async def _once(make: Callable[[], Awaitable[T]]) -> T:
+    return await make()
 
 
 def _check_paused(wanted: ContinueRequest) -> None:

@@ -18,7 +18,6 @@ import msgspec
 from andon.agent.call_record import OUT_OF_TIME, CallRecord
 from andon.agent.hooks import AfterTool, BeforeTool
 from andon.agent.plan import Plan
-from andon.agent.sizes import check_attachments, check_questions, check_size, cut_short
 from andon.agent.undo_cut import undo_calls
 from andon.core.events import RunEvent
 from andon.core.log_text import cut_line
@@ -26,7 +25,7 @@ from andon.core.receipt import Interrupt
 from andon.core.run.run import LocalRun
 from andon.core.run.tool_call import current
 from andon.core.states import FORCE, CancelMode, ToolOutcome
-from andon.core.steps import Cut, CutAloneError, as_exception
+from andon.core.steps import Cut, CutAloneError, as_exception, wait_first
 from andon.errors import (
     BadResultError,
     SetupError,
@@ -42,6 +41,7 @@ from andon.models.base import check_content
 from andon.tools.base import NO_OUTPUT, Tool, ToolContext, ToolOutput, traits_of
 from andon.tools.blocked_loop import watch
 from andon.tools.internals import CallInternals
+from andon.tools.sizes import check_output, check_questions, cut_short
 
 if TYPE_CHECKING:
     from andon.agent.observer import LoopObserver  # it imports opentelemetry, which most programs don't have
@@ -73,6 +73,7 @@ class ToolRunner:
                 if not record.is_waiting:  # it was cancelled alone while the others were at work
                     waiting.remove(record)
                     await self._end(record)
+                    await self._tell_hooks(record)
             if waiting:
                 return False
         return True
@@ -80,14 +81,28 @@ class ToolRunner:
     async def _run_together(self, records: Sequence[CallRecord]) -> None:
         """Run calls at the same time, each to its end or its question. A cancel leaves their records as they are.
 
-        Hooks are told of one call after the other, so no two hooks of a run ever run at the same time.
+        A call whose time is over, or that is cancelled alone, is undone while the others go on. Hooks are told of one
+        call after the other, in the order of the calls. So two hooks of a run never run at the same time.
         """
         records = [record for record in records if not record.has_result]  # the others ended before a pause
         try:
             for record in records:
                 await self._start(record)
-            for record in records:
+            going, untold = list(records), list(records)
+            asking: list[CallRecord] = []
+            while going:
+                record = await _first_ended(going, asking)
+                if record in asking:  # it was cancelled alone while it waited for a person
+                    asking.remove(record)
+                    if record not in untold:
+                        untold.insert(0, record)
+                else:
+                    going.remove(record)
                 await self._end(record)
+                if record.interrupts:
+                    asking.append(record)
+                while untold and untold[0] not in going:
+                    await self._tell_hooks(untold.pop(0))
             if self._lost is not None:
                 raise self._lost
         except Cut:
@@ -200,9 +215,8 @@ class ToolRunner:
         output = ToolOutput(returned) if isinstance(returned, str) else returned
         if not isinstance(output, ToolOutput):
             raise BadResultError(f"tool {name} returned {type(returned).__name__} where text was due")
-        check_size(name, output.text, runtime.max_result_bytes)
+        check_output(name, output, runtime.max_result_bytes, runtime.max_attachment_bytes)
         if output.attachments:
-            check_attachments(name, output.attachments, runtime.max_attachment_bytes)
             check_content(self._plan.model, output.attachments, in_result=True)
         return output
 
@@ -244,7 +258,7 @@ class ToolRunner:
     # -- the end of a call --------------------------------------------------------------------------------------------
 
     async def _end(self, record: CallRecord) -> None:
-        """Wait for the call's task, and tell the hooks of its result."""
+        """Wait for the call's task, and undo the call if it was cut alone."""
         if record.step is not None:
             await record.step.wait()
             try:
@@ -260,6 +274,9 @@ class ToolRunner:
             record.close()
             tool, reason = record.ended_view(record.outcome), record.cancelled_alone.reason
             self._run.journal.add(RunEvent.tool_call_cancelled, tool=tool, reason=reason)
+
+    async def _tell_hooks(self, record: CallRecord) -> None:
+        """Tell the hooks that the call has ended, unless it waits for a person."""
         if not record.interrupts:
             await self._tell_end(record)
         if self._observer is not None:
@@ -278,10 +295,12 @@ class ToolRunner:
     def _run_out_of_time(self, record: CallRecord) -> None:
         """Its own time was up: it was cut, and maybe undone."""
         left = record.outcome  # read once: what the call holds may end at any moment
-        text = OUT_OF_TIME[left]
+        assert record.step is not None
+        text = f"timed out after {record.step.timeout:g} s: {OUT_OF_TIME[left]}"
         if record.undoing is not None and (why := record.receipt().undo) is not None:
             text += f"; {why}" if record.is_left_running else f", and it could not be undone: {why}"
-        self._fail(record, ToolTimeoutError(text), ToolOutcome.failed if left is ToolOutcome.cut else left)
+        outcome = ToolOutcome.failed if left is ToolOutcome.cut else left
+        self._fail(record, ToolTimeoutError(text), outcome, record.scope.so_far)
 
     def _refuse(self, record: CallRecord, error: Exception) -> None:
         """A call can't start, or can't go on after its question was answered."""
@@ -298,8 +317,11 @@ class ToolRunner:
         stopped.__cause__ = error
         self._fail(record, stopped)
 
-    def _fail(self, record: CallRecord, error: Exception, outcome: ToolOutcome = ToolOutcome.failed) -> None:
-        text = cut_short(describe(error), self._run.runtime.max_result_bytes)
+    def _fail(
+        self, record: CallRecord, error: Exception, outcome: ToolOutcome = ToolOutcome.failed, more: str = ""
+    ) -> None:
+        """Tell the model the error, and `more`. The log gets only the error."""
+        text = cut_short(describe(error) + more, self._run.runtime.max_result_bytes)
         if record.finish(text, "error", outcome):
             record.error = error
             self._run.journal.add(RunEvent.tool_call_error, tool=record.ended_view(outcome))
@@ -322,6 +344,18 @@ class ToolRunner:
     def _log(self, level: int, record: CallRecord, what: str, why: str, error: Exception | None = None) -> None:
         call, facts = record.call, {"facts": self._run.steps.facts}
         log.log(level, f"tool %s (%s) {what}", call.name, call.id, cut_line(why), exc_info=error, extra=facts)
+
+
+async def _first_ended(going: Sequence[CallRecord], asking: Sequence[CallRecord]) -> CallRecord:
+    """Wait for the first call that has ended, never started, or was cancelled alone while it waited for a person."""
+
+    def withdrawn() -> CallRecord | None:
+        return next((record for record in asking if not record.is_waiting), None)
+
+    steps = [record.step for record in going if record.step is not None]
+    if len(steps) == len(going):
+        await wait_first(steps, lambda: withdrawn() is not None)
+    return withdrawn() or next(record for record in going if record.step is None or record.step.finished)
 
 
 def _copy(arguments: dict[str, Any]) -> Any:

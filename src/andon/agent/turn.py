@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from andon.core.events import RunEvent
+from andon.core.journal import Journal, Pen
 from andon.core.run.run import LocalRun
 from andon.core.states import FinishReason, Phase
 from andon.errors import BadArgumentsError, ModelError, ToolError, UnknownToolError
@@ -43,10 +44,10 @@ _INCOMPLETE = {
 
 
 class _Reasoning:
-    __slots__ = ("pieces", "signature")
+    __slots__ = ("pen", "signature")
 
-    def __init__(self) -> None:
-        self.pieces: list[str] = []
+    def __init__(self, pen: Pen) -> None:
+        self.pen = pen
         self.signature: str | None = None
 
 
@@ -79,10 +80,10 @@ class Turn:
     """The sink of one model call."""
 
     __slots__ = (
+        "_journal",
         "_parts",
         "_run",
         "_shut",
-        "_text",
         "_usage",
         "_write",
         "finish_reason",
@@ -97,9 +98,10 @@ class Turn:
         self._run, self.request, self.model = run, request, model
         self.quiet = quiet
         """The output is not shown to readers: it is no part of the run's answer."""
+        self._journal = Journal("", "", "") if quiet else run.journal  # a quiet turn has a journal without readers
         self._write: Callable[[str], None] | None = None
-        self._parts: list[list[str] | _Reasoning | _Call] = []
-        self._text: list[str] | None = None
+        """Writes to the text that is being received."""
+        self._parts: list[Pen | _Reasoning | _Call] = []
         self._usage: Usage | None = None
         self.finish_reason: FinishReason | None = None
         """Why the answer ended, if the model has said so."""
@@ -127,11 +129,7 @@ class Turn:
             raise _wrong("text", text)
         if not text.isascii():
             text = sendable(text)
-        pieces, write = self._text, self._write
-        if pieces is None or write is None:
-            pieces, write = self._begin_text()
-        pieces.append(text)
-        write(text)
+        (self._write or self._begin_text())(text)
 
     def reasoning(self, text: str, signature: str | None = None) -> None:
         if self._shut or (text == "" and signature is None):
@@ -141,14 +139,12 @@ class Turn:
         text = sendable(text)
         part = self._parts[-1] if self._parts else None
         if not isinstance(part, _Reasoning) or part.signature is not None:
-            part = _Reasoning()
+            part = _Reasoning(self._journal.pen(RunEvent.reasoning))
             self._show(part)
-            self._text = None
+            self._write = None
         part.signature = signature
         if text:
-            part.pieces.append(text)
-            if not self.quiet:
-                self._run.journal.add(RunEvent.reasoning, text)
+            part.pen.write(text)
 
     def tool_call(
         self, call_id: str, name: str = "", arguments: str | dict[str, Any] = "", *, done: bool = False
@@ -162,7 +158,7 @@ class Turn:
         if call is None:
             call = _Call(call_id, _clean(call_id, {part.id for part in calls} | _call_ids(self.request)))
             self._show(call)
-            self._text = None
+            self._write = None
         call.name = name or call.name
         if isinstance(arguments, dict):
             try:  # a copy, which the model can't change later
@@ -205,16 +201,14 @@ class Turn:
         if text not in self._run.steps.warnings:
             self._run.steps.warn(text)
 
-    def _begin_text(self) -> tuple[list[str], Callable[[str], None]]:
-        pieces = self._text = []
-        write = _discard if self.quiet else self._run.journal.pen(RunEvent.run_content)
-        if self._run.children.meter is not None:
-            write = self._run.children.meter.watch(write)
-        self._write = write
-        self._show(pieces)
-        return pieces, write
+    def _begin_text(self) -> Callable[[str], None]:
+        pen = self._journal.pen(RunEvent.run_content)
+        meter = self._run.children.meter
+        self._write = write = pen.write if meter is None else meter.watch(pen.write)
+        self._show(pen)
+        return write
 
-    def _show(self, part: list[str] | _Reasoning | _Call) -> None:
+    def _show(self, part: Pen | _Reasoning | _Call) -> None:
         self.shown = True
         if not self.quiet:
             self._run.phase = Phase.streaming
@@ -224,19 +218,19 @@ class Turn:
 
     def content(self) -> str:
         """All the text that was shown."""
-        return "".join(_join(part) for part in self._parts if isinstance(part, list))
+        return "".join([part.text() for part in self._parts if isinstance(part, Pen)])
 
     def blocks(self, *, cut: bool) -> list[Block]:
         """The turn as blocks of a message. With `cut`, only the complete ones."""
         blocks: list[Block] = []
         for part in self._parts:
-            if isinstance(part, list):
-                text = _join(part)
+            if isinstance(part, Pen):
+                text = part.text()
                 if text.strip():  # blank text is refused by some providers
                     blocks.append(Text(text))
             elif isinstance(part, _Reasoning):
                 if not cut or part.signature is not None:
-                    blocks.append(Reasoning("".join(part.pieces), part.signature))
+                    blocks.append(Reasoning(part.pen.text(), part.signature))
             elif not cut or part.complete():
                 # Providers refuse such a name also in the conversation, where the call has an error result.
                 name = part.name if re.fullmatch(_WORD, part.name) else NO_NAME
@@ -265,7 +259,7 @@ class Turn:
         if not self.sent:
             return Usage()
         said = self._usage or UNKNOWN_USAGE
-        shown = [_join(part if isinstance(part, list) else part.pieces) for part in self._parts]
+        shown = [_text_of(part) for part in self._parts]
         return Usage(
             _estimate_sent(self.request) if said.input_tokens is None else said.input_tokens,
             max(said.output_tokens or 0, estimate_tokens(shown)),
@@ -273,10 +267,6 @@ class Turn:
             said.reasoning_tokens,
             estimated=True,
         )
-
-
-def _discard(text: str) -> None:
-    """Write nothing: a quiet turn is not shown."""
 
 
 def _call_ids(request: ModelRequest) -> set[str]:
@@ -299,11 +289,10 @@ def _wrong(what: str, *given: object) -> ModelError:
     return ModelError(f"the model called sink.{what} with {kinds}: it takes {takes}")
 
 
-def _join(pieces: list[str]) -> str:
-    """The pieces as one text. They are replaced by it, so that they are joined only once."""
-    if len(pieces) > 1:
-        pieces[:] = ["".join(pieces)]
-    return pieces[0] if pieces else ""
+def _text_of(part: Pen | _Reasoning | _Call) -> str:
+    if isinstance(part, _Call):
+        return "".join(part.pieces)
+    return (part if isinstance(part, Pen) else part.pen).text()
 
 
 def _estimate_sent(request: ModelRequest) -> int:

@@ -8,11 +8,14 @@ run_source       the protocol for the next two, and the options that choose one
 server_client    a server, over HTTP
 database         a shared database, without a server
 local_run        a run in this process: signals, output, questions
+top_board        the screen of `andon top`; `top_feed` has the sources of its runs, `top_rows` its list
+screen           a terminal that is drawn line by line, and its keys
 event_printer    prints the events of a run; `terminal` has colours and tables
 questions        asks a person, or reads the answers from options
 agent_import     imports the agent that `module:name` means
 serve_options    the options of `andon serve` for access and limits
 mcp_serving      the MCP server of `andon mcp`
+worker           a process that executes runs, which servers have accepted
 workers          several serving processes, and --reload
 """
 
@@ -33,8 +36,11 @@ from andon.errors import AndonError
 
 MODULES = {
     "serve": "serve",
+    "worker": "worker",
+    "drain": "drain",
     "run": "run",
     "ps": "ps",
+    "top": "top",
     "watch": "watch",
     "cancel": "cancel",
     "unblock": "unblock",

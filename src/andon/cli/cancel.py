@@ -42,7 +42,7 @@ def add(commands: Any) -> None:
     group = parser.add_argument_group("how")
     modes = [mode.value for mode in reversed(CancelMode)]
     group.add_argument("--mode", choices=modes, default="now", help="what may still finish (%(default)s: nothing)")
-    group.add_argument("--grace", type=duration, metavar="SECONDS", help="after so long, the mode becomes `now`")
+    group.add_argument("--grace", type=duration, metavar="SECONDS", help="after this time, the mode becomes `now`")
     group.add_argument("--force", action="store_true", help='cut calls too whose tools say on_cancel="finish"')
     group.add_argument("--reason", help="why; it is kept in the receipt")
     group.add_argument("--block", action="store_true", help="refuse new runs of that --user or --agent")

@@ -23,6 +23,8 @@ from andon.core.selection import Block, Selection
 from andon.core.shared.store import SharedStore
 from andon.core.states import CancelOutcome, RunStatus
 from andon.errors import StoreError
+from andon.scale.inspection import holders, look, queue_at
+from andon.scale.overview import Overview
 from andon.store import open_store
 
 T = TypeVar("T")
@@ -53,7 +55,20 @@ class DatabaseSource:
     # -- the verbs ----------------------------------------------------------------------------------------------------
 
     def runs(self, which: Selection, limit: int) -> list[RunLine]:
-        return [RunLine.of(record) for record in self._run(self.store.list_runs(which, limit))]
+        return self._run(self._runs(which, limit))
+
+    async def _runs(self, which: Selection, limit: int) -> list[RunLine]:
+        records = await self.store.list_runs(which, limit)
+        held_by = await holders(self.store, [each.run_id for each in records if not each.status.final])
+        return [RunLine.of(each, held_by.get(each.run_id)) for each in records]
+
+    def workers(self) -> Overview:
+        queue = queue_at(self.store)
+        return Overview([], []) if queue is None else self._run(look(queue))
+
+    def drain(self, worker: str) -> bool:
+        queue = queue_at(self.store)
+        return queue is not None and self._run(queue.drain(worker))
 
     def look(self, run_id: str) -> Report | None:
         record = self._run(self.store.find(run_id))
@@ -138,7 +153,7 @@ class DatabaseSource:
 
     @contextlib.contextmanager
     def _woken(self) -> Iterator[Callable[[float], None]]:
-        """A function that waits until the store reports a change since its last call, or for so many seconds."""
+        """A function that waits until the store reports a change since its last call, for at most some seconds."""
         loop = self._runner.get_loop()
         changed = asyncio.Event()
 

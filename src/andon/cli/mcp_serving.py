@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agents as the tools of an MCP server, on the official SDK.
 
-What must stay true: a call is one run. If the client cancels the call, or goes away, the run is cancelled, and the
-server waits for its end. Nothing but the protocol is written to stdout.
+What must stay true: a call starts one run, and a call with an answer continues one. If the client cancels the call, or
+disconnects, the run is cancelled, and the server waits for its end. Only the protocol is written to stdout.
 """
 
 from __future__ import annotations
@@ -13,33 +13,47 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import anyio
 import mcp_types as types
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
+from mcp.server.transport_security import TransportSecuritySettings
 
 from andon import __version__
 from andon.agent.agent import Agent
 from andon.agent.output import output_format
+from andon.cli import mcp_questions as questions
 from andon.core.events import Event, RunEvent
 from andon.core.receipt import RunResult
 from andon.core.run.handle import Run, local_run
 from andon.core.states import CancelCause, RunStatus
-from andon.errors import AndonError, confide
+from andon.errors import AndonError, NotContinuableError, confide
 
 END_SECONDS = 5.0
 """How long we wait for the end of a run that was cancelled."""
 
 TEXT_STEP = 500
-"""One progress message for so many characters of an answer."""
+"""How many characters of an answer make one progress message."""
 
 CLIENT_CANCELLED = "the MCP client cancelled the call"
 CLIENT_GONE = "the MCP client disconnected"
 ENDING = "the MCP server ends"
-NO_PERSON = "nobody can be asked over MCP"
+NO_PERSON = "this MCP client can't ask one: it does not offer elicitation"
+ANSWERED = "another client has answered: the run goes on, or has ended, and this call does not get its result"
+NOT_OPEN = (
+    "this question is not open any more: its run was cancelled or has ended, or another client has answered. Call the"
+    " tool again if you still need its result"
+)
+
+USER = "andon.user_id"
+"""Where the scope of an HTTP request has the user of its token."""
+
+
+Result: TypeAlias = types.CallToolResult | types.InputRequiredResult
+"""The result of a call: how its run ended, or what the run asks."""
 
 
 class AgentTools:
@@ -49,7 +63,9 @@ class AgentTools:
         self._agents: dict[str, Agent[Any]] = {}
         for agent in agents:
             self._agents.setdefault(re.sub(r"[^a-zA-Z0-9_-]", "_", agent.id)[:64], agent)
-        self._runs: set[Run[Any]] = set()
+        self._runs: dict[str, Run[Any]] = {}
+        self._asked: dict[str, WaitingRun] = {}
+        """The runs whose client is to call again with an answer, by a key that only that client knows."""
         self._ending: tuple[CancelCause, str] | None = None
 
     @property
@@ -67,7 +83,7 @@ class AgentTools:
     async def cancel_all(self) -> None:
         """Cancel all runs, and wait for their end."""
         self.ends(CancelCause.shutdown, ENDING)
-        runs = list(self._runs)
+        runs = list(self._runs.values())
         for run in runs:
             self._cancel(run)
         await asyncio.gather(*(run.gone(END_SECONDS) for run in runs))
@@ -75,53 +91,144 @@ class AgentTools:
     async def _list(self, context: Any, params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[describe(name, agent) for name, agent in self._agents.items()])
 
-    async def _call(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def _call(self, context: Any, params: types.CallToolRequestParams) -> Result:
         agent = self._agents.get(params.name)
         if agent is None:
             return failed(f"there is no tool {params.name!r}; there are: {', '.join(self._agents)}")
+        if params.request_state is not None:
+            return await self._call_again(agent, context, params)
         given = params.arguments or {}
         message, session_id = given.get("message"), given.get("session_id")
         if not isinstance(message, str) or not isinstance(session_id, str | None) or given.keys() - _FIELDS:
             return failed(f'{params.name} takes {{"message": "…"}}, and maybe a "session_id", both texts')
         try:
             # Without an id, the conversation is a new one: the agent's own would be shared by all clients.
-            run = agent.start(message, session_id=session_id or os.urandom(16).hex())
+            user_id = user_of(context)
+            run = agent.start(message, session_id=session_id or os.urandom(16).hex(), user_id=user_id)
             await run.begin()
-            return write_result(agent, await self._follow(run, context))
+            return await self._follow(agent, run, context)
         except AndonError as error:
             return failed(confide(error))
 
-    async def _follow(self, run: Run[Any], context: Any) -> RunResult[Any]:
-        """Wait for the end of the run, and tell the client of its progress. A cancellation cancels the run."""
-        self._runs.add(run)
+    async def _call_again(self, agent: Agent[Any], context: Any, params: types.CallToolRequestParams) -> Result:
+        """The client has called again, with a person's answers."""
+        key = params.request_state or ""
+        waiting = self._asked.get(key)
+        if waiting is None or waiting.agent is not agent or waiting.asked.run.user_id != user_of(context):
+            return failed(NOT_OPEN)
+        del self._asked[key]
+        waiting.watch.cancel()
+        asked, responses = waiting.asked, params.input_responses or {}
+        return await self._follow(agent, asked.run, context, waiting.told, asked, responses)
+
+    async def _follow(
+        self,
+        agent: Agent[Any],
+        run: Run[Any],
+        context: Any,
+        told: int = 0,
+        asked: questions.Asked | None = None,
+        responses: Mapping[str, Any] | None = None,
+    ) -> Result:
+        """Follow the run to its end, and report its progress to the client. A cancellation cancels the run.
+
+        Questions of the run are passed to the client. `told` is the number of the last event that was reported.
+        `responses` are the answers to `asked`, if `asked` was the result of an earlier call.
+        """
+        self._runs[run.run_id] = run
+        waits = False
         try:
-            with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                await self._report(run, context)
-            result = await run.result()
-            if result.status is RunStatus.paused:
-                run.cancel(NO_PERSON)  # else the session would wait for an answer for ever
-            return result
+            while True:
+                if asked is not None:
+                    try:
+                        if responses is None:
+                            answers = await questions.ask(context, asked)
+                        else:
+                            answers = questions.read_answers(asked.questions, responses)
+                        run = self._runs[run.run_id] = await agent.resume_run(run.run_id, answers, check=asked.check)
+                    except (questions.NotAnswered, AndonError) as error:
+                        return await self._give_up(agent, asked, error)
+                with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                    told = await self._report(run, context, told)
+                result = await run.result()
+                if result.status is not RunStatus.paused:
+                    return write_result(agent, result)
+                asked = questions.Asked(run, result.interrupts)
+                if not questions.can_ask(context):
+                    return await self._give_up(agent, asked, questions.NotAnswered(NO_PERSON))
+                if questions.asks_by_result(context):
+                    waits = True
+                    return self._ask_by_result(agent, asked, told)
         except anyio.get_cancelled_exc_class():
             self._cancel(run)
             with anyio.CancelScope(shield=True):
                 await run.gone(END_SECONDS)
             raise
         finally:
-            self._runs.discard(run)
+            if not waits:
+                self._runs.pop(run.run_id, None)
+
+    def _ask_by_result(self, agent: Agent[Any], asked: questions.Asked, told: int) -> types.InputRequiredResult:
+        """Have the client ask, and call again."""
+        key = os.urandom(16).hex()
+        watch = asyncio.create_task(self._wait_for_answer(key, asked))
+        self._asked[key] = WaitingRun(agent, asked, told, watch)
+        return questions.as_result(asked.questions, key)
+
+    async def _wait_for_answer(self, key: str, asked: questions.Asked) -> None:
+        """Forget the run when its questions are not open any more. If no answer comes for a while, it is cancelled.
+
+        The call that brings the answer cancels this task.
+        """
+        try:
+            async with asyncio.timeout(questions.ANSWER_SECONDS):
+                await asked.closed()
+        except TimeoutError:
+            if asked.is_open:
+                asked.run.cancel(f"no answer came within {questions.ANSWER_SECONDS:g} s")
+        del self._asked[key]
+        await asked.run.gone(END_SECONDS)  # until then, `cancel_all` has to know it
+        self._runs.pop(asked.run.run_id, None)
+
+    async def _give_up(self, agent: Agent[Any], asked: questions.Asked, why: Exception) -> types.CallToolResult:
+        """No answer comes. If the run still asks, cancel it; otherwise its session would wait for ever."""
+        run = asked.run
+        if not asked.is_open or isinstance(why, NotContinuableError):
+            if run.status in (RunStatus.cancelling, RunStatus.cancelled):
+                return write_result(agent, await run.result())
+            return failed(f"{agent.name} asked a person, and {ANSWERED}", ids_of(run))
+        said = confide(why) if isinstance(why, AndonError) else str(why)
+        run.cancel(said)
+        what = questions.describe(asked.questions)
+        return failed(
+            f"{agent.name} was cancelled, because it asked a person, and {said}. It asked: {what}", ids_of(run)
+        )
 
     def _cancel(self, run: Run[Any]) -> None:
         cause, reason = self._ending or (CancelCause.user, CLIENT_CANCELLED)
         local_run(run).cancel_for(cause, reason)
 
-    async def _report(self, run: Run[Any], context: Any) -> None:
+    async def _report(self, run: Run[Any], context: Any, after: int) -> int:
+        """Report the events after this number, up to the end or a question. Returns the number of the last one."""
         if not (context.meta or {}).get("progress_token"):
-            return
-        count = told = 0
-        async for event in run:
+            return after
+        count = told = after * TEXT_STEP  # progress has to grow, also after a question
+        async for event in run.events(after):
+            after = event.seq
             count += len(event.content) if event.event is RunEvent.run_content else TEXT_STEP
             if count - told >= TEXT_STEP and (text := describe_event(event)) is not None:
                 told = count
                 await context.session.report_progress(count, None, text)
+        return after
+
+
+class WaitingRun(NamedTuple):
+    """A run that is paused until its client calls again."""
+
+    agent: Agent[Any]
+    asked: questions.Asked
+    told: int
+    watch: asyncio.Task[None]
 
 
 _FIELDS = {"message", "session_id"}
@@ -152,7 +259,7 @@ def describe(name: str, agent: Agent[Any]) -> types.Tool:
 
 
 def describe_event(event: Event) -> str | None:
-    """What a progress message says of an event; None if it is of no interest."""
+    """The text of a progress message for an event; None if it gets none."""
     tool = event.tool
     match event.event:
         case RunEvent.tool_call_started if tool is not None:
@@ -168,12 +275,10 @@ def describe_event(event: Event) -> str | None:
 
 def write_result(agent: Agent[Any], result: RunResult[Any]) -> types.CallToolResult:
     """The end of a run, as the result of the call."""
-    meta: Any = {"andon/run_id": result.run_id, "andon/session_id": result.session_id}
+    meta = ids_of(result)
     if result.status is RunStatus.error:
         assert result.error is not None
         return failed(confide(result.error), meta)
-    if result.status is RunStatus.paused:
-        return failed(f"{agent.name} asks a person ({result.interrupts[0].name}), and {NO_PERSON}", meta)
     if (receipt := result.receipt) is not None:
         return failed(f"{agent.name} was cancelled ({receipt.cause}); it had said: {result.content!r}", meta)
     expected = output_format(agent.output_type)
@@ -186,6 +291,10 @@ def write_result(agent: Agent[Any], result: RunResult[Any]) -> types.CallToolRes
     return types.CallToolResult(content=[content], structured_content=data, _meta=meta)
 
 
+def ids_of(run: Run[Any] | RunResult[Any]) -> Any:
+    return {"andon/run_id": run.run_id, "andon/session_id": run.session_id}
+
+
 def failed(text: str, meta: Any = None) -> types.CallToolResult:
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True, _meta=meta)
 
@@ -194,7 +303,7 @@ def failed(text: str, meta: Any = None) -> types.CallToolResult:
 
 
 class NoticingStream:
-    """The messages of the client. It notes their end before the SDK cancels the calls because of that."""
+    """The messages of the client. At their end, the SDK cancels all calls. This sets the cause of the cancels first."""
 
     def __init__(self, stream: Any, tools: AgentTools) -> None:
         self._stream, self._tools = stream, tools
@@ -248,6 +357,7 @@ async def serve_stdio(tools: AgentTools) -> None:
     server = tools.server()
     async with stdio_server() as (reading, writing):
         await server.run(NoticingStream(reading, tools), writing, server.create_initialization_options())
+    await tools.cancel_all()  # for paused runs whose call has returned the question
 
 
 @contextlib.contextmanager
@@ -267,12 +377,25 @@ def stdout_to_stderr() -> Iterator[None]:
 # -- HTTP -------------------------------------------------------------------------------------------------------------
 
 
-async def serve_http(tools: AgentTools, listener: Any) -> None:
-    """Serve clients of this machine, until a signal."""
+def user_of(context: Any) -> str | None:
+    """The user of the token that a call came with. None for an admin's, without tokens, and over stdio."""
+    if context.request is None:
+        return None
+    user: str | None = context.request.scope.get(USER)
+    return user
+
+
+async def serve_http(tools: AgentTools, listener: Any, guard: Callable[[Any], Any] | None) -> None:
+    """Serve clients until a signal: those that the guard accepts, or without a guard, those of this machine."""
     import uvicorn
 
     server = tools.server()
-    app = server.streamable_http_app()
+    if guard is None:
+        app: Any = server.streamable_http_app()
+    else:
+        # The host name needs no check: a web page without a token gets nothing.
+        security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+        app = guard(server.streamable_http_app(transport_security=security))
     config = uvicorn.Config(app, log_level="warning", log_config=None, access_log=False, timeout_graceful_shutdown=2)
     serving = uvicorn.Server(config)
     # Our own handling of signals: uvicorn would raise the signal again at the end.
@@ -290,7 +413,8 @@ async def serve_http(tools: AgentTools, listener: Any) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    listener.listen()  # before the address is told: who reads it may connect at once
-    port = listener.getsockname()[1]
-    print(f"serving {', '.join(tools.names)} at http://127.0.0.1:{port}/mcp", file=sys.stderr, flush=True)
+    listener.listen()  # before the address is printed: a client may connect at once
+    address, port = listener.getsockname()[:2]
+    url = f"http://{f'[{address}]' if ':' in address else address}:{port}/mcp"
+    print(f"serving {', '.join(tools.names)} at {url}", file=sys.stderr, flush=True)
     await serving.serve([listener])

@@ -95,6 +95,13 @@ def count(given: str) -> int:
     return int(value)
 
 
+def port(given: str) -> int:
+    number = int(given) if given.isdecimal() else -1
+    if not 0 <= number < 65536:  # the system would use the remainder of a division
+        raise argparse.ArgumentTypeError(f"it is a number from 0 to 65535, and not {given!r}")
+    return number
+
+
 def text(given: str) -> str:
     if not given:
         raise argparse.ArgumentTypeError("it is empty: give some text, or leave it out")

@@ -26,7 +26,7 @@ EXAMPLES = """
 
 def add(commands: Any) -> None:
     parser = add_parser(commands, "prune", "forget what is old", __doc__, MORE, EXAMPLES)
-    parser.add_argument("--keep-days", type=days, default=30.0, metavar="N", help="keep so many days (%(default)g)")
+    parser.add_argument("--keep-days", type=days, default=30.0, metavar="N", help="keep N days (%(default)g)")
     parser.add_argument("--dry-run", action="store_true", help="only count")
     parser.add_argument("--json", action="store_true", help="the counts as an object, on one line")
     group = parser.add_argument_group("where", f"without any: $ANDON_DB, ./{DEFAULT_FILE}")

@@ -17,7 +17,7 @@ from andon.core.events import Event, RunEvent
 from andon.core.log_text import escaped_json
 from andon.core.receipt import Interrupt, Receipt, RunResult
 from andon.core.records import RunRecord
-from andon.core.states import CancelOutcome, Phase, RunStatus, StopReason
+from andon.core.states import CancelOutcome, FinishReason, Phase, RunStatus, StopReason
 from andon.errors import describe
 from andon.messages import Usage
 
@@ -33,11 +33,13 @@ class RunLine(Struct, frozen=True):
     created_at: float
     phase: Phase | None = None
     """What it is doing; None from a database."""
+    held_by: str | None = None
+    """The worker process, or the process of a server, that executes it."""
 
     @classmethod
-    def of(cls, record: RunRecord) -> RunLine:
+    def of(cls, record: RunRecord, held_by: str | None = None) -> RunLine:
         agent_id, user_id, session_id = record.session
-        return cls(record.run_id, agent_id, session_id, user_id, record.status, record.created_at)
+        return cls(record.run_id, agent_id, session_id, user_id, record.status, record.created_at, None, held_by)
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -48,6 +50,7 @@ class Report(Struct, frozen=True, kw_only=True):
     session_id: str
     status: RunStatus
     stop_reason: StopReason | None = None
+    finish_reason: FinishReason | None = None
     content: str = ""
     usage: Usage | None = None
     interrupts: list[Interrupt] = []
@@ -78,6 +81,7 @@ class Report(Struct, frozen=True, kw_only=True):
             interrupts=event.interrupts or [],
             receipt=event.receipt,
             error=event.error,
+            finish_reason=event.finish_reason,
         )
 
 

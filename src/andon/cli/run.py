@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
     group.add_argument(
         "--db", metavar="URL", help="where it is kept: sqlite:///andon.db, postgresql://… ($ANDON_DB, or in memory)"
     )
-    group.add_argument("--timeout", type=seconds, metavar="SECONDS", help="cancel the run after so long")
+    group.add_argument("--timeout", type=seconds, metavar="SECONDS", help="cancel the run after this time")
     add_output_options(parser)
     parser.set_defaults(run=run)
 

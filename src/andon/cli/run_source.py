@@ -21,6 +21,7 @@ from andon.core.events import Event
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
 from andon.core.states import RunStatus
+from andon.scale.overview import Overview
 
 DEFAULT_URL = "http://127.0.0.1:7777"
 DEFAULT_FILE = "andon.db"
@@ -65,6 +66,14 @@ class RunSource(Protocol):
 
     def unblock(self, kind: Literal["user", "agent"], id: str) -> bool:
         """Accept new runs of that user or agent again. False if they were not blocked."""
+        ...
+
+    def workers(self) -> Overview:
+        """The worker processes, and what waits for them."""
+        ...
+
+    def drain(self, worker: str) -> bool:
+        """Ask a worker process to stop. False if there is none of this name."""
         ...
 
     def close(self) -> None: ...

@@ -16,13 +16,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from andon.cli import serve_options
+from andon.cli import event_options, serve_options
 from andon.cli.agent_import import find_agents
 from andon.cli.command_error import CommandError, command_error_of
-from andon.cli.options import count, database_of, days, duration
+from andon.cli.options import count, database_of, days, duration, port
 from andon.core.runtime import Runtime
 from andon.core.shared.store import SharedStore
 from andon.errors import ConfigurationError, MissingExtraError, StoreError
+from andon.scale.maintenance import queue_in
 from andon.store import MemoryStore, open_store
 
 DEFAULT_DB = "sqlite:///andon.db"
@@ -41,17 +42,22 @@ def add(commands: Any) -> None:
     parser.add_argument("agents", nargs="*", metavar="module:agent", help="an Agent, or a list of them, in a module")
     parser.add_argument("--demo", action="store_true", help="serve agents that need no key and no network")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (%(default)s: this machine only)")
-    parser.add_argument("--port", type=_port, default=7777, help="the port; 0 picks a free one (%(default)s)")
+    parser.add_argument("--port", type=port, default=7777, help="the port; 0 picks a free one (%(default)s)")
     parser.add_argument("--root-path", default="", help="the prefix that a proxy in front takes off")
     parser.add_argument(
         "--drain", type=duration, metavar="SECONDS", help=f"what runs get to finish in ({DRAIN:g}; 0 with --reload)"
     )
     processes = parser.add_argument_group("processes")
     processes.add_argument(
-        "--workers", type=count, default=1, metavar="N", help="serve in so many processes, on one port and one database"
+        "--workers", type=count, default=1, metavar="N", help="serve in N processes, on one port and one database"
     )
     processes.add_argument(
         "--reload", action="store_true", help="for development: start again when a .py file below this folder changes"
+    )
+    parser.add_argument(
+        "--no-execute",
+        action="store_true",
+        help="accept, show and cancel runs, and leave their execution to `andon worker` on the same Postgres",
     )
     parser.add_argument(
         "--db",
@@ -64,14 +70,15 @@ def add(commands: Any) -> None:
         type=duration,
         default=10.0,
         metavar="SECONDS",
-        help="after so long without a sign of life a run is lost, and others end it (%(default)s)",
+        help="after this time without a renewal a run is lost, and another server ends it (%(default)s)",
     )
     parser.add_argument(
         "--keep-days",
         type=days,
         metavar="N",
-        help="forget runs and sessions that were not used for so many days (without it, none; in memory://, 7)",
+        help="delete runs and sessions that were not used for N days (without it, none; in memory://, 7)",
     )
+    event_options.add(parser)
     serve_options.add(parser)
     parser.set_defaults(run=run)
 
@@ -103,13 +110,19 @@ def run(options: argparse.Namespace) -> int:
     db = database_of(options)
     chosen = db is None and bool(brought)
     try:
-        runtime = brought[0] if chosen else open_runtime(db or DEFAULT_DB, options.lease, options.keep_days)
+        runtime = brought[0] if chosen else open_runtime(db or DEFAULT_DB, options, workers=options.no_execute)
     except ConfigurationError as error:
         raise CommandError(str(error)) from None
     try:
         if options.workers > 1 and not isinstance(runtime.store, SharedStore):
             raise CommandError(UNSHARED)
-        app = create_app(agents, runtime, drain=options.drain, **serve_options.settings(options))
+        if options.no_execute:
+            check_queue(runtime)
+        app = create_app(
+            agents, runtime, drain=options.drain, execute=not options.no_execute, **serve_options.settings(options)
+        )
+        if options.no_execute:
+            asyncio.run(app.state.andon.prepare())
         with bound(options.host, options.port) if parent is None else parent.listener as listener:
             serve_options.check_closed(options, listener, guarded=app.state.andon.settings.guarded)
             serve(app, listener, options.root_path, options.max_connections, parent)
@@ -119,6 +132,14 @@ def run(options: argparse.Namespace) -> int:
         if not chosen:
             asyncio.run(runtime.close())
     return 0
+
+
+def check_queue(runtime: Runtime) -> None:
+    """Raise if runs can't wait for worker processes in this database."""
+    try:
+        asyncio.run(queue_in(runtime.store).prepare())
+    except StoreError as error:
+        raise CommandError(str(error), command_error_of(error).code) from None
 
 
 def _serve_elsewhere(options: argparse.Namespace) -> int:
@@ -136,12 +157,15 @@ def _serve_elsewhere(options: argparse.Namespace) -> int:
         return asyncio.run(supervise(options.given, listener, **how))
 
 
-def open_runtime(url: str, lease: float, keep_days: float | None) -> Runtime:
-    """A runtime on the store at this URL. Raises if the store can't be reached."""
+def open_runtime(url: str, options: argparse.Namespace, *, workers: bool = False) -> Runtime:
+    """A runtime on the store at this URL. Raises if the store can't be reached, or can't be used with `workers`."""
+    lease, keep_days = options.lease, options.keep_days
     if lease < MIN_LEASE:
         raise CommandError(f"--lease is {lease:g}; it is a number of seconds, {MIN_LEASE:g} or more")
     try:
         store = open_store(url)
+        if workers:  # before a file is made
+            queue_in(store)
         if isinstance(store, SharedStore):
             asyncio.run(store.ping())
         elif isinstance(store, MemoryStore) and keep_days is not None:
@@ -149,37 +173,42 @@ def open_runtime(url: str, lease: float, keep_days: float | None) -> Runtime:
     except (ConfigurationError, StoreError) as error:
         hint = "" if isinstance(error, MissingExtraError) else " (another database can be named with --db)"
         raise CommandError(f"{error}{hint}", command_error_of(error).code) from None
-    return Runtime(store, lease_seconds=lease, keep_days=keep_days)
+    kept = event_options.settings(options, shared=isinstance(store, SharedStore))
+    return Runtime(store, lease_seconds=lease, keep_days=keep_days, **kept)
 
 
 @contextlib.contextmanager
-def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that is bound to this address."""
+def bound(host: str, port: int, option: str = "--port", host_option: str = "--host") -> Iterator[socket.socket]:
+    """A socket that is bound to this address. The options are those that name the port and the host."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise CommandError(f"can't listen on {host} ({error}): name an address of this machine with --host") from None
+        raise CommandError(
+            f"can't listen on {host} ({error}): name an address of this machine with {host_option}"
+        ) from None
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _set_keepalive(listener)
         try:
             listener.bind(address)
         except OSError as error:
-            raise CommandError(f"can't listen on {host}, port {port} ({error}): {_advice(error)}") from None
+            raise CommandError(
+                f"can't listen on {host}, port {port} ({error}): {_advice(error, option, host_option)}"
+            ) from None
         yield listener
 
 
-def _advice(error: OSError) -> str:
+def _advice(error: OSError, option: str, host_option: str) -> str:
     if error.errno == errno.EADDRINUSE:
-        return "another program does, maybe another `andon serve`. End it, or choose another port with --port"
+        return f"another program does, maybe another `andon`. End it, or choose another port with {option}"
     if error.errno == errno.EADDRNOTAVAIL:
-        return "name an address of this machine with --host (0.0.0.0: all of them)"
+        return f"name an address of this machine with {host_option} (0.0.0.0: all of them)"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return "this user may not use that port. Choose one from 1024 on with --port"
-    return "choose another with --port"
+        return f"this user may not use that port. Choose one from 1024 on with {option}"
+    return f"choose another with {option}"
 
 
 def _set_keepalive(listener: socket.socket) -> None:
@@ -188,10 +217,3 @@ def _set_keepalive(listener: socket.socket) -> None:
     for name, value in {"KEEPIDLE": 15, "KEEPINTVL": 5, "KEEPCNT": 3, "USER_TIMEOUT": 120_000}.items():
         if (option := getattr(socket, f"TCP_{name}", None)) is not None:  # not every system has all options
             listener.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _port(text: str) -> int:
-    port = int(text) if text.isdecimal() else -1
-    if not 0 <= port < 65536:  # the system would use the remainder of a division
-        raise argparse.ArgumentTypeError(f"it is a number from 0 to 65535, and not {text!r}")
-    return port

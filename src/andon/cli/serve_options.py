@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of `andon serve` for access and limits. No message quotes a token."""
+"""The options of `andon serve` for access and limits. `andon mcp` has those for tokens too.
+
+No message quotes a token.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,8 @@ VARIABLE = "ANDON_TOKEN"
 LIMITS = {
     "max_runs": "runs at once, of all agents",
     "max_user_runs": "runs at once of one user",
+    "max_agent_runs": "runs at once of one agent, with --no-execute",
+    "max_waiting_runs": "runs that wait for room, with --no-execute",
     "max_body": "bytes of a request",
     "max_message": "characters of a prompt",
     "max_paused_runs": "runs that wait for a person, of all agents",
@@ -35,8 +40,7 @@ LIMITS = {
 }
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    access = parser.add_argument_group("access")
+def add_tokens(access: argparse._ArgumentGroup) -> None:
     access.add_argument(
         "--token",
         action="append",
@@ -49,6 +53,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="a token a line: `TOKEN user=NAME`, `TOKEN admin`, or both; a word with # begins a comment; "
         "read again when it changes",
     )
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    access = parser.add_argument_group("access")
+    add_tokens(access)
     access.add_argument("--allow-open", action="store_true", help="serve other machines though there is no token")
     access.add_argument(
         "--allow-host", action="append", default=[], metavar="NAME", help="a name the server goes by; may be repeated"
@@ -71,24 +80,42 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments for `create_app`."""
-    tokens = [*options.token, *_of_environment(), *_of_file(options.token_file)]
     limits = {name: value for name in LIMITS if (value := getattr(options, name)) is not None}
     return {
-        "tokens": tokens or None,
+        "tokens": tokens_of(options) or None,
         "hosts": [options.host, *options.allow_host],
         "cors_origins": options.cors_origin,
         **limits,
     }
 
 
+def tokens_of(options: argparse.Namespace) -> list[str | TokenFile]:
+    """The tokens of the command line, of the environment and of the file."""
+    return [*options.token, *_of_environment(), *_of_file(options.token_file)]
+
+
 def check_closed(options: argparse.Namespace, listener: socket.socket, *, guarded: bool) -> None:
     """Raise if other machines can reach a server without tokens, unless --allow-open is given."""
-    address = listener.getsockname()[0]
-    if not (guarded or options.allow_open or ipaddress.ip_address(address.partition("%")[0]).is_loopback):
-        raise CommandError(
-            f"{options.host} can be reached from other machines, and there is no token: anybody could run and cancel "
-            f"your agents. Set {VARIABLE} or give --token-file; or say --allow-open if something else keeps them out"
-        )
+    if not (guarded or options.allow_open or is_local(listener)):
+        raise CommandError(f"{_open_to_all(options.host)}; or say --allow-open if something else keeps them out")
+
+
+def check_local(host: str, listener: socket.socket) -> None:
+    """Raise if other machines can reach a server that has no tokens."""
+    if not is_local(listener):
+        raise CommandError(_open_to_all(host))
+
+
+def is_local(listener: socket.socket) -> bool:
+    """Only this machine can reach it."""
+    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def _open_to_all(host: str) -> str:
+    return (
+        f"{host} can be reached from other machines, and there is no token: anybody could run and cancel your agents. "
+        f"Set {VARIABLE} or give --token-file"
+    )
 
 
 def _of_environment() -> list[str]:

@@ -24,6 +24,7 @@ from andon.cli.terminal import one_line
 from andon.core.events import Event, RunEvent
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
+from andon.scale.overview import Overview
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ ANSWER_SECONDS = 15.0
 """How long a server has to respond, in addition to `wait`."""
 
 SILENCE_SECONDS = 60.0
-"""A stream without data or heartbeat for so long is opened again."""
+"""After this time without data or a heartbeat, a stream is opened again."""
 
 RETRY_SECONDS = 30.0
 """How long a server may be unreachable while its run is followed."""
@@ -174,11 +175,27 @@ class ServerSource:
     def unblock(self, kind: Literal["user", "agent"], id: str) -> bool:
         return bool(self._ask("POST", "/unblock", {f"{kind}_id": id}).get("unblocked"))
 
+    def workers(self) -> Overview:
+        try:
+            return self._convert(self._ask("GET", "/workers"), Overview)
+        except RefusedError as refused:
+            if refused.status == 404:
+                raise CommandError(f"{self.name} is too old: it knows nothing of workers", Exit.failed) from None
+            raise
+
+    def drain(self, worker: str) -> bool:
+        try:
+            return bool(self._ask("POST", f"/workers/{quote(worker, safe='')}/drain", {}).get("draining"))
+        except RefusedError as refused:
+            if refused.status == 404:
+                return False
+            raise
+
     def continue_run(self, run: Report, answers: dict[str, Any], run_id: str | None) -> Iterator[Event]:
         """Continue a run, and follow it. Closing this stream cancels the run."""
         body = {"stream": True, "events": "all", "run_id": run_id, **({"answers": answers} if answers else {})}
         # Sent now, and not at the first `next`: a refusal must be raised before the run is followed.
-        response = self._open("POST", f"{_path(run.agent_id, run.run_id)}/continue", body)
+        response = self.open_response("POST", f"{_path(run.agent_id, run.run_id)}/continue", body)
         return self._follow(run, 0, response)
 
     def continue_in_background(self, run: Report, answers: dict[str, Any], run_id: str | None) -> Report:
@@ -198,7 +215,7 @@ class ServerSource:
             try:
                 if response is None:
                     headers = {"last-event-id": str(after)} if after else {}
-                    response = self._open("GET", f"{_path(run.agent_id, run_id)}/events", None, headers)
+                    response = self.open_response("GET", f"{_path(run.agent_id, run_id)}/events", None, headers)
                     if response.status == 204:  # no more events
                         return
                 for event in self._read(response):
@@ -249,11 +266,11 @@ class ServerSource:
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None, wait: float = 0) -> Any:
         """The JSON of the response."""
-        response = self._open(method, path, body, seconds=ANSWER_SECONDS + wait)
+        response = self.open_response(method, path, body, seconds=ANSWER_SECONDS + wait)
         with response:
             return self._json(response)
 
-    def _open(
+    def open_response(
         self,
         method: str,
         path: str,

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from andon.core.log_text import BIDI, CONTROLS, LINES
 from andon.core.receipt import Receipt, ToolReceipt
-from andon.core.states import ToolOutcome
+from andon.core.states import Stopped, ToolOutcome
 from andon.messages import Usage
 
 STYLES = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -89,7 +89,7 @@ def cells(text: str) -> int:
 
 
 def fit(text: str, width: int) -> str:
-    """The text in exactly so many columns: cut, or padded."""
+    """The text in exactly `width` columns: cut, or padded."""
     if cells(text) > width:
         while text and cells(text) > width - 1:
             text = text[:-1]
@@ -159,6 +159,8 @@ _MEANINGS = {
     ToolOutcome.compensated: "cut, and undone",
 }
 
+_STOPPED = {Stopped.asked: "; its processes ended at SIGTERM", Stopped.killed: "; its processes were killed"}
+
 
 def receipt_of(receipt: Receipt, stream: TextIO) -> str:
     """The receipt of a cancel as text."""
@@ -172,6 +174,8 @@ def receipt_of(receipt: Receipt, stream: TextIO) -> str:
 def _meaning(call: ToolReceipt) -> str:
     """How a call ended, in words."""
     words = _MEANINGS.get(call.outcome, str(call.outcome))
+    if call.stopped is not None:
+        words += _STOPPED[call.stopped]
     if call.let_finish:
         words += ", let finish"
     if call.undo is not None:

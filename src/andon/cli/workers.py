@@ -25,10 +25,11 @@ from typing import NamedTuple
 from andon.cli.command_error import Exit
 from andon.cli.file_watcher import FileWatcher
 from andon.cli.terminal import note
+from andon.scale import systemd
 from andon.server.parent_process import END, VARIABLE
 
 RESTART_SECONDS, LONGEST_RESTART_SECONDS = 1.0, 30.0
-"""A worker that died is replaced after so long. If it can't be started, the delay doubles."""
+"""A worker that died is replaced after this time. If it can't be started, the delay doubles."""
 
 RELOAD_SECONDS = 15.0
 """How long a worker has to end after a change, in addition to `--drain`: a tool may block its event loop."""
@@ -126,6 +127,7 @@ class Workers:
             return
         self._signal = number
         self._leaving.set()
+        systemd.notify("STOPPING=1")
         self.drain()
 
     def drain(self) -> None:
@@ -167,7 +169,7 @@ class Workers:
     # -- several ------------------------------------------------------------------------------------------------------
 
     async def keep(self, count: int) -> int:
-        """Keep so many workers, until a signal. Returns the exit code of this process."""
+        """Keep this number of workers, until a signal. Returns the exit code of this process."""
         # The first one alone: it creates the tables, and an error is printed only once.
         text = await self._begin(1)
         if text is None:
@@ -183,6 +185,7 @@ class Workers:
         if not self._leaving.is_set():
             pids = ", ".join(str(worker.pid) for _, worker in sorted(self._alive.items()))
             print(f"{text}\nworkers: {count} processes ({pids}), of {os.getpid()}", flush=True)
+            systemd.notify("READY=1")
         return max([await each for each in tending])
 
     async def _tend(self, number: int, up: asyncio.Event | None) -> int:

@@ -15,7 +15,6 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from andon.core.events import approximate_size
 from andon.core.run.run import LocalRun
 from andon.core.selection import CancelEntry
 from andon.errors import show
@@ -93,7 +92,7 @@ class Archive:
             self._arm(now)
 
     def _weigh(self, run: LocalRun) -> None:
-        size = sum(map(approximate_size, run.journal.events.copy()))
+        size = run.journal.events.rest()
         if self._have_copies():
             said = run.conversation
         else:

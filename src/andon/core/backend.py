@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
 
-from andon.core.records import SessionKey
+from andon.core.records import RunRecord, SessionKey
 from andon.core.run.run import LocalRun
 from andon.core.run.storage import LocalStorage, RunStorage
 from andon.core.selection import Block, BlockKind, CancelEntry, Selection
 from andon.core.session import Session
 from andon.core.store import Store
+
+if TYPE_CHECKING:
+    from andon.core.shared.remote import RemoteRun
 
 
 class Backend(Protocol):
@@ -49,6 +52,32 @@ class Backend(Protocol):
     def check_blocked(self, run: LocalRun) -> None:
         """Raise `BlockedError` if new runs of this user or agent are refused, as far as this process knows it."""
         ...
+
+    def start(self) -> None:
+        """Begin to look after the runs of processes that have died, if other processes share the store."""
+        ...
+
+    # -- runs of any process: without a shared store there are none ---------------------------------------------------
+
+    async def find_record(self, run_id: str) -> RunRecord | None:
+        """The record of this run."""
+        ...
+
+    async def list_records(
+        self, which: Selection, limit: int, before: tuple[float, str] | None = None
+    ) -> list[RunRecord]:
+        """The newest records that fit, before this position."""
+        ...
+
+    def remote_run(self, record: RunRecord) -> RemoteRun | None:
+        """The run of this record, which may be in any process."""
+        ...
+
+    async def given_back(self, run_id: str, seconds: float) -> bool:
+        """Wait until a paused run that this process is giving back is paused again. False for any other run."""
+        ...
+
+    # -- the kill switch ----------------------------------------------------------------------------------------------
 
     async def block(self, block: Block) -> None: ...
 
@@ -103,6 +132,22 @@ class LocalBackend:
             for key in (("user", run.user_id), ("agent", run.agent_id)):
                 if (block := self._blocks.get(key)) is not None:
                     raise block.refusal()
+
+    def start(self) -> None: ...
+
+    async def find_record(self, run_id: str) -> RunRecord | None:
+        return None
+
+    async def list_records(
+        self, which: Selection, limit: int, before: tuple[float, str] | None = None
+    ) -> list[RunRecord]:
+        return []
+
+    def remote_run(self, record: RunRecord) -> RemoteRun | None:
+        return None
+
+    async def given_back(self, run_id: str, seconds: float) -> bool:
+        return False
 
     async def block(self, block: Block) -> None:
         self._blocks[block.kind, block.id] = block

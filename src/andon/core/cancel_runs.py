@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cancelling every run that fits, in this process and in a shared store.
 
-Nothing is acknowledged that is not sure. A run that this process works on is cancelled at once: whatever happens to the
-store, it ends as cancelled. A paused run belongs to no process, and another process may answer it: it is cancelled here
-only when the store has accepted the cancel.
+A cancel is acknowledged only when it is certain. A run that this process works on is cancelled at once: it ends as
+cancelled, even if the store fails. A paused run belongs to no process, and another process may answer it: it is
+cancelled here only when the store has accepted the cancel. A run with an id that its caller has chosen may have been
+started in another process too, and the store takes in only one of them. Until it has, the run here is stopped, and that
+alone is not enough: the cancel is meant for the run that the store takes in.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from andon.core.bounds import Bounds
 from andon.core.receipt import CancelRequest
 from andon.core.run.run import LocalRun
+from andon.core.run.waits import was_admitted
 from andon.core.selection import Outcomes, Selection
 from andon.core.signal import Batch, wake_all
 from andon.core.states import CancelOutcome
@@ -74,7 +77,7 @@ class Sweep:
 
     @property
     def asked(self) -> int:
-        """How many runs of this process stop, whatever becomes of the store."""
+        """How many runs of this process stop, even if the store fails."""
         return sum(map(bool, self._here.values()))
 
     def ask_here(self, request: CancelRequest, batch: Batch) -> None:
@@ -103,6 +106,8 @@ class Sweep:
             # If runs of this process were cancelled, they stop by now: the answer does not wait for long.
             async with asyncio.timeout(self._runtime.bounds.settle_seconds if self.asked else None):
                 stored = await worker.store.request_cancel(self._which, request)
+                if await self._drop_refused(stored) and self._which.run_id is not None:  # another run has that id
+                    stored = await worker.store.request_cancel(self._which, request)
         except (StoreError, TimeoutError) as error:
             return self._unstored(error)
         for run in self._at_work.values():
@@ -118,11 +123,24 @@ class Sweep:
                 await worker.orphans.end_all()
         return outcomes
 
-    def _unstored(self, error: StoreError | TimeoutError) -> Outcomes:
-        """The store can't be asked. The cancel of one run that was stopped here is acknowledged. Otherwise it is not
-        known what other processes run, and the failure is raised.
+    async def _drop_refused(self, stored: Outcomes) -> bool:
+        """Forget the runs here that the store has refused, since another process may have runs with their ids. First
+        wait for its answer, unless the store has just accepted a cancel of that id. True if there were any.
         """
-        if self._which.run_id is not None and self.asked:
+        doubtful = [self._at_work[run_id] for run_id in self._here if not stored.get(run_id)]
+        for run in doubtful:
+            if run.id_was_given:
+                await was_admitted(run)
+        refused = [run.run_id for run in doubtful if not _is_ours(run)]
+        for run_id in refused:
+            del self._here[run_id], self.found[run_id]
+        return bool(refused)
+
+    def _unstored(self, error: StoreError | TimeoutError) -> Outcomes:
+        """The store can't be asked. The cancel of one run that was stopped here is acknowledged, if no other process
+        can have a run with its id. Otherwise it is not known what other processes run, and the failure is raised.
+        """
+        if self._which.run_id is not None and self.asked and all(map(_is_ours, self._at_work.values())):
             self._here.stored = False
             return self._here
         said = str(error) if isinstance(error, StoreError) else "the store takes too long to answer"
@@ -133,7 +151,7 @@ class Sweep:
 
 
 def done_here(asked: int) -> str:
-    """What to say if the store can't be asked, and so many runs of this process stop all the same."""
+    """The text for an error of the store, if `asked` runs of this process stop all the same."""
     return f"runs of this process were asked to stop: {asked}; ask again for those of others" if asked else ""
 
 
@@ -155,6 +173,11 @@ def _ask(runs: Iterable[LocalRun], request: CancelRequest) -> None:
             run.request_cancel(request, batch)
     finally:
         wake_all(batch, request)
+
+
+def _is_ours(run: LocalRun) -> bool:
+    """Is it certain that no other process has a run with this id?"""
+    return not run.id_was_given or (run.storage.is_admitted and not run.was_refused)
 
 
 def _joint(stored: CancelOutcome | None, here: CancelOutcome) -> CancelOutcome:

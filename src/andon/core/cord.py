@@ -84,7 +84,7 @@ class Cord:
             wake_all(batch, request)
 
     def add(self, run: CancellableRun, arm_seconds: float) -> None:
-        """Register a run; it is cancelled here and now if the cord was pulled within so many seconds before."""
+        """Register a run. It is cancelled at once if the cord was pulled within `arm_seconds` before."""
         self.live[run] = None
         for key, arm in self._arms.copy().items():
             if self._is_valid(arm, arm_seconds) and self._arms.pop(key, None) is not None:

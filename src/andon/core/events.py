@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from andon.core.receipt import Interrupt, Receipt
-from andon.core.states import RunStatus, ToolOutcome, Word
+from andon.core.states import FinishReason, RunStatus, ToolOutcome, Word
 from andon.errors import show
 from andon.messages import Usage
 from andon.plain import Plain
@@ -118,6 +118,8 @@ class Event(Plain, frozen=True, gc=False, omit_defaults=True):
     progress: ProgressView | None = None
     call_id: str | None = None
     """The call that has printed the `content`, on `tool_output`."""
+    finish_reason: FinishReason | None = None
+    """Why the model ended its last answer, on terminal events, if it has said so."""
 
 
 EVENT_BYTES = 250

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from andon.core.event_log import STRETCH, EventLog, Stretch
 from andon.core.events import Event, RunEvent
 from andon.core.single_reader import Seat
 from andon.core.waiters import Waiters
@@ -23,15 +24,26 @@ LOOK_TEXT = 65_536
 """After each such number of characters, the limit on what a run may write is checked again."""
 
 
+class Pen:
+    """Writes the pieces of one text, and knows that text."""
+
+    __slots__ = ("_stretches", "write")
+
+    def __init__(self, write: Callable[[str], None], stretches: list[Stretch]) -> None:
+        self.write, self._stretches = write, stretches
+
+    def text(self) -> str:
+        """All that was written with it."""
+        return "".join([stretch.text() for stretch in self._stretches])
+
+
 class Journal:
     """A run's events. The terminal event closes it; later events are ignored."""
 
     __slots__ = (
-        "_agent_id",
+        "_is_read",
         "_limit",
         "_look",
-        "_run_id",
-        "_session_id",
         "_text",
         "closed",
         "events",
@@ -40,50 +52,54 @@ class Journal:
     )
 
     def __init__(self, run_id: str, session_id: str, agent_id: str) -> None:
-        self._run_id, self._session_id, self._agent_id = run_id, session_id, agent_id
         self._limit, self._text = math.inf, 0
         self._look: Callable[[], float] | None = None
-        self.events: list[Event] = []
+        self.events = EventLog(run_id, session_id, agent_id)
         self.waiters = Waiters()
+        self._is_read = False
         self.closed = False
         self.resting = False
         """The run is paused: readers end here, though the run may go on later."""
 
     def limit(self, first: float, look: Callable[[], float]) -> None:
         """Call `look` at the event of this number, at each event of a tool, and after every 64 KB of text. It returns
-        the number of the event at which to call it again. Each `pen` counts for itself, and so do all other writes:
-        `look` may be called more often than it asked for.
+        the number of the event at which to call it again. It may be called more often than it asked for.
         """
         self._limit, self._look = first, look
 
-    def pen(self, kind: RunEvent) -> Callable[[str], None]:
-        """A function that appends one content event and wakes the readers.
-
-        This is the hot path: it is called once per token. So all that it needs is looked up once, here.
+    def pen(self, kind: RunEvent) -> Pen:
+        """Writes content events, and wakes the readers. Its `write` is the hot path: it is called once per token. So
+        all that it needs is looked up here.
         """
-        run_id, session_id, agent_id, now = self._run_id, self._session_id, self._agent_id, time.time
-        events, wakes, wake = self.events, self.waiters.wakes, self.waiters.wake
-        append = events.append
+        log, now, wakes, wake = self.events, time.time, self.waiters.wakes, self.waiters.wake
+        stretches: list[Stretch] = []
+        stretch: Stretch | None = None
+        count = most = chars = 0
+        add_time: Callable[[float], None]
+        add_text: Callable[[str], None]
 
         def write(content: str) -> None:
-            append(Event(kind, run_id, session_id, agent_id, len(events) + 1, now(), content))
+            nonlocal count, chars
+            if stretch is None or log.open is not stretch:  # the first piece, or another event came between
+                begin()
+            add_time(now())
+            add_text(content)
             if wakes:
                 wake()
+            count += 1
+            chars += len(content)
+            if count >= most or chars >= LOOK_TEXT:
+                log.seal()
+                self._look_again()
 
-        if (look := self._look) is None:
-            return write
-        limit, text = self._limit, 0
+        def begin() -> None:
+            nonlocal stretch, count, most, chars, add_time, add_text
+            stretches.append(stretch := log.begin(kind))
+            assert stretch.texts is not None
+            add_time, add_text, count, chars = stretch.times.append, stretch.texts.append, 0, 0
+            most = int(min(STRETCH, max(1, self._limit + 1 - stretch.seq)))
 
-        def write_up_to_limit(content: str) -> None:
-            nonlocal limit, text
-            append(Event(kind, run_id, session_id, agent_id, (seq := len(events) + 1), now(), content))
-            if wakes:
-                wake()
-            text += len(content)
-            if seq >= limit or text >= LOOK_TEXT:
-                limit, text = look(), 0
-
-        return write_up_to_limit
+        return Pen(write, stretches)
 
     def add(self, kind: RunEvent, content: str = "", **facts: Any) -> None:
         """Append one event and wake the readers. After the terminal event, append nothing."""
@@ -98,7 +114,8 @@ class Journal:
 
     def ends_with(self, kind: RunEvent) -> bool:
         """True if the last event is of this kind, and is the run's own, not one relayed from another run."""
-        return bool(self.events) and self.events[-1].event is kind and self.events[-1].run_id == self._run_id
+        last = self.events.last
+        return last is not None and last.event is kind and last.run_id == self.events.run_id
 
     def relay(self, event: Event) -> None:
         """Show an event of another run here, in this journal's order."""
@@ -108,8 +125,7 @@ class Journal:
 
     def draft(self, kind: RunEvent, content: str = "", **facts: Any) -> Event:
         """The next event, to be stored before readers may see it. Then `publish` it."""
-        seq = len(self.events) + 1
-        return Event(kind, self._run_id, self._session_id, self._agent_id, seq, time.time(), content, **facts)
+        return self.events.draft(kind, len(self.events) + 1, time.time(), content, **facts)
 
     def publish(self, event: Event) -> None:
         """Append a drafted event. The caller wakes the readers."""
@@ -122,6 +138,10 @@ class Journal:
             return
         self._text += len(event.content)
         if event.seq >= self._limit or event.tool is not None or self._text >= LOOK_TEXT:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        if self._look is not None:
             self._limit, self._text = self._look(), 0
 
     def close(self, event: Event) -> None:
@@ -130,6 +150,9 @@ class Journal:
         self.closed = True
         self._look = None  # it refers to the run: drop the reference
         self.waiters.wake()
+
+    def read_by_one_more(self) -> None:
+        self.events.is_shared, self._is_read = self._is_read and not self.closed, True
 
     def rest(self, event: Event | None = None) -> None:
         """The run is paused; `event` tells it, unless that was told before. The caller wakes the readers."""
@@ -159,6 +182,7 @@ class Reader:
     def __init__(self, journal: Journal, after: int = 0) -> None:
         self._journal = journal
         self._taken = after
+        journal.read_by_one_more()
         self.at_hand: Iterator[Event] = iter(())
         """The events that were taken from the journal and not given out yet."""
         self.seat = Seat()
@@ -189,7 +213,7 @@ class Reader:
         try:
             self.seat.take(me)
             await self._journal.waiters.wait(self._ready)
-            batch = self._journal.events[self._taken : self._taken + limit]
+            batch = self._journal.events.next_batch(self._taken, limit)
             self._taken += len(batch)
             return batch
         finally:
@@ -230,8 +254,8 @@ class Reader:
         return journal.closed or journal.resting or self._taken < len(journal.events)
 
     def _take(self) -> Event | None:
-        """Take a copy of all new events. Return the first one, and keep the others at hand."""
-        events = self._journal.events[self._taken :]
+        """Take new events, not too many. Return the first one, and keep the others at hand."""
+        events = self._journal.events.next_batch(self._taken, STRETCH)
         self._taken += len(events)
         batch = iter(events)
         first = next(batch, None)  # before another thread can read from it

@@ -12,8 +12,8 @@ import logging
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakSet, WeakValueDictionary
+from typing import TYPE_CHECKING, Any, Protocol, cast
+from weakref import ReferenceType, WeakSet, WeakValueDictionary, ref
 
 from andon.core.archive import Archive, Latencies
 from andon.core.backend import Backend, LocalBackend
@@ -37,6 +37,7 @@ from andon.core.store import Store
 from andon.errors import ConfigurationError, RunIdTakenError
 
 if TYPE_CHECKING:
+    from andon.core.shared.event_channel import EventChannel
     from andon.core.shared.link import EndOrphan
     from andon.core.shared.store import SharedStore
     from andon.core.shared.worker import Worker
@@ -44,6 +45,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ENDED_KEPT = 10_000
+
+
+class EndWatcher(Protocol):
+    """An object whose method is called for each run that ends."""
+
+    def run_ended(self, run: LocalRun) -> None:
+        """The run's record is complete, and its terminal event comes next. Called in the thread of the run's loop: it
+        must not wait, and must not raise.
+        """
+        ...
 
 
 class Runtime:
@@ -56,21 +67,23 @@ class Runtime:
     `arm_seconds`: how long an `agent.cancel()` with nothing in flight waits for the next run; 0 switches that off.
     `cut_seconds`: after this, a task that was cancelled and has not ended is cancelled again.
     `abandon_seconds`: after this, it is abandoned and named.
-    `hook_seconds`: what an async hook may take.
-    `settle_seconds`: what the store may take at a run's end.
-    `child_seconds`: what a run waits for the runs that its tools started, before and after it cancels them.
-    `kill_seconds`: what the processes of a cut tool call may take to end before they are killed.
-    `lease_seconds`: on a store that several processes share, how long a run is held without a sign of life.
+    `hook_seconds`: how long an async hook may take.
+    `settle_seconds`: how long the store may take at a run's end.
+    `child_seconds`: how long a run waits for the runs that its tools started, before and after it cancels them.
+    `kill_seconds`: how long the processes of a cut tool call may take to end before they are killed.
+    `lease_seconds`: on a store that several processes share, how long a run belongs to a process without a renewal.
     `finish_seconds`: how long a cancel lets a call go on whose tool says `on_cancel="finish"`.
-    `undo_seconds`: what undoing a call that was cut may take.
-    `abandoned_threads`: with so many still running, sync tools get an error result.
-    `abandoned_user_threads`: the same of one user's; what one has beyond that takes nothing from the others.
-    `max_events`: a run that has written so many is cancelled, with cause `budget`; 0 sets no limit.
-    `max_event_bytes`: the same with so many bytes of them, roughly.
-    `max_result_bytes`: a tool's result that is larger, or a question to a person, is an error result; 0 sets no limit.
+    `undo_seconds`: how long undoing a call that was cut may take.
+    `abandoned_threads`: while this number of them is running, sync tools get an error result.
+    `abandoned_user_threads`: the same for the threads of one user; those above it don't count for other users.
+    `max_events`: a run with more events than this is cancelled, with the cause `budget`; 0 sets no limit.
+    `max_event_bytes`: the same for the bytes of its events, roughly.
+    `max_result_bytes`: a larger result of a tool, or question to a person, becomes an error result; 0 sets no limit.
     `max_attachment_bytes`: the same for the images and files that a tool returns.
     `max_depth`: how many runs may be at work below one another, each started by a tool of the one above.
-    `keep_days`: in a store that several processes share, what was not touched for so long is forgotten, once an hour.
+    `keep_days`: a store that several processes share deletes sessions after this number of days without use.
+    `keep_event_minutes`: there, the events of runs that have ended so long ago are deleted. The runs stay.
+    `events`: there, carries the text of runs to the other processes, beside the store: see `open_events`.
     """
 
     def __init__(
@@ -95,8 +108,10 @@ class Runtime:
         max_attachment_bytes: int = 20 * 2**20,
         max_depth: int = 50,
         keep_days: float | None = None,
+        keep_event_minutes: float | None = None,
+        events: EventChannel | None = None,
     ) -> None:
-        _check_store(store)
+        _check_store(store, events)
         task_seconds = arm_seconds, cut_seconds, abandon_seconds, hook_seconds, settle_seconds
         abandoned = abandoned_threads, abandoned_user_threads
         ends = finish_seconds, undo_seconds
@@ -105,11 +120,11 @@ class Runtime:
         _check_counts(max_events=max_events, max_event_bytes=max_event_bytes)
         _check_counts(max_result_bytes=max_result_bytes, max_attachment_bytes=max_attachment_bytes)
         _check_counts(1, max_depth=max_depth)
-        if keep_days is not None and not is_seconds(keep_days):
-            raise ConfigurationError(f"keep_days is {keep_days!r}; it must be a number, 0 or more, or None for all")
+        _check_kept(keep_days=keep_days, keep_event_minutes=keep_event_minutes)
         self.max_events, self.max_event_bytes, self.max_result_bytes = max_events, max_event_bytes, max_result_bytes
         self.max_attachment_bytes = max_attachment_bytes
-        self.max_depth, self.keep_days = max_depth, keep_days
+        self.max_depth, self.keep_days, self.keep_event_minutes = max_depth, keep_days, keep_event_minutes
+        self._events = events
         self.store = store
         """Where sessions and runs are kept; the first agent puts a memory store here if there is none."""
         self.worker: Worker | None = None
@@ -119,13 +134,15 @@ class Runtime:
         self.undoers: WeakValueDictionary[str, Any] = WeakValueDictionary()
         """On a shared store, the objects that can undo calls of runs whose process is gone, by their `agent_id`."""
         self._local = LocalBackend(lambda: self.store, self._cancel_entries)
-        self._backend: Backend = self._local
+        self.backend: Backend = self._local
+        """Where its runs are kept: in this process alone, or by the worker."""
         self._runs: dict[str, LocalRun] = {}
         self._leaving: dict[LocalRun, None] = {}
         """Runs that are not found by their id any more, but have not settled: in their last hooks, for one."""
         self._ended: set[str] = set()
         self._ended_order: deque[str] = deque()
         self._archive: Archive | None = None
+        self._end_watchers: tuple[ReferenceType[EndWatcher], ...] = ()
         self._lock = threading.Lock()
         _runtimes.add(self)
         start_over_after_fork(self)
@@ -152,14 +169,15 @@ class Runtime:
 
             store = cast("SharedStore", self.store)
             with self._lock:  # the import takes its time, in which another thread may make an agent as well
-                self.worker = self.worker or Worker(store, self.bounds.lease_seconds, end_orphan, self.keep_days)
-                self._backend = self.worker
+                kept = self.keep_days, self.keep_event_minutes
+                self.worker = self.worker or Worker(store, self.bounds.lease_seconds, end_orphan, *kept, self._events)
+                self.backend = self.worker
 
     async def close(self) -> None:
-        """Let go of a shared store, and close it.
+        """Stop using a shared store, and close it.
 
-        Runs that are going are cancelled first, with cause `shutdown`; paused ones stay as they are. What can't be
-        ended, because the store can't be reached, is lost to it.
+        Running runs are cancelled first, with the cause `shutdown`. Paused runs stay paused. If the store can't be
+        reached, the ends of these runs are not stored, and another process ends them as `lost`.
         """
         if self.worker is None:
             if self.is_shared:  # and no agent has used it
@@ -241,12 +259,17 @@ class Runtime:
         return Latencies() if self._archive is None else self._archive.latencies
 
     def keep_ended(self, seconds: float = 60.0, max_bytes: int = 64 * 2**20) -> None:
-        """Keep runs and their events readable for a while after their end, or for less where that takes more bytes.
+        """Keep runs and their events readable for some seconds after their end, at most `max_bytes` of them.
 
-        Servers want this, for readers that come back. Otherwise an ended run is freed with its last handle.
+        Servers need this, for readers that come back. Otherwise an ended run is freed with its last handle.
         """
         if self._archive is None:
-            self._archive = Archive(seconds, max_bytes, lambda: self._backend.copies_conversations)
+            self._archive = Archive(seconds, max_bytes, lambda: self.backend.copies_conversations)
+
+    def watch_ends(self, watcher: EndWatcher) -> None:
+        """Tell this object of each run that ends. The runtime holds only a weak reference to it."""
+        watched = [each for each in self._end_watchers if each() not in (None, watcher)]
+        self._end_watchers = (*watched, ref(watcher))
 
     @property
     def live_runs(self) -> list[LocalRun]:
@@ -256,12 +279,12 @@ class Runtime:
     @property
     def lag(self) -> float:
         """How many seconds a run that begins now would wait for a shared store to take it in."""
-        return self._backend.lag
+        return self.backend.lag
 
     @property
     def lost_leases(self) -> int:
         """How many runs were stopped here because their leases on a shared store were lost."""
-        return self._backend.lost_leases
+        return self.backend.lost_leases
 
     @property
     def live(self) -> int:
@@ -288,11 +311,11 @@ class Runtime:
         grace: float | None = None,
         force: bool = False,
     ) -> Outcomes:
-        """Cancel every run that fits all that is given, and say for each what that achieved: a dict by run.
+        """Cancel every run that matches all given arguments. Returns a dict from run ids to outcomes.
 
-        A `run_id` that is not known gives an empty answer. To mean everything, say `all=True`. If a shared store can't
-        be asked, that is raised, but the runs that this process works on are cancelled all the same. With the `run_id`
-        of one of these nothing is raised: `stored` of the answer is False until the store knows it too.
+        An unknown `run_id` gives an empty dict. `all=True` cancels all runs. If a shared store can't be asked, this
+        raises `StoreError`, but the runs that this process works on are cancelled all the same. With the `run_id` of
+        one of these runs nothing is raised: then `stored` of the result is False.
         """
         if not all and run_id is None and session_id is None and user_id is None and agent_id is None:
             raise ValueError("say which runs: run_id=, session_id=, user_id=, agent_id=, or all=True")
@@ -308,32 +331,32 @@ class Runtime:
     async def block(self, kind: BlockKind, id: str, by: str | None = None, reason: str | None = None) -> Block:
         """Refuse new runs of this user, or of this agent, and answers to paused ones, until `unblock`.
 
-        What runs already is for `cancel` to end.
+        Runs that have begun go on: use `cancel` to end them.
 
         >>> await runtime.block("user", "mallory", by="ops", reason="too many complaints")
         >>> await runtime.cancel(user_id="mallory")
         """
         block = Block(kind, id, by, reason, time.time())
-        await self._backend.block(block)
+        await self.backend.block(block)
         return block
 
     async def unblock(self, kind: BlockKind, id: str) -> bool:
-        """Take new runs again. False if there was no such block."""
-        return await self._backend.unblock(kind, id)
+        """Accept new runs again. False if there was no such block."""
+        return await self.backend.unblock(kind, id)
 
     async def blocks(self) -> list[Block]:
-        """What is blocked, the oldest first."""
-        return await self._backend.blocks()
+        """The blocks, oldest first."""
+        return await self.backend.blocks()
 
     async def check_blocks(self, key: SessionKey) -> None:
-        """Raise if nothing of this user, or of this agent, is to go on that waits."""
+        """Raise `BlockedError` if this user or this agent is blocked. Called before a paused run goes on."""
         for block in await self.blocks():
             if block.id == (key.user_id if block.kind == "user" else key.agent_id):
                 raise block.refusal()
 
     async def cancel_log(self, which: Selection, limit: int = 100) -> list[CancelEntry]:
         """Who cancelled what, when and why, newest first; of ended runs, if `keep_ended` was called."""
-        return await self._backend.cancel_log(which, limit)
+        return await self.backend.cancel_log(which, limit)
 
     def _cancel_entries(self) -> list[CancelEntry]:
         """The cancels of runs of this process: of those that have ended not long ago, and of those that are ending."""
@@ -344,14 +367,14 @@ class Runtime:
 
     def session(self, key: SessionKey) -> Session:
         """The session of this key. The conversation itself is in the store."""
-        return self._backend.session(key)
+        return self.backend.session(key)
 
     def holds(self, key: SessionKey) -> bool:
         """Does a run that has not ended, or anything else, refer to the session of this key?"""
         return self._local.has_session(key)
 
     def register(self, run: LocalRun) -> None:
-        self._backend.check_blocked(run)
+        self.backend.check_blocked(run)
         if run.run_id in self._ended or self._runs.setdefault(run.run_id, run) is not run:
             raise RunIdTakenError.of(run.run_id)
 
@@ -361,15 +384,15 @@ class Runtime:
 
     def storage_for(self, run: LocalRun) -> RunStorage:
         """Where this run is kept."""
-        return self._backend.storage_for(run)
+        return self.backend.storage_for(run)
 
     def withdraw(self, run: LocalRun) -> None:
-        """Take back a registration: the run did not start, or goes on elsewhere."""
+        """Undo a registration: the run did not start, or goes on in another process."""
         if self._runs.get(run.run_id) is run:
             del self._runs[run.run_id]
 
     def part_from(self, run: LocalRun) -> None:
-        """The same for a run that has still something to do; `run_released` is called when it has not."""
+        """The same for a run that still has something to do. `run_released` is called when that is done."""
         self._leaving[run] = None
         self.withdraw(run)
 
@@ -381,6 +404,9 @@ class Runtime:
         self._ended_order.append(run.run_id)
         if self._archive is not None:
             self._archive.add(run)
+        for reference in self._end_watchers:
+            if (watcher := reference()) is not None:
+                watcher.run_ended(run)
         self.part_from(run)
         if len(self._ended_order) > ENDED_KEPT:
             self._ended.discard(self._ended_order.popleft())
@@ -418,7 +444,18 @@ def _check_counts(least: int = 0, **counts: object) -> None:
             raise ConfigurationError(f"{name} is {count!r}; it must be a whole number, {least} or more")
 
 
-def _check_store(store: object) -> None:
+def _check_store(store: object, events: object) -> None:
     if store is not None and not callable(getattr(store, "load", None)):
         hint = f": open one with open_store({store!r})" if isinstance(store, str) else ""
         raise ConfigurationError(f"{store!r} is no store{hint}")
+    if events is not None and not callable(getattr(events, "receive", None)):
+        hint = f": open it with open_events({events!r})" if isinstance(events, str) else ""
+        raise ConfigurationError(f"{events!r} is no event channel{hint}")
+    if events is not None and not hasattr(store, "request_cancel"):
+        raise ConfigurationError("events= is for a store that processes share: open_store('postgresql://…')")
+
+
+def _check_kept(**limits: float | None) -> None:
+    for name, value in limits.items():
+        if value is not None and not is_seconds(value):
+            raise ConfigurationError(f"{name} is {value!r}; it must be a number, 0 or more, or None for all")

@@ -77,6 +77,7 @@ class Step(Generic[T]):
         "finished",
         "name",
         "on_cut",
+        "timeout",
         "was_cut",
         "was_cut_alone",
         "watchdog",
@@ -94,7 +95,7 @@ class Step(Generic[T]):
         patience: Callable[[], float] | None = None,
     ) -> None:
         self._runner, self.name, self.cut_by, self.on_cut = runner, name, cut_by, on_cut
-        self.finish_within, self._patience = finish_within, patience
+        self.timeout, self.finish_within, self._patience = timeout, finish_within, patience
         self._finish_timer: asyncio.TimerHandle | None = None
         self._make: Callable[[], Awaitable[T]] | None = make
         self._value: T
@@ -192,7 +193,7 @@ class Step(Generic[T]):
             self._runner.cut([self])
 
     def cut_in(self, seconds: float, cut: Callable[[], object] | None = None) -> None:
-        """A cancel lets it finish: cut it if it has not ended by itself in so many seconds. The first call counts."""
+        """A cancel lets it finish: cut it if it has not ended by itself after `seconds`. The first call counts."""
         if self._finish_timer is None and self.can_be_cut:
             self._runner.busy_for(seconds)
             self._finish_timer = self._runner.loop.call_later(seconds, cut or self._cut_late)
@@ -284,8 +285,29 @@ class Step(Generic[T]):
         self._stop_timers()
         self.watchdog.release(self)
         self._runner.forget(self)
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the task that waits for this step look again."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+async def wait_first(steps: Sequence[Step[Any]], ready: Callable[[], bool]) -> None:
+    """Wait until one of these steps of a run has ended, or until `ready()` is true.
+
+    Code that makes `ready()` true calls `StepRunner.look_again` afterwards.
+    """
+    while not (any(step.finished for step in steps) or ready()):
+        waiter = steps[0]._make_waiter()
+        for step in steps:
+            step._waiter = waiter
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            steps[0]._runner.host_cancelled()
+    for step in steps:
+        step._waiter = None
 
 
 def is_being_closed(task: asyncio.Task[Any] | None) -> bool:
@@ -401,6 +423,11 @@ class StepRunner:
         except ValueError:  # the steps were lost with their loop
             pass
 
+    def look_again(self) -> None:
+        """Wake the tasks that wait for steps, so that they check their condition again. Called on the run's loop."""
+        for step in self._steps:
+            step.wake()
+
     async def bounded(self, make: Callable[[], Awaitable[T]], name: str, seconds: float) -> T | None:
         """Do work that no cancel cuts, but its time does. A failure is reported and survived.
 
@@ -439,7 +466,7 @@ class StepRunner:
         return next(seconds for seconds in bounds if seconds is not None)
 
     def busy_for(self, seconds: float) -> None:
-        """The run ends, but it lets something finish, or undoes something: that may take so long."""
+        """How long the end may take, because a call is let finish, or is undone."""
         self._busy_until = max(self._busy_until, time.monotonic() + seconds + self.bounds.abandon_seconds)
 
     @property

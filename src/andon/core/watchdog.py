@@ -31,7 +31,7 @@ _watchdogs: WeakValueDictionary[tuple[int, float], Watchdog] = WeakValueDictiona
 
 
 class Watchdog:
-    """Cuts steps again that were cut and have not ended after so many seconds."""
+    """Cuts steps again that were cut and have not ended after some seconds."""
 
     __slots__ = ("__weakref__", "_loop", "_open", "_queue", "_seconds", "_timer")
 

@@ -169,7 +169,7 @@ class Spend(Item):
 class Burst(Item):
     """The same piece of text, `count` times, as fast as it can: for benchmarks.
 
-    Other tasks run after every `every` pieces, as with a client that finds so many in one network read.
+    Other tasks run after every `every` pieces, as with a client that finds this many pieces in one network read.
     """
 
     text: str
@@ -272,7 +272,7 @@ def _words(text: str) -> list[str]:
 
 
 def _slices(text: str, pieces: int) -> list[str]:
-    """Exactly so many pieces, about equally long; empty ones if there are more of them than characters."""
+    """Exactly `pieces` pieces, about equally long; some are empty if there are more pieces than characters."""
     size = len(text)
     return [text[size * n // pieces : size * (n + 1) // pieces] for n in range(pieces)]
 

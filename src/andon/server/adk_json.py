@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from msgspec import Struct
 from starlette.requests import HTTPConnection
 
 from andon.core.events import Event, RunEvent
 from andon.core.records import RunRecord, SessionRecord
-from andon.core.run.run import LocalRun
 from andon.core.states import CancelCause, RunStatus
 from andon.messages import Block, Media, Message, Reasoning, Text, ToolCall, ToolResult, Usage
 from andon.server.body import convert_fields, read_json
@@ -130,6 +129,21 @@ def _usage(usage: Usage) -> AdkJson:
     return {"usageMetadata": known} if known else {}
 
 
+class RunWithMessages(Protocol):
+    """A run whose events are written, in this process or in another one."""
+
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def agent_id(self) -> str: ...
+    @property
+    def metadata(self) -> dict[str, Any]: ...
+    @property
+    def own_messages(self) -> Sequence[Message]:
+        """What it has added to its session so far."""
+        ...
+
+
 class AdkEventWriter:
     """Writes the events of a run as ADK events, as they come; `streaming` adds partial events.
 
@@ -138,7 +152,7 @@ class AdkEventWriter:
 
     __slots__ = ("_answers", "_calls", "_invocation", "_next", "_run", "_streaming")
 
-    def __init__(self, run: LocalRun, *, streaming: bool) -> None:
+    def __init__(self, run: RunWithMessages, *, streaming: bool) -> None:
         self._run, self._streaming = run, streaming
         self._invocation = Invocation(run.run_id, run.agent_id, run.metadata)
         self._next = 1  # 0 is the prompt, which the client knows
@@ -173,10 +187,11 @@ class AdkEventWriter:
         return self._invocation.event(number, event.created_at, told, longRunningToolIds=waiting)
 
     def _tool(self, event: Event) -> list[AdkJson]:
-        view, told = event.tool, []
+        view = event.tool
+        told: list[Message] = []
         assert view is not None
         if all(call.id != view.call_id for call in self._calls):
-            told = self._run.own_messages[self._next : self._next + 1]
+            told = list(self._run.own_messages[self._next : self._next + 1])
             calls = told[0].tool_calls if told else []
             if all(call.id != view.call_id for call in calls):  # the run could not be settled
                 return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routes for ADK's clients: the same agents, addressed by session. LocalRun, talk, cancel, and manage sessions.
+"""Routes for ADK's clients: the same agents, addressed by session. Run, talk, cancel, and manage sessions.
 
 If a client disconnects, only the run that it started is cancelled. An unknown session is a 404 before a run is started
 or an event is sent.
@@ -30,7 +30,7 @@ from andon.core.run.run import LocalRun
 from andon.core.run.waits import wait_result
 from andon.core.session import OnBusy
 from andon.core.shared.remote import RemoteRun
-from andon.core.states import CancelCause
+from andon.core.states import CancelCause, RunStatus
 from andon.errors import AndonError
 from andon.messages import Media
 from andon.server.access import subprotocol
@@ -69,6 +69,7 @@ from andon.server.host import HasMaxState, store_of
 from andon.server.pages import Page, page_response
 from andon.server.problems import Problem, problem_of
 from andon.server.prompts import join_parts, size_of
+from andon.server.queued_runs import AcceptedRun
 from andon.server.remote_runs import live_in
 from andon.server.responses import json_response, large_json_response, to_json
 from andon.server.run_location import run_headers
@@ -108,7 +109,7 @@ async def run_streaming(request: Request) -> Response:
     return EventResponse(run.read(), frames, heartbeat=heartbeat, leave=run.cancel_for, headers=named)
 
 
-async def _start(host: AuthorizedHost, wanted: Invoke) -> LocalRun:
+async def _start(host: AuthorizedHost, wanted: Invoke) -> LocalRun | AcceptedRun:
     if wanted.invocation_id is not None or wanted.function_call_event_id is not None:
         raise Problem(422, "an invocation can't be resumed here: leave out invocationId and functionCallEventId")
     agent = _agent(host, wanted.app_name)
@@ -140,7 +141,7 @@ async def _begin(
     prompt: Prompt,
     custom: dict[str, Any] | None = None,
     on_busy: OnBusy = "reject",
-) -> LocalRun:
+) -> LocalRun | AcceptedRun:
     options: RunOptions = {"session_id": key.session_id, "user_id": key.user_id, "on_busy": on_busy}
     if read_metadata(custom, METADATA):
         options["metadata"] = {METADATA: custom}
@@ -185,11 +186,11 @@ class _LiveConnection:
 
     def __init__(self, host: AuthorizedHost) -> None:
         self._host = host
-        self._run: LocalRun | None = None
+        self._run: LocalRun | AcceptedRun | None = None
         self._pieces: list[str | Media] = []
         self._held = 0
         """How many characters of text, and bytes of images and files, the pieces have."""
-        self._to_send: asyncio.Queue[LocalRun | AdkJson] = asyncio.Queue(MAX_UNSENT)
+        self._to_send: asyncio.Queue[LocalRun | AcceptedRun | AdkJson] = asyncio.Queue(MAX_UNSENT)
 
     async def go(self, socket: WebSocket, wanted: LiveQuery | Problem) -> None:
         """Serve until the client closes or disconnects, or an error."""
@@ -235,7 +236,7 @@ class _LiveConnection:
     async def _answer(self, prompt: Prompt, agent: Agent, key: SessionKey) -> None:
         """Start the next run. It replaces a live run of this connection, never one of another client."""
         before = self._run
-        going = before is not None and not before.status.final
+        going = before is not None and not (await _status_now(before)).final
         try:
             self._run = await _begin(self._host, agent, key, prompt, on_busy="queue" if going else "reject")
         except Problem as problem:
@@ -251,7 +252,7 @@ class _LiveConnection:
     async def _tell(self, socket: WebSocket) -> None:
         while True:
             told = await self._to_send.get()
-            if not isinstance(told, LocalRun):
+            if not isinstance(told, LocalRun | AcceptedRun):
                 await socket.send_text(to_json(told).decode())
                 continue
             writer = AdkEventWriter(told, streaming=True)
@@ -261,6 +262,11 @@ class _LiveConnection:
                     shapes[-1]["turnComplete"] = True
                 for shape in shapes:
                     await socket.send_text(to_json(shape).decode())
+
+
+async def _status_now(run: LocalRun | AcceptedRun) -> RunStatus:
+    """Of a run that a worker process executes, only the store knows it."""
+    return run.status if isinstance(run, LocalRun) else (await run.remote.look()).status
 
 
 # -- sessions ---------------------------------------------------------------------------------------------------------

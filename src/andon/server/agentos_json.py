@@ -18,7 +18,7 @@ from andon.core.receipt import Interrupt, Receipt, RunResult
 from andon.core.records import RunRecord
 from andon.core.run.run import LocalRun
 from andon.core.run.waits import make_result
-from andon.core.states import RunStatus, StopReason, ToolOutcome
+from andon.core.states import FinishReason, RunStatus, StopReason, ToolOutcome
 from andon.errors import confide, say
 from andon.messages import Message, Reasoning, Text, ToolCall, ToolResult, Usage
 from andon.server.responses import to_json
@@ -102,6 +102,9 @@ class WireEvent(Struct, gc=False, omit_defaults=True):
     context: ContextView | None = None
     progress: ProgressView | None = None
     call_id: str | None = None
+    finish_reason: FinishReason | None = None
+    timestamp: float | None = None
+    """`created_at`, exactly. Pieces of text don't have it."""
 
 
 class EventWriter:
@@ -134,6 +137,8 @@ class EventWriter:
             event.seq,
             event.seq - 1,
         )
+        if kind is not RunEvent.run_content and kind is not RunEvent.reasoning:
+            view.timestamp = event.created_at
         if kind is RunEvent.run_content:
             view.content, view.content_type = event.content, "str"
         elif kind is RunEvent.tool_output:
@@ -156,7 +161,7 @@ class EventWriter:
             view.content, view.content_type = event.content, "str"
             view.status, view.usage, view.receipt = event.status, event.usage, event.receipt
             view.metrics = None if event.usage is None else metrics_of(event.usage)
-            view.reason, view.output = event.reason, event.output
+            view.reason, view.output, view.finish_reason = event.reason, event.output, event.finish_reason
             if event.error is not None:
                 view.content = view.error = event.error  # the family's clients show `content`
         else:
@@ -225,6 +230,7 @@ def record_output(agent: Agent, record: RunRecord) -> dict[str, Any]:
         "content": record.content,
         "metadata": record.metadata,
         "stop_reason": record.stop_reason,
+        "finish_reason": record.finish_reason,
         "usage": record.usage,
         "metrics": None if record.usage is None else metrics_of(record.usage),
         "receipt": record.receipt,
@@ -234,6 +240,16 @@ def record_output(agent: Agent, record: RunRecord) -> dict[str, Any]:
         "continues": record.continues,
         "parent_run_id": record.parent_run_id,
     }
+
+
+def stored_output(agent: Agent, record: RunRecord, events: list[Event], messages: list[Message]) -> dict[str, Any]:
+    """The answer to the request that started or continued a run, which another process executes."""
+    output = record_output(agent, record)
+    tools = _tools(event for event in events if event.run_id == record.run_id)
+    if record.interrupts and not record.status.final:
+        calls = [*tools, *waiting_tools(record.interrupts, record.created_at)]
+        tools, messages = list({call.tool_call_id: call for call in calls}.values()), []
+    return output | {"tools": tools, "messages": [each for message in messages for each in messages_of(message)]}
 
 
 def _head(
@@ -261,6 +277,7 @@ def _result(result: RunResult) -> dict[str, Any]:
         "metrics": metrics_of(result.usage),
         "usage": result.usage,
         "stop_reason": result.stop_reason,
+        "finish_reason": result.finish_reason,
         "receipt": result.receipt,
         "error": None if result.error is None else confide(result.error),
         "warnings": result.warnings,

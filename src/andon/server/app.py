@@ -28,6 +28,9 @@ from andon.server import (
 from andon.server.access import AllowedOrigins, Keyring, Tokens
 from andon.server.auth_middleware import AuthMiddleware
 from andon.server.authentication import Authenticate, Authenticator
+from andon.server.board import page
+from andon.server.board import routes as board_routes
+from andon.server.board.board import Board
 from andon.server.event_tickets import EventTickets
 from andon.server.host import Host
 from andon.server.logs import AccessLog
@@ -43,6 +46,7 @@ ROUTERS = [
     event_tickets.router,
     adk_routes.router,
     operations.router,
+    board_routes.router,
 ]
 
 
@@ -58,6 +62,7 @@ def create_app(
     cors_origins: Iterable[str] = (),
     heartbeat: float = 15.0,
     drain: float = 10.0,
+    execute: bool = True,
     **limits: Unpack[Limits],
 ) -> FastAPI:
     """An app that serves these agents.
@@ -76,8 +81,10 @@ def create_app(
     server's address, or one of `hosts`.
     `cors_origins`: origins of web pages that may call the server; `*` for all, only with `tokens` and without
     `authenticate`.
-    `heartbeat`: a stream that was silent for so many seconds sends a comment.
-    `drain`: at a shutdown, runs have so many seconds to finish; then they are cancelled.
+    `heartbeat`: a stream that was silent for this number of seconds sends a comment.
+    `drain`: at a shutdown, how many seconds runs have to finish; then they are cancelled.
+    `execute=False`: the server accepts runs, and shows and cancels them; worker processes on the same Postgres execute
+    them (docs/scale.md).
     `limits`: the limits of the server and of one user: `max_runs=…`, `max_user_runs=…` and others (`Limits`).
 
     The app can be mounted into another app. For an orderly shutdown, enter its lifespan in the lifespan of that app:
@@ -95,7 +102,7 @@ def create_app(
     authenticator = None if authenticate is None else Authenticator(authenticate, authenticate_seconds)
     guarded = bool(keyring) or authenticator is not None
     settings = Settings(heartbeat=heartbeat, drain=drain, guarded=guarded, **limits)
-    host = Host([agents] if isinstance(agents, Agent) else agents, runtime, settings)
+    host = Host([agents] if isinstance(agents, Agent) else agents, runtime, settings, execute=execute)
     app = _assemble(host, (security_schemes or openapi.BEARER) if settings.guarded else None)
     _add_middleware(app, keyring, allowed_origins, authenticator)
     return app
@@ -109,10 +116,11 @@ def _assemble(host: Host, schemes: Mapping[str, Mapping[str, Any]] | None) -> Fa
         lifespan=host.lifespan,
         generate_unique_id_function=lambda route: route.name,
     )
-    app.state.andon, app.state.tickets = host, EventTickets(host)
+    app.state.andon, app.state.tickets, app.state.board = host, EventTickets(host), Board(host)
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router, dependencies=[Depends(check_query)])
+    app.router.routes += page.ROUTES  # any query: the page reads its own
     app.openapi = functools.partial(openapi.describe, app.openapi, schemes)  # type: ignore[method-assign]
     return app
 

@@ -2,7 +2,8 @@
 """Checks every request and every WebSocket before any route runs.
 
 It checks, in this order: the Host header, the origin of the web page, and the principal, by a token, a ticket or the
-program's `authenticate`. The principal is stored in the scope. Only the health checks need no token.
+program's `authenticate`. The principal is stored in the scope. Only the health checks and the files of the board need
+no token.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from andon.server.access import ANONYMOUS, OPEN_SERVER_USER, AllowedOrigins, Keyring, Principal, bearer_token
 from andon.server.authentication import Authenticator
+from andon.server.board import page
 from andon.server.event_tickets import EventTickets
 from andon.server.problems import Problem
 
 OPEN = frozenset({"/health", "/ready"})
 """These paths need no token, because load balancers have none."""
+
+_OPEN = OPEN | page.PATHS
 
 _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -73,7 +77,7 @@ class AuthMiddleware:
         if self._keyring and (principal := self._keyring.find(secret)) is not None:
             return principal
         path = route_path(scope)
-        if scope["type"] == "http" and path in OPEN:
+        if scope["type"] == "http" and path in _OPEN:
             return ANONYMOUS
         if (by_ticket := await self._tickets.find(connection, path)) is not None:
             return by_ticket

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
@@ -21,18 +22,23 @@ from andon.agent.options import ContinueOptions
 from andon.agent.prompt import Prompt
 from andon.core.cancel_runs import Sweep, cancel_fitting
 from andon.core.log_text import escaped
-from andon.core.receipt import CancelRequest
+from andon.core.receipt import CancelRequest, Receipt
 from andon.core.records import RequestKey, RunRecord, SessionKey
 from andon.core.run.run import LocalRun
 from andon.core.run.waits import wait_result
 from andon.core.runtime import Runtime
 from andon.core.selection import Block, BlockKind, CancelEntry, Selection
 from andon.core.shared.remote import RemoteRun
+from andon.core.shared.run_queue import RunQueue
 from andon.core.states import CancelOutcome
+from andon.scale.inspection import holders, look, queue_at
+from andon.scale.overview import Overview
 from andon.server.access import Principal, principal_of
 from andon.server.host import Host, session_of, user_of
 from andon.server.pages import Position
 from andon.server.problems import Problem
+from andon.server.queued_runs import AcceptedRun
+from andon.server.remote_runs import wait_until_gone
 from andon.server.run_location import run_headers, run_path
 from andon.server.settings import Settings
 
@@ -91,6 +97,10 @@ class AuthorizedHost:
         """The served agents and their sub-agents."""
         return self._host.directory.find()
 
+    def agent_ids_on(self, runtime: Runtime) -> set[str]:
+        """The ids of the agents whose runs this runtime has."""
+        return {agent.id for agent, where in self._host.directory if where is runtime}
+
     def agents_named(self, agent_id: str) -> list[Agent]:
         """The same, of one id."""
         return self._host.agents_named(agent_id)
@@ -130,7 +140,7 @@ class AuthorizedHost:
 
     def stored_run(self, agent: Agent, record: RunRecord) -> RemoteRun | None:
         """The run of this record, if the store is shared."""
-        return None if agent.runtime.worker is None else RemoteRun(agent.runtime.worker.link, record)
+        return agent.runtime.backend.remote_run(record)
 
     async def reread_ended(self, agent: Agent, run: LocalRun) -> LocalRun | RemoteRun:
         """A run that had ended before the cancel. A shared store knows how it ended; the `Run` may not know yet."""
@@ -139,20 +149,22 @@ class AuthorizedHost:
                 await wait_result(run)
             return run
         record = await agent.runtime.worker.store.find(run.run_id)
-        if record is None:  # it was refused
-            raise self._host.unknown(agent, run.run_id)
+        if record is None or record.session.agent_id != agent.id or not self.principal.may_see(record.session.user_id):
+            raise self._host.unknown(agent, run.run_id)  # it was refused
         return RemoteRun(agent.runtime.worker.link, record)
 
     async def stored_runs(self, which: Selection, limit: int, before: Position | None = None) -> list[RunRecord]:
         """The runs in the shared stores: of each agent the newest `limit` before this position."""
-        workers = [runtime.worker for runtime in self._host.runtimes if runtime.worker is not None]
         wanted = [
             msgspec.structs.replace(which, agent_id=agent_id)
             for agent_id in self._host.directory.ids
             if which.agent_id in (None, agent_id)
         ]
         found = [
-            each for worker in workers for one in wanted for each in await worker.store.list_runs(one, limit, before)
+            each
+            for runtime in self._host.runtimes
+            for one in wanted
+            for each in await runtime.backend.list_records(one, limit, before)
         ]
         return [each for each in found if self.principal.may_see(each.session.user_id)]
 
@@ -177,11 +189,14 @@ class AuthorizedHost:
         options: RunOptions,
         form: JsonSchema | None = None,
         request_key: RequestKey | None = None,
-    ) -> LocalRun:
+        *,
+        waits: bool = False,
+    ) -> LocalRun | AcceptedRun:
         """Start a run of a user that the principal may act for."""
         if not self.principal.may_see(user_id := options.get("user_id")):
             raise unknown_user(user_id)
-        return self._note_run(await self._host.begin(agent, prompt, options, form, request_key))
+        run = await self._host.begin(agent, prompt, options, form, request_key, waits=waits)
+        return self._note_run(run) if isinstance(run, LocalRun) else run
 
     def max_state_body(self, agent: Agent) -> int:
         return self._host.max_state_body(agent)
@@ -200,9 +215,11 @@ class AuthorizedHost:
         request_key: RequestKey | None = None,
         options: ContinueOptions | None = None,
         form: JsonSchema | None = None,
-    ) -> LocalRun:
-        """Continue a run. `options` and `form` are for the new run that is made after a cut; without a form it keeps
-        the schema of the run before.
+    ) -> tuple[LocalRun | AcceptedRun, int]:
+        """Continue a run. Also returns the number of its last event before that.
+
+        `options` and `form` are for the new run that is made after a cut; without a form it keeps the schema of the run
+        before.
         """
         found = await self.find(agent, run_id)
         self._host.check_continuable(agent, found)
@@ -210,9 +227,13 @@ class AuthorizedHost:
             form = JsonSchema(found.output_schema)
         given: dict[str, Any] = {"output_type": form, **(options or {})}
         session, anew = session_of(found), found.status.final
-        run = await self._host.resume_run(agent, run_id, answers, session, new_run_id, request_key, given, anew=anew)
+        run, after = await self._host.resume_run(
+            agent, run_id, answers, session, new_run_id, request_key, given, anew=anew
+        )
+        if not isinstance(run, LocalRun):
+            return run, after
         run.output_schema = found.output_schema if form is None else form.kept
-        return self._note_run(run)
+        return self._note_run(run), after
 
     def key_lock(self, agent: Agent, user_id: str | None, key: str) -> asyncio.Lock:
         return self._host.key_lock(agent, user_id, key)
@@ -242,20 +263,35 @@ class AuthorizedHost:
         return CancelledRun(outcome, found, stored)
 
     async def cancel(self, agent: Agent, run: LocalRun | RemoteRun, asked: CancelRequest) -> tuple[CancelOutcome, bool]:
-        """Cancel a run that was found. Returns also whether a shared store, if there is one, knows it."""
+        """Cancel a run that was found. The second value is False if a shared store does not have the cancel yet."""
         if isinstance(run, LocalRun) and agent.runtime.worker is None:
             return run.request_cancel(asked), True
-        outcomes = await cancel_fitting(agent.runtime, Selection(run.run_id), asked)
+        # If the store has not taken it in, its id may be another user's. A cancel must not reach that one.
+        key = run.session.key if isinstance(run, LocalRun) else run.record.session
+        outcomes = await cancel_fitting(agent.runtime, Selection(run.run_id, None, key.user_id, key.agent_id), asked)
         outcome = outcomes.get(run.run_id, CancelOutcome.already_finished)
         if isinstance(run, RemoteRun):
             await run.asked(outcome)
         return outcome, outcomes.stored
 
+    async def wait_until_gone(
+        self, agent: Agent, run: LocalRun | RemoteRun, seconds: float
+    ) -> tuple[LocalRun | RemoteRun, Receipt | None]:
+        """Wait until a run that was cancelled is gone, for at most this time. If the store has refused it, another
+        process has the run of that id: it is waited for that one.
+        """
+        until = time.monotonic() + seconds
+        receipt = await wait_until_gone(run, seconds)
+        if isinstance(run, LocalRun) and run.was_refused:
+            run = await self.reread_ended(agent, run)
+            receipt = await wait_until_gone(run, max(0.0, until - time.monotonic()))
+        return run, receipt
+
     async def cancel_elsewhere(self, agent: Agent, run_id: str, asked: CancelRequest) -> bool:
         """Cancel a run of another process without looking it up first. False if it was cancelled before or had ended,
         or if the principal may see no such run of this agent.
         """
-        if agent.runtime.worker is None or agent.runtime.find_recent(run_id) is not None:
+        if agent.runtime.find_recent(run_id) is not None:
             return False
         principal = self.principal
         if not principal.admin and not principal.user_id:
@@ -308,6 +344,37 @@ class AuthorizedHost:
         """The log of cancels, newest first."""
         entries = [entry for runtime in self.runtimes for entry in await runtime.cancel_log(which, limit)]
         return sorted(entries, key=lambda entry: -entry.request.requested_at)[:limit]
+
+    # -- worker processes ---------------------------------------------------------------------------------------------
+
+    @property
+    def _queues(self) -> list[RunQueue]:
+        """For admins only."""
+        found = {id(runtime.store): queue_at(runtime.store) for runtime in self.runtimes}
+        return [queue for queue in found.values() if queue is not None]
+
+    async def workers(self) -> Overview:
+        """The worker processes on the databases of this server, and what waits for them."""
+        found = [await look(queue) for queue in self._queues]
+        return Overview(
+            [worker for each in found for worker in each.workers], [queue for each in found for queue in each.queues]
+        )
+
+    async def has_queue(self) -> bool:
+        """Whether worker processes have been used with a database of this server."""
+        return any([await queue.is_there() for queue in self._queues])
+
+    async def drain_worker(self, name: str) -> bool:
+        """Ask a worker process to stop. False if there is none of this name."""
+        asked = any([await queue.drain(name) for queue in self._queues])
+        if asked:
+            log.warning("worker %r was asked to drain by %s", name, escaped(self.principal.by or "someone"))
+        return asked
+
+    async def holders(self, run_ids: Sequence[str]) -> Mapping[str, str]:
+        """Which process holds each of these runs, which this principal may see. Runs that none holds are left out."""
+        stores = {id(each.store): each.store for each in self._host.runtimes if each.worker is not None}
+        return {run_id: name for store in stores.values() for run_id, name in (await holders(store, run_ids)).items()}
 
     @property
     def runtimes(self) -> list[Runtime]:

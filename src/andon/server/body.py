@@ -3,7 +3,7 @@
 
 A file in a form becomes what a client would send as JSON: an object in a list.
 
-The size is checked while reading: the server never holds more than the limit, whatever length the client announced. A
+The size is checked while reading: the server never holds more than the limit, with any announced length. A
 body that can't be parsed is a 400. A field with a wrong value is a 422, and so is an unknown field: a misspelt limit
 would otherwise be no limit. Only fields that clients of other frameworks are known to send are ignored; a struct lists
 them in `ignored_fields`. An empty form field counts as missing. The query is checked before (see `query`).

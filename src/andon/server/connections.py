@@ -208,7 +208,7 @@ class HttpProtocol(HttpToolsProtocol):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def _set_deadline(self, seconds: float | None) -> None:
-        """The client must send something within so many seconds; None for no deadline."""
+        """The client must send something within these seconds; None for no deadline."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._on_deadline)

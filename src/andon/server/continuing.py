@@ -21,18 +21,19 @@ from starlette.responses import Response
 from andon.agent.agent import Agent
 from andon.agent.json_schema import JsonSchema
 from andon.agent.options import ContinueOptions
-from andon.core.events import RunEvent
 from andon.core.receipt import Deny, Interrupt
 from andon.core.records import RequestKey, RunRecord
 from andon.core.run.run import LocalRun
 from andon.core.states import CancelOutcome, RunStatus
+from andon.errors import AndonError
 from andon.server.authorized_host import AuthorizedHost, host_of
 from andon.server.body import check_run_id, openapi_body, parse_json_field, read_body, read_key
-from andon.server.host import user_of
+from andon.server.host import session_of, user_of
 from andon.server.idempotency import start_once
 from andon.server.ignored_fields import AGENTOS_CONTINUE
 from andon.server.output_schema import read_output_schema
-from andon.server.problems import Problem
+from andon.server.problems import Problem, problem_of
+from andon.server.queued_runs import AcceptedRun
 from andon.server.requested_limits import requested_limits
 from andon.server.responses import json_response
 from andon.server.run_location import run_headers
@@ -94,14 +95,27 @@ async def _go_on(
     options: ContinueOptions,
     form: JsonSchema | None,
     key: RequestKey | None,
-) -> tuple[LocalRun, int]:
+) -> tuple[LocalRun | AcceptedRun, int]:
     """The run, and the number of its last event before it continued."""
     found = await host.find(agent, run_id)
     _check_options(wanted, found)
     answers = _answers(wanted, found.interrupts)
-    run = await host.resume_run(agent, run_id, answers, wanted.run_id, key, options, form)
-    paused = (event.seq for event in run.journal.events if event.event is RunEvent.run_paused)
-    return run, max(paused, default=0) if run.run_id == run_id else 0
+    return await host.resume_run(agent, run_id, answers, wanted.run_id, key, options, form)
+
+
+@router.post("/agents/{agent_id}/runs/{run_id}/rollback")
+async def roll_back_run(request: Request, agent_id: str, run_id: str) -> Response:
+    """Put the session back to what it was before this run. The run stays on record."""
+    host = host_of(request)
+    agent = await host.agent_of(agent_id, run_id)
+    found = await host.find(agent, run_id)
+    try:
+        await agent.rollback_run(run_id)
+    except AndonError as error:
+        raise problem_of(error) from None
+    session_id = session_of(found).session_id
+    view = {"run_id": run_id, "session_id": session_id, "rolled_back": True}
+    return json_response(view, headers=run_headers(run_id))
 
 
 @router.post("/agents/{agent_id}/runs/{run_id}/tools/{call_id}/cancel", openapi_extra=openapi_body(CancelCall))
@@ -112,19 +126,40 @@ async def cancel_call(request: Request, agent_id: str, run_id: str, call_id: str
     wanted = await read_body(request, CancelCall, host.settings.max_body)
     check_reason(wanted.reason)
     found = await host.find(agent, run_id)
-    if isinstance(found, RunRecord) and not found.status.final:
-        raise Problem(409, f"run {run_id!r} is held by another server: ask that one to cancel a call of it")
-    outcome = (
-        found.cancel_tool(call_id, wanted.reason, wanted.force)
-        if isinstance(found, LocalRun)
-        else CancelOutcome.already_finished
-    )
-    view = {"run_id": run_id, "call_id": call_id, "outcome": outcome, "status": found.status}
+    if isinstance(found, LocalRun):
+        outcome, status = found.cancel_tool(call_id, wanted.reason, wanted.force), found.status
+    else:
+        outcome, status = await _cancel_call_there(host, agent, found, call_id, wanted)
+    view = {"run_id": run_id, "call_id": call_id, "outcome": outcome, "status": status}
     if outcome is CancelOutcome.unknown:
         raise Problem(404, f"run {run_id!r} has no tool call {call_id!r}")
     if not outcome:
         raise Problem(409, f"the tool call {call_id!r} had ended before it could be cancelled", **view)
     return json_response(view, headers=run_headers(run_id))
+
+
+async def _cancel_call_there(
+    host: AuthorizedHost, agent: Agent, record: RunRecord, call_id: str, wanted: CancelCall
+) -> tuple[CancelOutcome, RunStatus]:
+    """Cancel a call of a run that this process does not hold. Raises if it is not known what that achieved."""
+    remote, run_id = host.stored_run(agent, record), record.run_id
+    if remote is None or record.status.final:
+        return CancelOutcome.already_finished, record.status
+    answer = await remote.cancel_tool(call_id, wanted.reason, wanted.force)
+    if answer is None:
+        return CancelOutcome.unknown, record.status
+    if answer.outcome is not None:
+        return answer.outcome, answer.status
+    if answer.status.final:
+        return CancelOutcome.already_finished, answer.status
+    if answer.waits:
+        detail = f"the process that has run {run_id!r} has not answered yet, and cancels the call when it can"
+        raise Problem(503, f"{detail}: repeat this request to learn what became of it", {"retry-after": "1"})
+    if answer.status is RunStatus.paused:
+        raise Problem(409, f"run {run_id!r} is paused: refuse the call in an answer, or cancel the run")
+    if record.bookmark is None:  # it waits for a worker process, and has not begun
+        return CancelOutcome.unknown, answer.status
+    raise Problem(409, f"run {run_id!r} was answered, and waits for a worker process: cancel the run, or try later")
 
 
 def _check_options(wanted: Continue, found: LocalRun | RunRecord) -> None:

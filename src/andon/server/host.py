@@ -13,19 +13,22 @@ import contextlib
 import logging
 import uuid
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 from weakref import WeakValueDictionary
 
 from andon.agent.agent import Agent, RunOptions
 from andon.agent.json_schema import JsonSchema
+from andon.agent.options import ContinueOptions
 from andon.agent.prompt import Prompt
+from andon.agent.resume import ContinueRequest
+from andon.core.events import RunEvent
 from andon.core.receipt import CancelRequest
 from andon.core.records import RequestKey, RunRecord, SessionKey
 from andon.core.run.handle import local_run
 from andon.core.run.run import LocalRun
 from andon.core.run.waits import wait_admitted, wait_result, was_admitted
 from andon.core.runtime import Runtime
-from andon.core.shared.claim import given_back
+from andon.core.shared.run_queue import QueueLimits
 from andon.core.shared.store import SharedStore
 from andon.core.states import CancelCause
 from andon.core.store import SessionStore
@@ -40,6 +43,9 @@ from andon.server.quotas import Quotas
 from andon.server.readiness import Readiness
 from andon.server.run_slots import RunSlots
 from andon.server.settings import Settings
+
+if TYPE_CHECKING:
+    from andon.server.queued_runs import AcceptedRun, QueuedRuns
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +72,9 @@ def _warn_of_setup(agent: Agent) -> None:
 class Host:
     """The served agents by id, and their runs."""
 
-    def __init__(self, agents: Iterable[Agent], runtime: Runtime | None, settings: Settings) -> None:
+    def __init__(
+        self, agents: Iterable[Agent], runtime: Runtime | None, settings: Settings, *, execute: bool = True
+    ) -> None:
         for name in Settings.__struct_fields__:
             if not getattr(settings, name) >= 0:
                 raise ConfigurationError(f"{name} is {getattr(settings, name)!r}; it must be 0 or more")
@@ -92,7 +100,10 @@ class Host:
             each.max_event_bytes = each.max_event_bytes or settings.max_event_bytes
             if settings.max_state and isinstance(each.store, HasMaxState):
                 each.store.max_state = settings.max_state
-        self._run_slots = RunSlots(settings, self.runtimes, lambda: self.live)
+        self._queued = queued = None if execute else self._make_queue(settings)
+        """The queue in which runs wait for worker processes, if this server executes none itself."""
+        count_open = None if queued is None else queued.count_open
+        self._run_slots = RunSlots(settings, self.runtimes, lambda: self.live, count_open)
         self._pending_answers = PendingAnswers()
         self.readiness = Readiness(self._stores)
         self.started = 0
@@ -112,6 +123,16 @@ class Host:
         if runtime is not None and agent.runtime is not runtime:
             agent.move_to(runtime)
         self.agents[agent.id] = agent
+
+    def _make_queue(self, settings: Settings) -> QueuedRuns:
+        from andon.server.queued_runs import QueuedRuns  # needs an extra
+
+        if len(self.runtimes) > 1:
+            raise ConfigurationError(
+                "a server that does not execute runs has all of its agents on one runtime: give it"
+            )
+        most = settings.max_runs, settings.max_user_runs, settings.max_agent_runs, settings.max_waiting_runs
+        return QueuedRuns(self.runtimes[0], QueueLimits(*most))
 
     def _stores(self) -> list[SharedStore]:
         return [runtime.worker.store for runtime in self.runtimes if runtime.worker is not None]
@@ -196,40 +217,40 @@ class Host:
         options: RunOptions,
         output_type: Any = None,
         request_key: RequestKey | None = None,
-    ) -> LocalRun:
-        """Start a run on this event loop, and return it once its store has admitted it; raises `Problem` otherwise.
+        *,
+        waits: bool = False,
+    ) -> LocalRun | AcceptedRun:
+        """Start a run, and return it once its store has admitted it; raises `Problem` otherwise.
 
-        Without a session it gets a fresh one, never the agent's own. `KeyUsedError` is raised as it is.
+        It is executed on this event loop, or, if this server does not execute runs, by a worker process. `waits`: then
+        it waits if the limits leave no room. Without a session it gets a fresh one, never the agent's own.
+        `KeyUsedError` is raised as it is.
         """
+        if waits and self._queued is None:
+            raise Problem(422, 'on_full="queue" needs worker processes, and this server executes its runs itself')
         self._check_open()
         if (size := characters_of(prompt)) > (limit := self.settings.max_message):
             raise Problem(413, f"the message has {size:,} characters, and may have {limit:,}")
         user_id, session_id = options.get("user_id"), options.get("session_id")
         async with self._run_slots.new_run_slot(user_id), self.session_slot(agent, user_id, session_id):
-            run = self._start(agent, prompt, options, output_type, request_key)
+            if self._queued is None:  # else the store counts
+                self._check_open()
+                self._run_slots.check(user_id)
             try:
+                run = local_run(agent.start(prompt, output_type=output_type, **_in_a_session(options)))
+                run.request_key = request_key
+                run.output_schema = output_type.kept if isinstance(output_type, JsonSchema) else None
+                if self._queued is not None:
+                    accepted = await self._queued.begin(agent, run, options, waits=waits)
+                    self.started += 1
+                    return accepted
+                run.begin()
+                self.started += 1
                 await wait_admitted(run)
             except KeyUsedError:
                 raise
             except AndonError as error:
                 raise problem_of(error) from None
-        return run
-
-    def _start(
-        self, agent: Agent, prompt: Prompt, options: RunOptions, output_type: Any, request_key: RequestKey | None
-    ) -> LocalRun:
-        self._check_open()
-        self._run_slots.check(options.get("user_id"))
-        if not options.get("session_id"):
-            options = {**options, "session_id": uuid.uuid4().hex}
-        try:
-            run = local_run(agent.start(prompt, output_type=output_type, **options))
-            run.request_key = request_key
-            run.output_schema = output_type.kept if isinstance(output_type, JsonSchema) else None
-            run.begin()
-        except AndonError as error:
-            raise problem_of(error) from None
-        self.started += 1
         return run
 
     async def resume_run(
@@ -243,9 +264,9 @@ class Host:
         options: Mapping[str, Any] | None = None,
         *,
         anew: bool,
-    ) -> LocalRun:
-        """Continue a run of this session on this event loop; raises `Problem` if it can't. `KeyUsedError` is raised as
-        it is.
+    ) -> tuple[LocalRun | AcceptedRun, int]:
+        """Continue a run of this session; raises `Problem` if it can't. `KeyUsedError` is raised as it is. Also returns
+        the number of its last event before that.
 
         `anew`: the run has ended, so this makes a new run, which gets the `options`.
         """
@@ -257,8 +278,17 @@ class Host:
                     self._run_slots.continued_run_slot(run_id, session.user_id, anew=anew),
                     self._pending_answers.waiting_for_store(),
                 ):
+                    if self._queued is not None:
+                        given = dict(options or {})
+                        form = given.pop("output_type", None)
+                        limits = cast(ContinueOptions, given)
+                        check = self._check_open
+                        wanted = ContinueRequest(run_id, answers, new_run_id, limits, form, request_key, check)
+                        return await self._queued.resume(agent, wanted, None if form is None else form.kept)
                     named = {"new_run_id": new_run_id, "request_key": request_key, **(options or {})}
-                    return local_run(await agent.resume_run(run_id, answers, check=self._check_open, **named))
+                    run = local_run(await agent.resume_run(run_id, answers, check=self._check_open, **named))
+                    paused = (event.seq for event in run.journal.events if event.event is RunEvent.run_paused)
+                    return run, max(paused, default=0) if run.run_id == run_id else 0
         except KeyUsedError:
             raise
         except RunIdTakenError as error:
@@ -319,7 +349,7 @@ class Host:
         else:
             use = await worker.store.find_key(agent.id, user_id, wanted.key)
             # If the answer of that request was not accepted, the key will be free in a moment.
-            if use is not None and await given_back(worker.link, use.run_id, agent.runtime.bounds.settle_seconds):
+            if use is not None and await worker.given_back(use.run_id, agent.runtime.bounds.settle_seconds):
                 use = await worker.store.find_key(agent.id, user_id, wanted.key)
         if use is None:
             return None
@@ -350,6 +380,8 @@ class Host:
         answer the store has not accepted by the end of the drain.
         """
         self.draining = True
+        if self._queued is not None:
+            self._queued.draining = True
         await self._rested(self._pending_answers.waiting, self.settings.drain if drain is None else drain)
         paused, kept = 0, 0
         for run in self.live:
@@ -369,7 +401,7 @@ class Host:
             log.warning("paused runs that were cancelled, because they are kept in memory alone: %d", paused)
 
     async def _rested(self, answers: Collection[asyncio.Future[None]], seconds: float) -> None:
-        """Wait, for so long at most, until these answers are accepted or rejected, and then until no run is working."""
+        """Wait until these answers are accepted or rejected, and then until no run is working; at most this time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 if answers:
@@ -378,15 +410,22 @@ class Host:
                     with contextlib.suppress(AndonError):  # it was refused
                         await wait_result(run)
 
+    async def prepare(self) -> None:
+        """Check the queue of a server that executes nothing, before it listens. Raises a `ConfigurationError` or a
+        `SchemaError` if it can't be used.
+        """
+        if self._queued is not None:
+            await self._queued.prepare()
+
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Any = None) -> AsyncIterator[None]:
         """The lifespan of the app. An app that mounts this one should enter it in its own lifespan."""
         self.draining = False
         for runtime in self.runtimes:
-            if runtime.worker is not None:
-                runtime.worker.start()  # it also ends orphaned runs of other processes
+            runtime.backend.start()  # it also ends orphaned runs of other processes
         try:
-            yield
+            async with contextlib.nullcontext() if self._queued is None else self._queued.maintained():
+                yield
         finally:
             # `andon serve` has drained already; then this does not wait again.
             await self.shut_down(0 if self.draining else None)
@@ -422,3 +461,7 @@ def user_of(found: LocalRun | RunRecord) -> str | None:
 
 def session_of(found: LocalRun | RunRecord) -> SessionKey:
     return found.session if isinstance(found, RunRecord) else found.session.key
+
+
+def _in_a_session(options: RunOptions) -> RunOptions:
+    return options if options.get("session_id") else {**options, "session_id": uuid.uuid4().hex}

@@ -15,12 +15,13 @@ from andon.core.run.run import LocalRun
 from andon.errors import KeyUsedError
 from andon.server.authorized_host import AuthorizedHost
 from andon.server.problems import Problem, problem_of
+from andon.server.queued_runs import AcceptedRun
 
 
 class StartedRun(NamedTuple):
     """The run that a request has started or continued."""
 
-    run: LocalRun | RunRecord
+    run: LocalRun | AcceptedRun | RunRecord
     after: int
     """The number of its last event before that."""
     fresh: bool
@@ -32,7 +33,7 @@ async def start_once(
     agent: Agent,
     user_id: str | None,
     key: RequestKey | None,
-    begin: Callable[[], Awaitable[tuple[LocalRun, int]]],
+    begin: Callable[[], Awaitable[tuple[LocalRun | AcceptedRun, int]]],
 ) -> StartedRun:
     """Call `begin` to start or continue a run, unless the key was used before. It returns the run, and the number of
     its last event before that.

@@ -122,8 +122,11 @@ async def _list(request: Request, wanted: RunFilter, agent_id: str | None) -> Re
         and agent_id in (None, line["agent_id"])
         and (not statuses or line["status"] in statuses)
     ]
+    lines = [line for _, line in fitting]
+    held_by = await host.holders([line["run_id"] for line in lines[: wanted.limit] if not line["status"].final])
+    lines = [{**line, "held_by": held_by.get(line["run_id"])} for line in lines]
     positions = [(run.created_at, run.run_id) for run, _ in fitting]
-    return page_response(request, [line for _, line in fitting], positions, wanted.limit)
+    return page_response(request, lines, positions, wanted.limit)
 
 
 def _from(before: Position | None, runs: list[LocalRun | RunRecord]) -> list[LocalRun | RunRecord]:

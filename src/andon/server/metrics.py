@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metrics of the server in the text format of Prometheus. All label values are constants, so none is escaped.
+`queue_metrics` has those of worker processes.
 
 Metrics must work while the database is unreachable: then the values from the database are left out.
 """
@@ -16,6 +17,7 @@ from andon.core.archive import Latencies
 from andon.core.selection import BlockKind
 from andon.core.states import CancelCause, RunStatus
 from andon.errors import SchemaError, StoreError
+from andon.server import queue_metrics
 from andon.server.authorized_host import AuthorizedHost
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ async def collect(host: AuthorizedHost) -> str:
         *_head("cancel_seconds", "histogram", "How long it took from a cancel to the run's end."),
         *_latency([runtime.cancel_latencies for runtime in runtimes]),
         *blocked,
+        *await queue_metrics.collect(host, ANSWER_SECONDS),
         *_head("abandoned_threads", "gauge", "Threads of tools that were cut and still run."),
         f"andon_abandoned_threads {abandoned}",
         *_head("leases_lost_total", "counter", "Runs that were stopped as lost: their leases ran out."),

@@ -16,8 +16,12 @@ from msgspec import Struct
 
 from andon.agent.sessions import StoredSession
 from andon.core.selection import Block
+from andon.scale.overview import Overview
 from andon.server.adk_json import Create, Invoke, Update
 from andon.server.auth_middleware import OPEN
+from andon.server.board.feed import Changes, Hello
+from andon.server.board.plots import Plots
+from andon.server.board.routes import HistoryQuery, Tree
 from andon.server.continuing import CancelCall, Continue
 from andon.server.conversations import Fork, Replace, Whose
 from andon.server.event_tickets import PARAMETER, TicketRequest
@@ -33,7 +37,9 @@ from andon.server.response_types import (
     CancelLine,
     CancelManyAnswer,
     CancelSessionAnswer,
+    DrainAnswer,
     ProblemDetail,
+    RollbackAnswer,
     RunLine,
     RunOutput,
     RunStartedAnswer,
@@ -54,7 +60,7 @@ JSON, SSE, TEXT = "application/json", "text/event-stream", "text/plain"
 FORMS = {"application/x-www-form-urlencoded": "Form", "multipart/form-data": "Multipart"}
 JSON_ALONE = (Invoke, Create, Update, Json)
 """Bodies that can't be sent as a form."""
-EVENT = "RunStreamEvent"
+EVENT, BOARD = "RunStreamEvent", "BoardMessage"
 BEARER: Mapping[str, Mapping[str, Any]] = {"bearer": {"type": "http", "scheme": "bearer"}}
 TICKET = {"ticket": {"type": "apiKey", "in": "query", "name": PARAMETER, "description": "From `POST …/ticket`."}}
 
@@ -71,6 +77,7 @@ TAGS = {
     "sessions": "The same agents, addressed by session, in ADK's format. `WS /run_live` is not described here.",
     "agents": "The agents of the server.",
     "operations": "For operators: cancel many runs, block users and agents, metrics.",
+    "board": "What the page at `/` reads.",
 }
 
 ERRORS = {
@@ -111,10 +118,14 @@ class Operation(NamedTuple):
     @property
     def is_of_one_run(self) -> bool:
         """Whether its responses have the header `Andon-Run-Id`."""
-        kinds = (RunOutput, CancelAnswer, CancelCallAnswer, Ticket, list[SessionEvent])
-        return self.streams is not None or any(kind in kinds for kind in self.answers.values())
+        kinds = (RunOutput, CancelAnswer, CancelCallAnswer, RollbackAnswer, Ticket, list[SessionEvent])
+        return self.streams not in (None, BOARD) or any(kind in kinds for kind in self.answers.values())
 
 
+_UNIONS: Mapping[str, tuple[str, Any]] = {
+    EVENT: ("One event of a run.", EVENTS),
+    BOARD: ("One message to a board.", Hello | Changes),
+}
 _STREAMED = {200: RunOutput, 202: RunStartedAnswer}
 _KEY = {"Idempotency-Key": "A copy of the request with the same key gets the run that the first one started."}
 _LAST = {"Last-Event-ID": "The id of the last event that was read; a browser's `EventSource` sends it."}
@@ -132,6 +143,8 @@ OPERATIONS: dict[str, Operation] = {
     "get_metrics": Operation("operations", "Figures for Prometheus", {200: str}, media=TEXT),
     "list_blocks": Operation("operations", "Who is blocked", {200: list[Block]}),
     "unblock": Operation("operations", "Take runs again", {200: UnblockAnswer}, Unblock, errors=_BODY),
+    "list_workers": Operation("operations", "Worker processes and queues", {200: Overview}),
+    "drain_worker": Operation("operations", "Stop a worker process", {200: DrainAnswer}, errors=_FOUND),
     "list_cancels": Operation(
         "operations", "Who cancelled what", {200: list[CancelLine]}, query=CancelLogQuery, errors=(422,)
     ),
@@ -183,9 +196,13 @@ OPERATIONS: dict[str, Operation] = {
         errors=(*_BODY, 404, 409, 410, 429),
         streams=EVENT,
     ),
+    "roll_back_run": Operation("runs", "Take a run back out of its session", {200: RollbackAnswer}, errors=(404, 409)),
     "cancel_call": Operation(
         "runs", "Cancel one tool call", {200: CancelCallAnswer}, CancelCall, errors=(*_BODY, 404, 409)
     ),
+    "board_events": Operation("board", "Lines of all runs, as they change", {200: None}, media=SSE, streams=BOARD),
+    "board_run": Operation("board", "A run and the runs inside it", {200: Tree}, errors=_FOUND),
+    "board_history": Operation("board", "Counts of the last hours", {200: Plots}, query=HistoryQuery, errors=(422,)),
     "get_conversation": Operation(
         "conversations", "What was said in a session", {200: StoredSession}, query=Whose, errors=(*_BODY, 404)
     ),
@@ -339,8 +356,9 @@ class SchemaBuilder:
 
     def stream(self, name: str) -> Json:
         """A stream of events: as text, or event by event for clients that read it so."""
-        if name == EVENT:
-            self.components[EVENT] = {"title": EVENT, "description": "One event of a run.", **self.of(EVENTS)}
+        if name in _UNIONS:
+            about, kind = _UNIONS[name]
+            self.components[name] = {"title": name, "description": about, **self.of(kind)}
         else:
             self.of(SessionEvent)
         data = {"type": "string", "contentMediaType": JSON, "contentSchema": {"$ref": f"#/components/schemas/{name}"}}

@@ -78,6 +78,20 @@ def _line(entry: CancelEntry) -> dict[str, Any]:
     }
 
 
+@router.get("/workers")
+async def list_workers(request: Request) -> Response:
+    """The worker processes, and what waits for them in each queue."""
+    return json_response(await host_of(request).workers())
+
+
+@router.post("/workers/{name}/drain")
+async def drain_worker(request: Request, name: str) -> Response:
+    """The worker takes no more runs, lets those that it has finish, as far as its `--drain` allows, and ends."""
+    if not await host_of(request).drain_worker(name):
+        raise Problem(404, f"no worker {name!r} has reported here lately")
+    return json_response({"name": name, "draining": True})
+
+
 @router.get("/metrics")
 async def get_metrics(request: Request) -> Response:
     """Metrics for Prometheus."""

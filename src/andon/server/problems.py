@@ -17,6 +17,7 @@ from andon.errors import (
     BlockedError,
     ConfigurationError,
     EmptyPromptError,
+    FullError,
     HistoryError,
     KeyUsedError,
     NotContinuableError,
@@ -53,6 +54,8 @@ def problem_of(error: AndonError) -> Problem:
         return Problem(409, str(error), run_id=error.run_id)
     if isinstance(error, RunIdTakenError | KeyUsedError | NotContinuableError | SessionExistsError):
         return Problem(409, str(error))
+    if isinstance(error, FullError):
+        return Problem(429, str(error), {"retry-after": "1"})
     if isinstance(error, BlockedError):
         return Problem(403, str(error))
     if isinstance(error, UnknownRunError | UnknownSessionError):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A limit on things that a store counts, such as the sessions of a user, without a count for each new one.
 
-After a count, half of what is left is granted without counting again. So counts get more frequent near the limit. What
-must stay true: on one server the limit holds, also for concurrent requests. So there is one count at a time per owner,
-and it waits until everything that was granted is in the store, or has failed. Several servers together may exceed the
-limit by a little.
+After a count, half of what is left is granted without counting again, but never very much, because other servers grant
+too. So counts get more frequent near the limit. What must stay true: on one server the limit holds, also for concurrent
+requests. So there is one count at a time per owner, and it waits until everything that was granted is in the store, or
+has failed. Several servers together may exceed the limit by a little.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 
 KEPT = 10_000
 """How many owners are remembered; others are counted again at their next request."""
+
+
+GRANTED_AT_ONCE = 100
+"""So many are granted without another count, at the most."""
 
 
 class _Quota:
@@ -41,7 +45,7 @@ class _Quota:
             if not self.left:
                 await self.none_being_made.wait()
                 counted = await count()
-                self.left = 1 + (limit - counted) // 2 if counted < limit else 0
+                self.left = min(GRANTED_AT_ONCE, 1 + (limit - counted) // 2) if counted < limit else 0
             if not self.left:
                 return False
             self.left -= 1

@@ -17,7 +17,7 @@ from msgspec import UNSET, Struct, UnsetType
 from andon.core.events import RunEvent
 from andon.core.receipt import Interrupt, Receipt
 from andon.core.selection import BlockKind
-from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunStatus, StopReason
+from andon.core.states import CancelCause, CancelMode, CancelOutcome, FinishReason, Phase, RunStatus, StopReason
 from andon.messages import Usage
 from andon.server.agentos_json import WireEvent, WireMetrics, WireTool
 
@@ -70,6 +70,8 @@ class RunOutput(Struct):
     continues: str | None = None
     """The id of the run that it continues."""
     stop_reason: StopReason | None = None
+    finish_reason: FinishReason | None = None
+    """Why the model ended its last answer, if the run has ended and the model has said so."""
     receipt: Receipt | None = None
     error: str | None = None
     output: Any = None
@@ -93,6 +95,8 @@ class RunLine(Struct):
     status: RunStatus
     phase: Phase | None
     created_at: int
+    held_by: str | None
+    """The worker process, or the process of a server, that executes it; null if none does, and without a database."""
 
 
 class RunStartedAnswer(Struct):
@@ -151,6 +155,12 @@ class CancelSessionAnswer(Struct):
     runs: list[CancelledRun] | UnsetType = UNSET
 
 
+class RollbackAnswer(Struct):
+    run_id: str
+    session_id: str
+    rolled_back: bool
+
+
 class CancelCallAnswer(Struct):
     run_id: str
     call_id: str
@@ -162,6 +172,11 @@ class UnblockAnswer(Struct):
     kind: BlockKind
     id: str
     unblocked: bool
+
+
+class DrainAnswer(Struct):
+    name: str
+    draining: bool
 
 
 class CancelLine(Struct):
@@ -277,7 +292,8 @@ _HEAD = ("created_at", "agent_id", "agent_name", "run_id", "session_id", "seq", 
 _SAID = ("content", "content_type")
 _TOOL = (("tool",), ())
 _END = (*_SAID, "status")
-_KNOWN_AT_END = ("usage", "metrics", "receipt", "reason")
+_KNOWN_AT_END = ("usage", "metrics", "receipt", "reason", "finish_reason")
+_TEXT = (RunEvent.run_content, RunEvent.reasoning)
 _FIELDS: dict[RunEvent, tuple[tuple[str, ...], tuple[str, ...]]] = {
     RunEvent.run_started: (("model", "model_provider"), ("parent_run_id",)),
     RunEvent.run_content: (_SAID, ()),
@@ -300,7 +316,7 @@ _FIELDS: dict[RunEvent, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def _event(kind: RunEvent) -> type[Struct]:
     fields = {field.name: field.type for field in msgspec.structs.fields(WireEvent) if field.name != "event"}
     always, maybe = _FIELDS.get(kind, ((), tuple(fields)))
-    required = {*_HEAD, *always}
+    required = {*_HEAD, *always, *(() if kind in _TEXT else ("timestamp",))}
     optional = {*maybe} - required
     known = [(name, _without_none(of)) for name, of in fields.items() if name in required]
     others = [(name, _without_none(of) | UnsetType, UNSET) for name, of in fields.items() if name in optional]

@@ -5,14 +5,16 @@ A slot is checked and taken in one step. Continuing a run waits for the store, a
 that has ended counts as long as a thread of one of its tools still runs.
 
 Any working run may pause later. So the limits of paused runs count working and paused runs. The paused runs of a user
-are also counted in the database, because this server does not hold all of them.
+are also counted in the database, because this server does not hold all of them. A server that executes nothing holds
+none: it counts all of them in the database.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
 from andon.core.run.run import LocalRun
@@ -31,6 +33,9 @@ PAGE = 1000
 
 _FIRST = "answer or cancel some first"
 
+CountOpen = Callable[[str | None], Awaitable[int]]
+"""Counts the runs of a user, or of all, that are paused, work, or are about to work, in all processes."""
+
 
 class RunLimits(Protocol):
     """The settings of the server that limit runs."""
@@ -46,10 +51,18 @@ class RunLimits(Protocol):
 
 
 class RunSlots:
-    """The slots for runs. `live` returns the runs that have not ended."""
+    """The slots for runs. `live` returns the runs that have not ended. `count_open` is for a server whose runs are
+    executed by other processes.
+    """
 
-    def __init__(self, limits: RunLimits, runtimes: Sequence[Runtime], live: Callable[[], list[LocalRun]]) -> None:
-        self._limits, self._runtimes, self._live = limits, runtimes, live
+    def __init__(
+        self,
+        limits: RunLimits,
+        runtimes: Sequence[Runtime],
+        live: Callable[[], list[LocalRun]],
+        count_open: CountOpen | None = None,
+    ) -> None:
+        self._limits, self._runtimes, self._live, self._count_all_open = limits, runtimes, live, count_open
         self._taken: dict[object, tuple[str, str | None]] = {}
         """The runs that are about to be continued, and their users."""
         self._paused = Quotas()
@@ -59,8 +72,7 @@ class RunSlots:
         self._check_working(user_id)
         limits = self._limits
         if self._count_open(limits.max_paused_runs) >= limits.max_paused_runs:
-            detail = f"{limits.max_paused_runs} runs wait for a person's answer, or are running and may come to ask"
-            raise Problem(429, f"{detail}, as many as this server takes: {_FIRST}", {"retry-after": "1"})
+            raise self._too_many("this server takes")
         if user_id is not None and self._count_open(limits.max_user_paused_runs, user_id) >= (
             limits.max_user_paused_runs
         ):
@@ -70,6 +82,10 @@ class RunSlots:
     async def new_run_slot(self, user_id: str | None) -> AsyncIterator[None]:
         """Start a run in this block. Raises if no slot is left, counting the user's paused runs in the database too."""
         self.check(user_id)
+        if self._count_all_open is not None:
+            async with self._slot_of_all(self._count_all_open, user_id):
+                yield
+            return
         stores = [runtime.worker.store for runtime in self._runtimes if runtime.worker is not None]
         if user_id is None or not stores:
             yield
@@ -85,6 +101,20 @@ class RunSlots:
                 raise self._too_many_of(user_id)
             yield
 
+    @contextlib.asynccontextmanager
+    async def _slot_of_all(self, count_open: CountOpen, user_id: str | None) -> AsyncIterator[None]:
+        """The same on a server that executes nothing: both limits count the runs of all processes."""
+        limits = self._limits
+        async with contextlib.AsyncExitStack() as slots:
+            asked: dict[str | None, int] = {None: limits.max_paused_runs}
+            if user_id is not None:
+                asked[user_id] = limits.max_user_paused_runs
+            for whose, limit in asked.items():
+                counted = self._paused.reserve(whose, limit, functools.partial(count_open, whose))
+                if not await slots.enter_async_context(counted):
+                    raise self._too_many("all servers together take") if whose is None else self._too_many_of(whose)
+            yield
+
     @contextlib.contextmanager
     def continued_run_slot(self, run_id: str, user_id: str | None, *, anew: bool) -> Iterator[None]:
         """Hold a slot while a run is being continued. `anew`: that makes a new run; else the run is paused, and already
@@ -97,6 +127,10 @@ class RunSlots:
             yield
         finally:
             del self._taken[key]
+
+    def _too_many(self, who_takes: str) -> Problem:
+        detail = f"{self._limits.max_paused_runs} runs wait for a person's answer, or are running and may come to ask"
+        return Problem(429, f"{detail}, as many as {who_takes}: {_FIRST}", {"retry-after": "1"})
 
     def _too_many_of(self, user_id: str) -> Problem:
         detail = f"{self._limits.max_user_paused_runs} runs of this user wait for an answer, or are running and may"

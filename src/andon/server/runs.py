@@ -24,7 +24,7 @@ from andon.core.selection import BlockKind
 from andon.core.shared.remote import EventSource, RemoteRun
 from andon.core.states import CancelCause, CancelOutcome, RunStatus
 from andon.errors import StoreError
-from andon.server.agentos_json import EventWriter, record_output, run_output
+from andon.server.agentos_json import EventWriter, record_output, run_output, stored_output
 from andon.server.authorized_host import AuthorizedHost, host_of
 from andon.server.body import (
     check_run_id,
@@ -43,6 +43,7 @@ from andon.server.ignored_fields import AGENTOS_CANCEL, AGENTOS_RESUME, AGENTOS_
 from andon.server.output_schema import read_output_schema
 from andon.server.problems import Problem
 from andon.server.prompts import read_prompt
+from andon.server.queued_runs import AcceptedRun
 from andon.server.remote_runs import find_many, wait_until_gone
 from andon.server.requested_limits import requested_limits
 from andon.server.responses import json_response
@@ -75,6 +76,8 @@ class Start(Struct):
     run_id: str | None = None
     on_disconnect: Literal["cancel", "continue"] | None = None
     on_busy: Literal["reject", "queue", "cancel"] = "reject"
+    on_full: Literal["reject", "queue"] = "reject"
+    """What to do if there are as many runs as worker processes may have: refuse, or wait in the queue."""
     timeout: float | None = None
     events: Literal["all", "agentos"] | None = None
     max_turns: int | None = None
@@ -155,8 +158,8 @@ async def start_run(request: Request, agent_id: str) -> Response:
     prompt = read_prompt(wanted.message, wanted.files)
     key = read_key(request, wanted)
 
-    async def begin() -> tuple[LocalRun, int]:
-        return await host.begin(agent, prompt, options, form, key), 0
+    async def begin() -> tuple[LocalRun | AcceptedRun, int]:
+        return await host.begin(agent, prompt, options, form, key, waits=wanted.on_full == "queue"), 0
 
     return await respond_to_start(host, agent, wanted, await start_once(host, agent, wanted.user_id, key, begin))
 
@@ -174,8 +177,7 @@ def _respond_with_live_run(
     host: AuthorizedHost, agent: Agent, wanted: ResponseOptions, run: LocalRun, after: int, *, owned: bool
 ) -> Response:
     """The response to the request that started the run; or, not `owned`, to one that only watches it."""
-    tied = (wanted.on_disconnect or ("continue" if wanted.background else "cancel")) == "cancel"
-    leave = run.cancel_for if owned and tied else None
+    leave = run.cancel_for if owned and _is_tied(wanted) else None
     if wanted.stream:
         return _events(host, agent, run, after, everything=wanted.events == "all", leave=leave)
     if wanted.background:
@@ -189,11 +191,36 @@ def _respond_with_live_run(
     return DelayedResponse(result, leave)
 
 
+def _respond_with_accepted_run(
+    host: AuthorizedHost, agent: Agent, wanted: ResponseOptions, run: AcceptedRun, after: int
+) -> Response:
+    """The same for a run that a worker process executes."""
+    leave = run.cancel_for if _is_tied(wanted) else None
+    if wanted.stream:
+        reader = run.remote.read(after)
+        return _stream(host, agent, run.run_id, reader, everything=wanted.events == "all", leave=leave)
+    if wanted.background:
+        started = {"run_id": run.run_id, "session_id": run.session_id, "status": run.status}
+        return json_response(started, 202, host.location_headers(agent, run.run_id))
+
+    async def result() -> Response:
+        return json_response(stored_output(agent, *await run.rested()), headers=run_headers(run.run_id))
+
+    return DelayedResponse(result, leave)
+
+
+def _is_tied(wanted: ResponseOptions) -> bool:
+    """Is the run to be cancelled if the client disconnects?"""
+    return (wanted.on_disconnect or ("continue" if wanted.background else "cancel")) == "cancel"
+
+
 async def respond_to_start(host: AuthorizedHost, agent: Agent, wanted: ResponseOptions, found: StartedRun) -> Response:
     """The response to a request that started or continued a run; or to a copy of it, which only watches the run."""
     run, after = found.run, found.after
     if isinstance(run, LocalRun):
         return _respond_with_live_run(host, agent, wanted, run, after, owned=found.fresh)
+    if isinstance(run, AcceptedRun):
+        return _respond_with_accepted_run(host, agent, wanted, run, after)
     remote = host.stored_run(agent, run)
     if wanted.stream:
         reader = None if remote is None else await remote.reader(after)
@@ -253,8 +280,8 @@ async def _reattach(host: AuthorizedHost, agent: Agent, run_id: str, after: int,
         raise _events_gone(found)
     if isinstance(found, RemoteRun):
         reader = await found.reader(after)
-        if reader is None and after == 0:
-            raise _events_gone(found.record)
+        if reader is None and (after == 0 or not await found.has_events()):
+            raise _events_gone(found.record)  # also for a client that had read some: it would come back for ever
         if reader is None:
             return _no_more(run_id)
         return _stream(host, agent, run_id, reader, everything=everything)
@@ -332,8 +359,11 @@ async def cancel_run(request: Request, agent_id: str, run_id: str) -> Response:
     if wait is None or found is None or found.status in (RunStatus.completed, RunStatus.error):
         return respond(None)
 
+    run = found
+
     async def gone() -> Response:
-        receipt = await wait_until_gone(found, wait)
+        nonlocal found
+        found, receipt = await host.wait_until_gone(agent, run, wait)
         return respond(receipt)
 
     return DelayedResponse(gone)

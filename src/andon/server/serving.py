@@ -21,6 +21,8 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from andon.scale import systemd
+from andon.scale.last_tasks import end_tasks
 from andon.server.connections import Bounds, WebSocketProtocol, http_protocol
 from andon.server.drain_report import report_drain
 from andon.server.host import Host
@@ -29,9 +31,6 @@ from andon.server.parent_process import ParentProcess
 
 CLOSE_SECONDS = 3
 """How long readers have to read the last events once every run has ended. Then their connections are aborted."""
-
-END_SECONDS = 1
-"""How long tasks have to end after that. A tool that ignores its cancellation ends with the process."""
 
 FULL_COLLECTION = 100
 """The threshold of full garbage collections; Python's default is 10.
@@ -67,7 +66,7 @@ def serve(
     relax_garbage_collector()
     runner = asyncio.Runner(loop_factory=config.get_loop_factory())
     runner.run(Server(config, app.state.andon, parent).serve([listener]))
-    if left := runner.run(_end_tasks()):
+    if left := runner.run(end_tasks()):
         # These tasks don't end, and an event loop can't be closed before they do.
         print(f"andon: still running at the end: {', '.join(left)}", file=sys.stderr, flush=True)
         os._exit(0)
@@ -96,6 +95,7 @@ class Server(uvicorn.Server):
         text = announcement(self._host, sockets[0], self.config.root_path)
         if self._parent is None:
             print(text, flush=True)
+            systemd.notify("READY=1")
         else:
             self._parent.ready(text)
             self._parent.watch(self._close)
@@ -121,6 +121,8 @@ class Server(uvicorn.Server):
             self._closing = asyncio.get_running_loop().create_task(self._end_runs())
 
     async def _end_runs(self) -> None:
+        if self._parent is None:
+            systemd.notify("STOPPING=1")
         # Report first, before the host cancels runs.
         reporting = report_drain(self._host, self._say)
         try:
@@ -146,16 +148,6 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
-
-
-async def _end_tasks() -> list[str]:
-    """Cancel the tasks that are left on the event loop, and return the names of those that don't end."""
-    if not (tasks := asyncio.all_tasks() - {asyncio.current_task()}):
-        return []
-    for task in tasks:
-        task.cancel()
-    _, stubborn = await asyncio.wait(tasks, timeout=END_SECONDS)
-    return [task.get_name() for task in stubborn]
 
 
 def announcement(host: Host, listener: socket.socket, root_path: str) -> str:

@@ -19,8 +19,12 @@ class Limits(TypedDict, total=False):
     """How many runs of all agents may work at once."""
     max_user_runs: int
     """The same for one user."""
+    max_agent_runs: int
+    """The same for one agent; only with worker processes."""
+    max_waiting_runs: int
+    """How many runs may wait for room; only with worker processes."""
     max_paused_runs: int
-    """With so many paused runs, no new run is started."""
+    """With this number of paused runs, no new run is started."""
     max_user_paused_runs: int
     """The same for one user."""
     max_events: int
@@ -40,6 +44,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_message: int = 1_000_000
     max_runs: int = 1000
     max_user_runs: int = 100
+    max_agent_runs: int = 1000
+    max_waiting_runs: int = 10_000
     max_paused_runs: int = 10_000
     max_user_paused_runs: int = 1000
     max_events: int = 100_000

@@ -54,7 +54,7 @@ class _Kept:
 class MemoryStore:
     """Keeps everything in this process: `MemoryStore()`, or `memory://` where a URL is asked for.
 
-    `keep_days`: a conversation that was not used for so many days is deleted; None for never.
+    `keep_days`: a conversation that was not used for this number of days is deleted; None for never.
     `keep_sessions`: if there are more conversations than this, the user who has the most loses the one that was used
     least recently. Conversations of sub-agents are counted separately.
     `max_state`: how many bytes the state of a session may take, as JSON.

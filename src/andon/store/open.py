@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens a store by its URL. The packages that a URL needs are imported only for that URL."""
+"""Opens a store, or an event channel, by its URL. The packages that a URL needs are imported only for that URL."""
 
 from __future__ import annotations
 
 from urllib.parse import parse_qsl
 
+from andon.core.shared.event_channel import EventChannel
 from andon.core.store import SessionStore
 from andon.errors import ConfigurationError
 from andon.store.memory import MemoryStore
@@ -26,6 +27,16 @@ def open_store(url: str) -> SessionStore:
         return SQLStore(url)
     named = f"{scheme}://" if separator else "this"
     raise ConfigurationError(f"{named} names no store; there are {_KNOWN}")
+
+
+def open_events(url: str) -> EventChannel:
+    """The event channel that a URL names: `redis://:password@host:6379/0`, or `rediss://` for TLS."""
+    scheme = url.partition("://")[0]
+    if scheme in ("redis", "rediss"):
+        from andon.store.redis_events import RedisEvents
+
+        return RedisEvents(url)
+    raise ConfigurationError(f"events can go through redis://HOST:PORT/DB or rediss://…, and not through {scheme!r}")
 
 
 def _in_memory(rest: str) -> MemoryStore:

@@ -23,7 +23,7 @@ from andon.errors import ConfigurationError
 
 DAY = 86400.0
 LOOKS = 4
-"""At most so many sessions are checked each time that one is touched, so that no call takes long. It is enough."""
+"""How many sessions are checked each time that one is used: enough to delete all, and no call takes long."""
 
 InUse = Callable[[SessionKey], bool]
 
@@ -37,7 +37,7 @@ class Touched:
         self.times: OrderedDict[SessionKey, float] = OrderedDict()
         self._of: dict[str | None, OrderedDict[SessionKey, None]] = {}
         self._groups: dict[int, OrderedDict[str | None, None]] = {}
-        """By number of sessions, the users who have so many; first the user who was active least recently."""
+        """For each number of sessions, the users who have that number; first the user who was active least recently."""
         self._most = 0
 
     def __len__(self) -> int:

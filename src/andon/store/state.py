@@ -16,7 +16,7 @@ def checked_limit(limit: int) -> int:
 
 
 def check_size(size: int, limit: int) -> None:
-    """Raise if a state of so many bytes is too large."""
+    """Raise if a state of this number of bytes is too large."""
     if size > limit:
         raise StateTooLargeError(
             f"the session's state would take {size:,} bytes as JSON, and may take {limit:,}; it was left as it was."

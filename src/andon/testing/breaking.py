@@ -3,7 +3,7 @@
 
 A signal handler that raises does the first, as Python's own does at Ctrl-C. The second is a `RecursionError`. What must
 stay true: this affects only the calling thread, and only during the call. An earlier tracer (coverage, a debugger) and
-the recursion limit are restored, whatever the call raises.
+the recursion limit are restored, also if the call raises.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from andon.models.base import Model, ModelRequest, Sink
 from andon.models.base import check_model as check_is_model
 
 STRAY_SECONDS = 1.0
-"""What is left of a cancelled request may take so long to end."""
+"""How long the rest of a cancelled request may take to end."""
 BLOCKED_SECONDS = 0.01
 BLOCKED_TIMES = 3
 """A model waits without an `await` if it pauses for so long between two pushes, so many times, and in all that time the

@@ -32,7 +32,7 @@ CLOCK_SLACK = 1e-6
 
 @dataclass(frozen=True)
 class Cancel:
-    """How the explorer cancels: a mode, perhaps with a grace; perhaps a second time, so many steps `later`.
+    """How the explorer cancels: a mode, perhaps with a grace; perhaps a second time, `later` steps after it.
 
     `Cancel("after_turn", again="now", later=3)` asks again, with mode `now`, three steps after the first time.
     """
@@ -242,7 +242,7 @@ async def _close(stage: Stage, stream: EventStream) -> None:
 
 @dataclass(frozen=True)
 class LeaveStream(Injection):
-    """The reader itself leaves after so many events, by `break` (and drops the iterator) or by `aclose()`."""
+    """The reader itself leaves after some events, by `break` (and drops the iterator) or by `aclose()`."""
 
     number: int
     events: int

@@ -58,7 +58,7 @@ def check_run(run: LocalRun) -> Iterator[str]:
     if not (run.status.final or run.is_paused):
         yield f"the run has not ended: it is {run.status.name}, in phase {run.phase.name}"
         return
-    yield from check_events(run, run.journal.events)
+    yield from check_events(run, list(run.journal.events))
     events = [event for event in run.journal.events if event.run_id == run.run_id]
     if run.is_paused:
         yield from check_paused(run, make_result(run), events)

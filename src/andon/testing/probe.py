@@ -16,7 +16,7 @@ from andon.core.receipt import Receipt, RunResult
 from andon.core.run.handle import Run, local_run
 from andon.core.run.run import LocalRun
 from andon.core.run.waits import make_result, only_wait_settled, wait_gone, wait_settled_blocking
-from andon.core.states import RunState, RunStatus
+from andon.core.states import Phase, RunState, RunStatus
 from andon.messages import Message
 
 
@@ -29,7 +29,7 @@ class RunProbe:
     @property
     def events(self) -> list[Event]:
         """All events so far, without waiting for any."""
-        return self._run.journal.events.copy()
+        return list(self._run.journal.events)
 
     @property
     def steps(self) -> list[str]:
@@ -52,6 +52,11 @@ class RunProbe:
     @property
     def status(self) -> RunStatus:
         return self._run.status
+
+    @property
+    def phase(self) -> Phase:
+        """What the run is doing."""
+        return self._run.phase
 
     @property
     def is_paused(self) -> bool:

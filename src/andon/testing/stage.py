@@ -23,8 +23,9 @@ import msgspec
 
 from andon.agent.loop import Loop
 from andon.agent.plan import Plan
+from andon.core.run.host import spectator
 from andon.core.run.limits import Limits
-from andon.core.run.run import LocalRun, spectator
+from andon.core.run.run import LocalRun
 from andon.core.run.waits import begin_and_wait, make_result, wait_settled
 from andon.core.runtime import runtime_of
 from andon.core.session import Place

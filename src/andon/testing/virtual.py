@@ -6,7 +6,8 @@ callback of the loop. Steps are counted, and an action can be done exactly befor
 continue raises an error, and so does a program that does not end.
 
 Only waits on this loop are in virtual time. Threads are real: while a thread works that started after the loop, the
-clock waits for it for a short time. Callbacks of sockets are called, but are not counted as steps.
+clock waits for it for a short time. It moves only when the fakes of providers are at rest (`neighbours`). Callbacks of
+sockets are called, but are not counted as steps.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import itertools
 import os
 import selectors
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, TypeVarTuple
 
 from andon.core.source_lines import Line, inwards, users_line
 from andon.errors import AndonError
+from andon.testing import neighbours
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -31,7 +34,7 @@ MAX_STEPS = 100_000
 THREAD_SECONDS = 0.05
 """How much real time a timer waits for working threads."""
 STANDSTILL_SECONDS = 10.0
-"""How much real time an idle loop waits for working threads."""
+"""How much real time an idle loop waits for working threads, and any loop for a server of this process."""
 QUIET_SECONDS = 0.25
 """How much real time it waits for threads that are older than the loop."""
 
@@ -176,12 +179,25 @@ class _VirtualSelector(selectors.DefaultSelector):
         loop.check()
         if events or (timeout is not None and timeout <= 0):
             return events
+        if events := self._select_neighbours(timeout):
+            return events
         if timeout is None:
             return self._stand_still(loop)
         if (loop.has_threads() or loop.expects()) and (events := super().select(min(timeout, THREAD_SECONDS))):
             return events
         loop.advance(timeout)
         return events
+
+    def _select_neighbours(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+        """What the servers of this process send before the clock moves. Their pauses take real time."""
+        patience = STANDSTILL_SECONDS if timeout is None else min(timeout, STANDSTILL_SECONDS)
+        until = time.monotonic() + patience
+        while True:
+            pause = neighbours.look_at_all(STANDSTILL_SECONDS)
+            left = until - time.monotonic()
+            events = super().select(0 if pause is None else max(0.0, min(pause, left)))
+            if events or pause is None or pause >= left:
+                return events
 
     def _stand_still(self, loop: VirtualLoop) -> list[tuple[selectors.SelectorKey, int]]:
         busy = loop.has_threads() or loop.expects()

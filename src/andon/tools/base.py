@@ -132,6 +132,8 @@ class ToolContext(Generic[Deps]):
         For breaking a blocking call that can't look at `cancelled`: `ctx.on_cancel(connection.interrupt)`. Returns a
         function that removes the callback.
         """
+        if not callable(callback):
+            raise TypeError(f"ctx.on_cancel takes a function, not {callback!r}")
         scope = self._internals.scope
         scope.watches_cancel = True
         return scope.on_cancel(callback)
@@ -143,6 +145,8 @@ class ToolContext(Generic[Deps]):
         ones on the run's loop, and all together have `Runtime(undo_seconds=…)`. A call that ends by itself, with a
         result or an error, is not undone. Safe from any thread of the tool. Returns a function that removes the step.
         """
+        if not callable(step):
+            raise TypeError(f"ctx.on_undo takes a function, not {step!r}")
         return self._internals.scope.on_undo(step)
 
     def interrupt(self, name: str, payload: Any = None) -> Any:

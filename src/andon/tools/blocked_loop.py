@@ -35,9 +35,9 @@ CHECK_SECONDS = 0.1
 BLOCKED_SECONDS = 0.2
 """How long a tool may run between two awaits before it is logged, counted from the first check that finds it."""
 STILL_SECONDS = 5.0
-"""A tool that blocks for so long is logged while it blocks: it may never return."""
+"""A tool that blocks for this time is logged while it blocks: it may never return."""
 EMPTY_CHECKS = 20
-"""After so many checks without a running tool, the thread sleeps until a tool begins."""
+"""After how many checks without a running tool the thread sleeps until a tool begins."""
 
 
 class _Call:
@@ -157,7 +157,9 @@ class BlockedLoopWatch:
 
     def _check(self) -> None:
         threads: dict[int, asyncio.AbstractEventLoop] = {}
-        for key, call in list(self._calls.items()):
+        for key in list(self._calls):  # only the keys: to make pairs may run the garbage collector, and so other code
+            if (call := self._calls.get(key)) is None:  # it has ended meanwhile
+                continue
             if (task := call.task()) is not None:
                 threads[call.thread] = task.get_loop()
             elif self._calls.get(key) is call:  # the task is gone with its loop, and `leave` was never called

@@ -304,7 +304,10 @@ def _refuse_what_is_no_function(obj: object) -> None:
     if isinstance(obj, FunctionTool):
         raise ToolDefinitionError(f"{obj.name} is a tool already; to make another of its function, use .__wrapped__")
     if isinstance(obj, type):
-        raise ToolDefinitionError(f"{obj.__name__} is a class; give a function, or a method of an instance of it")
+        raise ToolDefinitionError(
+            f"{obj.__name__} is a class; give a function, or a method of an instance of it, or, if its instances are"
+            f" tools, an instance: {obj.__name__}(…)"
+        )
     if callable(getattr(obj, "as_tool", None)):
         raise ToolDefinitionError(f"{obj!r} can't be a tool as it is: give the tool that calls it, with .as_tool()")
     if not callable(obj):

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tool with which the model runs commands. A cancel ends the command, with all that it has started.
 
-It is no sandbox. A command can do whatever the user can do under whom this program runs: read and delete files, use
-the network, start programs. `cwd` is where it begins, not where it must stay. `env` keeps variables away from it, but
-not what it can read elsewhere. Where that is too much, use `approval=True`, or run the program in a container.
+It is no sandbox. A command has the same rights as this program: it can read and delete files, use the network and start
+programs. `cwd` is where it begins, not where it must stay. `env` hides variables from it, but not other sources of the
+same values. If that is too much, use `approval=True`, or run the program in a container.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,13 @@ class Shell:
     >>> from andon.tools.shell import Shell
     >>> Agent(name="Builder", model=model, tools=[Shell(cwd="project", timeout=60, env=["PATH", "HOME"])])
 
-    It is no sandbox: a command can do whatever this program's user can do. `approval=True` asks a person before each.
+    It is no sandbox: a command has the same rights as this program. `approval=True` asks a person before each.
 
     The command gets the variables of the environment that `env` names, and no other. What it prints is shown as
     `tool_output` events while it runs. The model gets the last `max_output` bytes of it, and the exit code. A command
-    that takes longer than `timeout` seconds is ended. What it leaves in the background ends with it. `as_list=True`
-    takes a list of words instead of a line, and runs it without a shell. `limits` bounds what each process may use.
+    that takes longer than `timeout` seconds is ended; the model is told so, and gets what it had printed. What a
+    command leaves in the background ends with it. `as_list=True` takes a list of words instead of a line, and runs it
+    without a shell. `limits` bounds what each process may use.
     """
 
     def __init__(
@@ -58,8 +60,8 @@ class Shell:
             raise ToolDefinitionError(f"Shell(cwd={os.fspath(cwd)!r}): there is no such directory")
         if not is_seconds(timeout):
             raise ToolDefinitionError(f"Shell(timeout={timeout!r}): it is a number of seconds, or None for no limit")
-        names = [] if isinstance(env, str) else list(env)
-        if isinstance(env, str) or not all(isinstance(each, str) for each in names):
+        names = [] if isinstance(env, str | Mapping) else list(env)
+        if isinstance(env, str | Mapping) or not all(isinstance(each, str) for each in names):
             raise ToolDefinitionError('env takes the names of variables, as in env=["PATH", "HOME"]')
         if values := [each for each in names if "=" in each]:
             raise ToolDefinitionError(f"env takes names, not values; set the variable {values[0].split('=')[0]} here")
@@ -113,7 +115,12 @@ class Shell:
             arguments=[os.fsencode(word) for word in words],
         )
         process = ProcessCall(scope)
-        await process.perform(spec)
+        try:
+            await process.perform(spec)
+        except asyncio.CancelledError:
+            if process.gone is not None:
+                scope.so_far = f". It had printed:\n{_printed(process.gone)}"
+            raise
         if process.failure is not None:
             raise ToolProcessError(f"the command could not be started: {process.failure.text}")
         if process.gone is None:
@@ -126,8 +133,12 @@ class Shell:
         return os.fsencode(os.path.abspath(self._cwd or ""))
 
     def _told(self, gone: Gone) -> str:
-        text = gone.output.decode("utf-8", "replace").rstrip()
-        if gone.missed:
-            text = f"[the first {gone.missed:,} bytes are left out]\n{text}"
         ended = how(gone, self._limits).removeprefix("ended with ")
-        return f"{text or NO_OUTPUT}\n[{ended}]"
+        return f"{_printed(gone)}\n[{ended}]"
+
+
+def _printed(gone: Gone) -> str:
+    text = gone.output.decode("utf-8", "replace").rstrip()
+    if gone.missed:
+        text = f"[the first {gone.missed:,} bytes are left out]\n{text}"
+    return text or NO_OUTPUT

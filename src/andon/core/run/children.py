@@ -202,7 +202,7 @@ class ChildRuns:
             if call is not None:
                 call.children[run] = None
             place.cascade()
-            if parent.status.final:  # whatever its mode was, it does not wait for children any more
+            if parent.status.final:  # in any mode: it does not wait for children any more
                 run.cancel_for(CancelCause.parent, f"run {parent.run_id} had ended")
         if call is not None and call.cancelled:
             call.end_child(run)

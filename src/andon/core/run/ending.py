@@ -95,16 +95,18 @@ async def undo_and_settle(run: EndingRun, ending: Ending, fate: Fate) -> None:
 def settle_as(run: EndingRun, ending: Ending, fate: Fate) -> None:
     """Bring what was seen of the run so far into its final form."""
     assert run.work is not None
+    # A run that failed may be overruled by a cancel, and is settled again: the end of a call is told once.
+    told = set() if ending.settlement is None else {call.call_id for call in ending.settlement.cancelled}
     settlement = ending.settlement = run.work.settle(fate)
     if isinstance(fate, CancelRequest):
         ending.receipt = make_receipt(run)
-        for call in settlement.cancelled:
-            run.journal.append(RunEvent.tool_call_cancelled, tool=call)
-        if settlement.cancelled:
-            run.journal.waiters.wake()
     elif isinstance(fate, Failed) and run.storage.refusal is None:
         why, facts = cut_line(describe(fate.error)), {"facts": run.steps.facts}
         log.error("run %s failed: %s", run.run_id, why, exc_info=fate.error, extra=facts)
+    if untold := [call for call in settlement.cancelled if call.call_id not in told]:
+        for call in untold:
+            run.journal.append(RunEvent.tool_call_cancelled, tool=call)
+        run.journal.waiters.wake()
 
 
 async def agree(run: EndingRun, ending: Ending, fate: Fate) -> RunStatus:
@@ -249,6 +251,7 @@ def end_event(journal: Journal, record: RunRecord) -> Event:
         reason=record.receipt.reason if record.receipt else None,
         error=record.error,
         output=record.output,
+        finish_reason=record.finish_reason,
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a run may write: so many events, and so many bytes of them. With more than that it is cancelled.
+"""How many events a run may write, and how many bytes of them. With more than that it is cancelled.
 
 Per token only its length is added up. The journal asks with every event of a tool, which may be large, with every
 thousandth of the other events, and after every 64 KB of text. So a run may exceed its bytes by that much text and one
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from andon.core.events import approximate_size
 from andon.core.journal import Journal
 
 LOOK_EVERY = 1_000
@@ -32,7 +31,7 @@ class EventLimit:
         """Cancel the run if it has written too much. Returns the number of the event with which to ask again."""
         events = self._journal.events
         if self._max_bytes is not math.inf:
-            self._bytes += sum(map(approximate_size, events[self._seen :]))
+            self._bytes += events.written(self._seen)
         self._seen = len(events)
         if self._seen >= self._max_events:
             return self._stop(f"it has written {self._max_events:,} events, as many as a run may")

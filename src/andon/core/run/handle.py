@@ -168,8 +168,8 @@ class Run(Generic[OutputT]):
     ) -> CancelOutcome:
         """Cancel the run. Never waits; safe from any thread, loop, tool, hook or signal handler.
 
-        `grace` turns a milder mode into `now` after so many seconds; with `now` it says how long a call is let finish
-        whose tool says `on_cancel="finish"`. `force=True` lets nothing finish.
+        After `grace` seconds a milder mode becomes `now`. With the mode `now`, `grace` limits how long a call of a tool
+        with `on_cancel="finish"` may finish. `force=True` lets nothing finish.
         """
         return self._local.request_cancel(CancelRequest.make(CancelCause.user, reason, by, mode, grace, force))
 

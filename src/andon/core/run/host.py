@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+import contextvars
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from andon.core.run.storage import RunStorage
 from andon.core.run.tool_call import CallHost
@@ -51,3 +53,8 @@ class RunHost(CallHost, Protocol[RunT]):
     def run_released(self, run: RunT) -> None:
         """The run has nothing to do any more."""
         ...
+
+
+Spectator = Callable[[Any], None]
+spectator: contextvars.ContextVar[Spectator | None] = contextvars.ContextVar("spectator", default=None)
+"""Is called with every run that begins in its context. The explorer uses it."""

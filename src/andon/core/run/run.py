@@ -24,11 +24,9 @@ method of it, and `_release` takes that away again, so an ended run is freed wit
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -46,7 +44,7 @@ from andon.core.run.caretaker import Watch
 from andon.core.run.children import ChildRuns
 from andon.core.run.ending import Ending, agree, end_event, put_away, undo_and_settle
 from andon.core.run.event_limit import EventLimit
-from andon.core.run.host import RunHost
+from andon.core.run.host import RunHost, spectator
 from andon.core.run.limits import Limits
 from andon.core.run.pause import Pause, pause_run, take_pause
 from andon.core.run.tool_call import open_call
@@ -86,6 +84,7 @@ class LocalRun:
         "created_at",
         "ending",
         "given_metadata",
+        "id_was_given",
         "journal",
         "limits",
         "on_busy",
@@ -119,11 +118,13 @@ class LocalRun:
         budget: Budget | None = None,
         detached: bool = False,
         heeds_arm: bool = False,
+        id_was_given: bool = False,
     ) -> None:
         self.runtime, self.session, self.run_id, self.given_metadata = runtime, session, run_id, metadata
         self.cord, self.on_busy, self.limits = cord, on_busy, limits
         self._heeds_arm = heeds_arm
         """It belongs to its agent's own conversation, so an armed cancel is for it."""
+        self.id_was_given = id_was_given  # so another process may have been given it too
         self.created_at = time.time()
         self.request_key: RequestKey | None = None
         """The idempotency key of the request that starts it. A shared store takes it in together with the run."""
@@ -133,12 +134,8 @@ class LocalRun:
         self.signal = CancelSignal()
         self.journal = Journal(run_id, session.key.session_id, session.key.agent_id)
         if runtime.max_events or runtime.max_event_bytes:
-            EventLimit(
-                self.journal,
-                functools.partial(self.cancel_for, CancelCause.budget),
-                runtime.max_events,
-                runtime.max_event_bytes,
-            )
+            stop = functools.partial(self.cancel_for, CancelCause.budget)
+            EventLimit(self.journal, stop, runtime.max_events, runtime.max_event_bytes)
         self.steps = StepRunner(run_id, session.key, self.signal, runtime.bounds)
         self.children = ChildRuns(run_id, self.steps, budget, detached)
         self.storage = runtime.storage_for(self)
@@ -190,9 +187,8 @@ class LocalRun:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What was given with the prompt, as JSON. A copy: changing it does not change the run's."""
-        copied: dict[str, Any] = msgspec.to_builtins(self.given_metadata)
-        return copied
+        """A copy of what was given with the prompt, as JSON."""
+        return dict[str, Any](msgspec.to_builtins(self.given_metadata))
 
     def __repr__(self) -> str:
         return f"<run {self.run_id} of {self.agent_id}: {self.status.name}>"
@@ -518,10 +514,18 @@ class LocalRun:
             self.steps.waiters.wake()
 
     def vanish(self) -> None:
-        """Its end could not even be forced. It is over without a terminal event, and can't be found any more."""
+        """It is over for this process without a terminal event, and can't be found any more."""
         self.state = RunState.ended
         self.runtime.withdraw(self)
         self.cord.remove(self)
+
+    def let_go(self) -> bool:
+        """It is paused in a store from which any process may take it: for this one it is over. False if it is not."""
+        if not take_pause(self, self):
+            return False
+        self.vanish()
+        self._release()
+        return True
 
     def _release(self) -> None:
         """The run is over: take back everything that refers to it, so that it is freed with its last handle."""
@@ -593,8 +597,3 @@ class LocalRun:
     def wake(self) -> None:
         """Something has changed: wake all that wait for the run."""
         self.steps.waiters.wake()
-
-
-Spectator = Callable[[LocalRun], None]
-spectator: contextvars.ContextVar[Spectator | None] = contextvars.ContextVar("spectator", default=None)
-"""Is called with every run that begins in its context. The explorer uses it."""

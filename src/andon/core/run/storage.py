@@ -193,14 +193,13 @@ class LocalStorage:
 class EndedStorage:
     """Stands in for the storage of a run that is over. What there was to store is stored."""
 
-    __slots__ = ("refusal",)
+    __slots__ = ("is_admitted", "refusal")
 
-    is_admitted = True
     is_away = False
     may_be_elsewhere = False
 
-    def __init__(self, refusal: AndonError | None) -> None:
-        self.refusal = refusal
+    def __init__(self, refusal: AndonError | None, *, is_admitted: bool) -> None:
+        self.refusal, self.is_admitted = refusal, is_admitted
 
     async def admit(self) -> None: ...
 

@@ -77,10 +77,12 @@ class ToolCallScope:
         "cancelled",
         "children",
         "cut_by",
+        "did_nothing",
         "entered",
         "name",
         "receipt",
         "run",
+        "so_far",
         "stopped",
         "undo_steps",
         "watches_cancel",
@@ -93,6 +95,8 @@ class ToolCallScope:
         """The tool has checked for a cancel, or has registered a callback. So it may stop by itself."""
         self.entered = False
         """The tool's coroutine is running."""
+        self.did_nothing = False
+        """What it held is gone, and was never given the call: the tool's own code has not begun."""
         self.children: dict[TreeRun, None] = {}
         """The runs that the tool started and that have not ended."""
         self.cut_by: Rank = CancelMode.now
@@ -105,6 +109,8 @@ class ToolCallScope:
         """The receipt of the sub-agent's run that this call made, if that run was cancelled."""
         self.stopped: Stopped | None = None
         """How what the call held was ended, after a cut."""
+        self.so_far = ""
+        """What the call had done when its time was over, for the model. A tool that is cut sets it."""
         self._held: list[HeldResource] = []
         self._callbacks: dict[object, Callable[[], object]] = {}
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from andon.core.process_name import process_name
 from andon.core.receipt import CancelRequest
 from andon.core.records import RequestKey
 from andon.core.shared.link import StoreLink
@@ -60,7 +61,7 @@ async def claim_paused(
     next caller waits for that too.
     """
     await given_back(link, run_id, seconds)
-    name = os.urandom(8).hex()
+    name = f"{process_name()}:{os.urandom(8).hex()}"
     taking = link.submit(lambda: _claim(link, run_id, known, name, request_key))
     try:
         return await asyncio.shield(asyncio.wrap_future(taking))

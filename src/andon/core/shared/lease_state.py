@@ -46,13 +46,13 @@ _MAY_BE_ELSEWHERE = frozenset({_S.pausing, _S.paused, _S.claiming, _S.unsure, _S
 LEASE_STEPS: dict[LeaseState, frozenset[LeaseState]] = {
     _S.outside: frozenset({_S.held, _S.released}),
     _S.held: frozenset({_S.held, _S.pausing, _S.claiming, _S.unsure, _S.finishing, _S.elsewhere, _S.released}),
-    _S.pausing: frozenset({_S.held, _S.paused, _S.finishing, _S.finishing_paused, _S.released}),
+    _S.pausing: frozenset({_S.held, _S.paused, _S.finishing, _S.finishing_paused, _S.elsewhere, _S.released}),
     _S.paused: frozenset({_S.claiming, _S.finishing_paused, _S.elsewhere, _S.released}),
     _S.claiming: frozenset({_S.claiming, _S.held, _S.paused, _S.unsure, _S.elsewhere, _S.released}),
     _S.unsure: frozenset({_S.claiming, _S.elsewhere, _S.released}),
     _S.finishing: frozenset({_S.finishing, _S.released}),
     _S.finishing_paused: frozenset({_S.finishing_paused, _S.released}),
-    _S.elsewhere: frozenset({_S.claiming, _S.released}),
+    _S.elsewhere: frozenset({_S.claiming, _S.finishing_paused, _S.released}),
     _S.released: frozenset({_S.released}),
 }
 """The legal steps."""

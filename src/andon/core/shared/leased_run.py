@@ -34,14 +34,16 @@ from andon.core.run.storage import EndedElsewhere, EndedStorage
 from andon.core.run.work import Settlement
 from andon.core.selection import Selection
 from andon.core.session import OnBusy
+from andon.core.shared.call_cancels import CallAnswers
 from andon.core.shared.claim import Claimed, claim_paused, give_back
 from andon.core.shared.lease_state import LeaseState, check_lease_step
 from andon.core.shared.leases import Leases
 from andon.core.shared.link import StoreLink
 from andon.core.shared.orphans import Orphans
 from andon.core.shared.remote import StoredReader, follow
-from andon.core.shared.store import Lease, Progress
+from andon.core.shared.store import CallRequest, Lease, Progress
 from andon.core.shared.writer import Writer
+from andon.core.shared.written import Written
 from andon.core.states import CancelCause, CancelMode, CancelOutcome, Phase, RunState, RunStatus
 from andon.core.steps import STRAY_CANCELS, CutAloneError, StepRunner, StrayCancelError
 from andon.core.waiters import CallingLatch
@@ -57,14 +59,6 @@ from andon.errors import (
 from andon.messages import Message, Usage
 
 T = TypeVar("T")
-
-EVENTS_AT_ONCE = 5_000
-"""How many events of a run one transaction takes."""
-
-TEXT_SECONDS = 0.15
-"""How often text is written."""
-
-_TEXT = frozenset({RunEvent.run_content, RunEvent.reasoning})
 
 
 class RunWorker(Protocol):
@@ -84,20 +78,17 @@ class LeasedRun:
     """The hold that this process has on a run in a shared store."""
 
     __slots__ = (
+        "_call_answers",
         "_is_fresh",
+        "_is_new",
         "_link",
         "_listens",
-        "_noted",
         "_on_busy",
         "_run",
-        "_scanned",
-        "_text_due",
         "_told",
         "_waiting_children",
         "_worker",
-        "_written",
         "cancel_seen",
-        "has_waiting_text",
         "is_away",
         "lease",
         "owner",
@@ -105,6 +96,7 @@ class LeasedRun:
         "state",
         "valid_until",
         "was_claimed",
+        "written",
     )
 
     def __init__(self, worker: RunWorker, run: LocalRun, on_busy: OnBusy) -> None:
@@ -116,19 +108,17 @@ class LeasedRun:
         self.refusal: AndonError | None = None
         self.is_away = False
         self.was_claimed = False
-        """The run was paused in another process, and claimed by this one."""
-        self.has_waiting_text = self.cancel_seen = False
+        """The run was paused in another process, or has waited in a queue for one, and was claimed by this one."""
+        self._is_new = False  # of these two: it has waited in a queue
+        self.cancel_seen = False
         self._waiting_children: Sequence[str] = ()
         """The runs below it that were paused with it, in another process: it does not know them as its children."""
+        self._call_answers: CallAnswers | None = None
         self._told = False
         """The store has answered that it knows of the run's cancel. A notification of a cancel is not enough: a
         database may notify before a power failure, and lose the row in it.
         """
-        self._written = 0
-        """How many of the run's events the store is known to have."""
-        self._noted: tuple[int, int] | None = None
-        self._scanned, self._text_due = 0, 0.0
-        """How many events are known to be text or written. When text is written the next time."""
+        self.written = Written(run.journal.events, run.so_far)
         self._is_fresh = self._listens = False
         """The session was empty before the run. The next event of the journal marks the run as changed."""
 
@@ -167,7 +157,8 @@ class LeasedRun:
         run, steps = self._run, self._run.steps
         if self.was_claimed:  # it has kept its place in the session
             steps.gate(CancelMode.after_turn)
-            run.journal.add(RunEvent.run_continued)
+            if not self._is_new:
+                run.journal.add(RunEvent.run_continued)
             return
         record = make_record(run, RunStatus.pending, Settlement([], "", Usage(), [], []))
         record = msgspec.structs.replace(record, usage=None)  # from here on it may spend some
@@ -225,22 +216,35 @@ class LeasedRun:
         self._link.start()
         self._run.wake()
 
-    def begin_claimed(self, events: Sequence[Event], record: RunRecord, claimed: Claimed) -> None:
-        """Go on with a run that was paused in another process, from what the store has of it."""
-        run = self._run
+    def begin_claimed(
+        self,
+        events: Sequence[Event],
+        record: RunRecord,
+        claimed: Claimed,
+        *,
+        is_new: bool = False,
+        is_fresh: bool = False,
+    ) -> None:
+        """Go on with a run that was paused in another process; or begin one that has waited in a queue (`is_new`).
+        `is_fresh`: its session has no messages yet.
+        """
+        run, self._is_new, self._is_fresh = self._run, is_new, is_fresh
         run.created_at = record.created_at
         run.children.restore(record)
-        self.was_claimed, self._written, self._waiting_children = True, len(events), paused_below(record)
+        self.was_claimed, self.written.events, self._waiting_children = True, len(events), paused_below(record)
         run.journal.events.extend(events)
         try:
             run.enlist()
-        except BaseException:  # it is refused here, and stays paused
-            give_back(self._link, run.run_id, claimed)
+        except BaseException:
+            if not is_new:  # it is refused here, and stays paused
+                give_back(self._link, run.run_id, claimed)
             raise
         self.hold(*claimed)
         self._worker.leases.look([run.run_id])  # it may have been cancelled in between
         try:
             run.cord.add(run, 0)
+            if is_new and run.work is not None:
+                run.work.begin()
             run.go()
         except BaseException:
             run.break_off()
@@ -277,7 +281,7 @@ class LeasedRun:
             journal.waiters.wakes.append(entry)
             if journal.closed:  # it has ended meanwhile, and wakes no one any more
                 journal.waiters.forget(entry)
-        if len(journal.events) > self._written or self.untold_request is not None:
+        if len(journal.events) > self.written.events or self.untold_request is not None:
             self.changed()
 
     def on_event(self) -> None:
@@ -293,55 +297,36 @@ class LeasedRun:
     def cancel_was_stored(self) -> None:
         self._told = True
 
-    def progress(self, now: float, *, hurried: bool) -> Progress | None:
-        """What is new since the last round. Called on another thread than the run's.
-
-        Text may wait a little, unless the run waits for it to be written (`hurried`).
-        """
-        self.has_waiting_text = False
+    def progress(self, now: float, *, hurried: bool, relayed: bool) -> Progress | None:
+        """What is new since the last round. Called on another thread than the run's."""
         if (lease := self.lease) is None:  # another process goes on with it
             return None
-        events = self._run.journal.events[self._written : self._written + EVENTS_AT_ONCE]
-        if now < self._text_due and not hurried and self._is_text(events):
-            self.has_waiting_text = True
-            return None
-        messages = self._run.so_far()
-        noted = _size(messages)
-        if not events and noted == self._noted:
-            return None
-        return Progress(lease, None if noted == self._noted else messages, events, self._run.continues)
+        news = self.written.news(now, hurried=hurried, relayed=relayed)
+        return None if news is None else Progress(lease, news.messages, news.events, self._run.continues)
 
-    def _is_text(self, events: Sequence[Event]) -> bool:
-        """Are all events text, and not very many?"""
-        start = max(0, self._scanned - self._written)
-        if len(events) == EVENTS_AT_ONCE or not events:
-            return False
-        if any(event.event not in _TEXT for event in events[start:]):
-            return False
-        self._scanned = self._written + len(events)
-        return True
+    @property
+    def has_waiting_text(self) -> bool:
+        return self.lease is not None and self.written.has_waiting_text
 
     def note(self, progress: Progress, now: float) -> None:
-        self._written = max(self._written, progress.events[-1].seq if progress.events else 0)
-        self._text_due = now + TEXT_SECONDS
-        if progress.messages is not None:
-            self._noted = _size(progress.messages)
+        self.written.note(progress, now)
 
     async def checkpoint(self) -> None:
         await self._run.steps.start(self._save, name="the store", cut_by=CancelMode.now)
 
     async def _save(self) -> None:
-        size = _size(self._run.so_far())
-        await self._worker.writer.flush(self, lambda: self._noted is not None and self._noted >= size)
+        await self._worker.writer.flush(self, self.written.check_messages())
 
     async def commit_events(self) -> bool:
         count = len(self._run.journal.events)
-        await self._worker.writer.flush(self, lambda: self._written >= count or not self.is_held)
-        if self._written < count:
+        await self._worker.writer.flush(self, lambda: self.written.events >= count or not self.is_held)
+        if self.written.events < count:
             raise LeaseLostError(f"run {self.run_id!r} belongs to another worker now, or has ended")
         return True
 
     async def may_undo(self) -> bool:
+        if self.state is LeaseState.elsewhere:
+            return False
         if self.is_held and not self.may_be_elsewhere:
             return True
         # It was cancelled in a pause. The process that takes it over, maybe this one, undoes its calls.
@@ -370,6 +355,17 @@ class LeasedRun:
         else:
             self._run.request_cancel(request)
 
+    def on_call_requests(self, requests: Sequence[CallRequest]) -> None:
+        with contextlib.suppress(RuntimeError):  # its loop is closed: it ends as lost
+            self._run.loop.call_soon_threadsafe(self._answer_calls, requests)
+
+    def _answer_calls(self, requests: Sequence[CallRequest]) -> None:
+        if self.lease is None or self.is_closing or self.may_be_elsewhere:  # too late: the end or the pause says that
+            return
+        if self._call_answers is None:
+            self._call_answers = CallAnswers(self._link, self._run)
+        self._call_answers.take(requests)
+
     def on_taken_over(self) -> bool:
         if self.is_closing or self.state is LeaseState.claiming:  # the store's answer to that says it too
             return False
@@ -379,6 +375,7 @@ class LeasedRun:
             self.lease = None
             self._move(LeaseState.elsewhere)
             run.runtime.part_from(run)  # an answer is for the process that has it
+            run.wake()
             portal.submit(functools.partial(run.follow, self._watch_elsewhere))
         else:
             run.cancel_for(CancelCause.lost, "another worker has taken it over")
@@ -421,7 +418,7 @@ class LeasedRun:
             run.request_cancel(answer)
             return None
         if isinstance(answer, RunRecord):
-            self._move(LeaseState.finishing)
+            self._move(LeaseState.elsewhere)  # a cancel of it here is not certain: it may end there in any way
             run.cancel_for(CancelCause.lost, "another worker has taken it over")
             return None
         self._move(LeaseState.paused)
@@ -529,7 +526,9 @@ class LeasedRun:
         # First the children: if this process dies once the end is stored, no other one comes back to the run for them.
         cancel_children = record.status.final and bool(self._waiting_children)
         are_orphans = cancel_children and await self._cancel_children(self.lease)
-        events = [*self._run.journal.events[self._written :], last]
+        if self._call_answers is not None:
+            await self._call_answers.store()
+        events = [*self.written.rest(), last]
         answer = await store.finish(self.lease, record, messages, events)
         if answer is None and are_orphans:  # they end with it, and not at the next look for orphans
             with contextlib.suppress(StoreError, TimeoutError):  # there may be many others to end
@@ -582,10 +581,6 @@ class LeasedRun:
 
     def release(self) -> EndedStorage:
         self._worker.leases.release(self)
+        was_admitted = self.is_admitted
         self._move(LeaseState.released)
-        return EndedStorage(self.refusal)
-
-
-def _size(messages: list[Message]) -> tuple[int, int]:
-    """Messages are only ever added, and results to the last one: so these numbers tell whether there are new ones."""
-    return len(messages), len(messages[-1].content) if messages else 0
+        return EndedStorage(self.refusal, is_admitted=was_admitted)

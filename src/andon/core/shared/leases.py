@@ -16,7 +16,7 @@ from typing import Protocol
 
 from andon.core.receipt import CancelRequest
 from andon.core.shared.link import StoreLink
-from andon.core.shared.store import Lease, Renewal
+from andon.core.shared.store import CallRequest, Lease, Renewal
 from andon.core.states import CancelCause, CancelOutcome
 from andon.core.waiters import Waiters
 from andon.errors import StoreError
@@ -62,6 +62,10 @@ class HeldRun(Protocol):
         """The store has reported that the run was cancelled."""
         ...
 
+    def on_call_requests(self, requests: Sequence[CallRequest]) -> None:
+        """Other processes have asked to cancel single calls of the run."""
+        ...
+
     def on_taken_over(self) -> bool:
         """Another worker has the run. True if it was at work here, and is stopped."""
         ...
@@ -78,7 +82,7 @@ class Leases:
         self.missed = 0
         """How many notifications concerned runs that are not held here, or may concern any run."""
         self._doubted: dict[str, None] = {}
-        self._doubts_all = False
+        self._doubts_all = self._doubts_calls = False
         self._work_available = Waiters()
 
     def hold(self, held: HeldRun) -> None:
@@ -119,6 +123,8 @@ class Leases:
             held = self._held.get(lease.run_id)
             if held is not None and held.lease == lease and lease.run_id not in renewal.locked:
                 held.valid_until = self.validity(renewal.since)
+        self._doubts_calls = True  # the next loop looks: a renewal waits for nothing else
+        self._work_available.wake()
         return not renewal.locked
 
     # -- the clock ----------------------------------------------------------------------------------------------------
@@ -170,7 +176,8 @@ class Leases:
 
     async def look_again(self) -> None:
         while True:
-            await self._work_available.wait(lambda: self._doubts_all or bool(self._doubted))
+            await self._work_available.wait(lambda: self._doubts_all or self._doubts_calls or bool(self._doubted))
+            self._doubts_calls = False
             every, self._doubts_all = self._doubts_all, False
             doubted = list(self._doubted.copy())
             for run_id in doubted:  # one by one: other threads may add more meanwhile
@@ -181,8 +188,18 @@ class Leases:
             try:
                 if leases:
                     self._act_on(await self._link.store.renew(leases, None), leases)
+                await self._look_for_calls()
             except StoreError as error:  # the next renewal looks at all of them
                 self._link.complain("cancels could not be read", error)
+
+    async def _look_for_calls(self) -> None:
+        """Pass on what other processes have asked of single calls of the runs that are held here."""
+        if not self._held:
+            return
+        for lease, requests in (await self._link.store.open_call_requests()).items():
+            held = self._held.get(lease.run_id)
+            if held is not None and held.lease == lease:
+                held.on_call_requests(requests)
 
     def _runs(self) -> list[HeldRun]:
         return list(self._held.copy().values())  # a copy: other threads add and remove runs

@@ -11,7 +11,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from andon.core.portal import Portal
+from andon.core.process_name import process_name
 from andon.core.receipt import CancelRequest
+from andon.core.shared.event_cache import EventCache
 from andon.core.shared.news import News
 from andon.core.shared.store import SharedStore, Taken
 from andon.errors import StoreError, say
@@ -46,9 +48,11 @@ class StoreLink:
 
     def start_over(self) -> None:
         """Be as new; also in a forked child, where the thread is gone."""
-        self.owner = os.urandom(8).hex()
+        self.owner = f"{process_name()}:{os.urandom(8).hex()}"
         """The name under which this worker holds runs."""
         self.news = News()
+        self.cache = EventCache(self)
+        """What the readers of runs of other processes share."""
         self.giving_back: dict[str, concurrent.futures.Future[None]] = {}  # see claim.py
         self._lock = threading.Lock()
         self._served: concurrent.futures.Future[None] | None = None
@@ -77,7 +81,7 @@ class StoreLink:
         await asyncio.sleep(min(LONGEST_DELAY, FIRST_DELAY * 2**tries))
 
     def submit(self, make: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
-        """Do something on the worker's thread, to its end, whatever becomes of the caller."""
+        """Do something on the worker's thread. It is done to its end, even if the caller is cancelled."""
         with self._lock:
             self.check_open()
             return self._portal.submit(make)

@@ -16,8 +16,10 @@ import msgspec
 from andon.core.events import Event, RunEvent
 from andon.core.receipt import Receipt
 from andon.core.records import RunRecord
+from andon.core.shared.call_cancels import cancel_call_there
+from andon.core.shared.event_cache import RunFeed
 from andon.core.shared.link import StoreLink
-from andon.core.shared.store import SharedStore
+from andon.core.shared.store import CallAnswer, SharedStore
 from andon.core.single_reader import Seat
 from andon.core.states import CancelOutcome, RunStatus
 
@@ -41,9 +43,11 @@ class EventSource(Protocol):
 class StoredReader:
     """Reads a run's events from a shared store."""
 
-    def __init__(self, link: StoreLink, run_id: str, after: int = 0) -> None:
+    def __init__(self, link: StoreLink, run_id: str, after: int = 0, *, was_going: bool = False) -> None:
+        """`was_going`: the run had not ended a moment ago, so there is an end to tell, whatever its number."""
         self._link, self._run_id, self._taken = link, run_id, after
-        self._was_going = self.at_end = False
+        self._feed: RunFeed | None = None
+        self._was_going, self.at_end = was_going, False
         self._seat = Seat()
 
     async def batch(self, limit: int = EVENTS_AT_ONCE) -> list[Event]:
@@ -57,36 +61,31 @@ class StoredReader:
     async def _more(self, limit: int) -> list[Event]:
         link = self._link
         link.start()  # one listener serves all readers
-        with link.news.watch(self._run_id) as topic:
-            while not self.at_end:
-                seen = topic.count
-                if events := await self._read(limit):
-                    return events
-                if not self.at_end:
-                    await topic.changed(seen)
-                    link.check_open()
+        feed = self._feed = self._feed or link.cache.feed(self._run_id)
+        topic = feed.topic
+        while not self.at_end:
+            seen = topic.count
+            if events := await self._read(feed, limit):
+                return events
+            if not self.at_end:
+                await topic.wait(lambda seen=seen: topic.count != seen or feed.has(self._taken))  # type: ignore[misc]
+                link.check_open()
         return []
 
-    async def _read(self, limit: int) -> list[Event]:
+    async def _read(self, feed: RunFeed, limit: int) -> list[Event]:
         """The new events. Empty if there are none, or the run is over."""
-        link, record = self._link, None
-        events = await self._read_events(limit)
-        if not events or events[-1].event is RunEvent.run_paused:
-            # The record is read first: all that it says holds for the events that are read after it.
-            record = await link.retry(lambda: link.store.find(self._run_id))
-            events = await self._read_events(limit)
+        look = await feed.look(self._taken, limit)
+        events, record = list(look.events), look.record
+        if look.at_record:
             if (record is None or record.status.final) and self._was_going and not events:
-                events = await last_event(link, self._run_id)  # it was not read yet, though its number was
+                events = await last_event(self._link, self._run_id)  # it was not read yet, though its number was
             self.at_end = self._is_over(record, events, limit)
         else:
-            self.at_end = events[-1].event.terminal
+            self.at_end = bool(events) and events[-1].event.terminal
         self._was_going = self._was_going or bool(events) or (record is not None and not record.status.final)
         if events:
             self._taken = events[-1].seq
         return events
-
-    async def _read_events(self, limit: int) -> list[Event]:
-        return await self._link.retry(lambda: self._link.store.read_events(self._run_id, self._taken, limit))
 
     def _is_over(self, record: RunRecord | None, events: list[Event], limit: int) -> bool:
         if events and events[-1].event.terminal:
@@ -152,6 +151,10 @@ class RemoteRun:
         else:
             await self.look()
 
+    async def cancel_tool(self, call_id: str, reason: str | None, force: bool) -> CallAnswer | None:
+        """Cancel one tool call, and keep the run. None if the run is not known any more."""
+        return await cancel_call_there(self._link, self.run_id, call_id, reason, force)
+
     async def gone(self, seconds: float) -> Receipt | None:
         """Wait for its end, for at most `seconds`. Later leftovers are known only in its own process."""
         try:
@@ -168,13 +171,23 @@ class RemoteRun:
             pass
         return await self.look()
 
+    def read(self, after: int) -> StoredReader:
+        """A reader of its events after a number, for a run that will have more."""
+        return StoredReader(self._link, self.run_id, after, was_going=True)
+
+    async def has_events(self) -> bool:
+        """Does the store have events of it?"""
+        return bool(await last_event(self._link, self.run_id))
+
     async def reader(self, after: int) -> StoredReader | None:
-        """A reader of its events after a number. None if no more events will come."""
+        """A reader of its events after a number. None if no more events will come, or they are not kept any more."""
         store, rests = self._link.store, self.status.final or self.status is RunStatus.paused
         if rests and not await store.read_events(self.run_id, after, 1):
             if after == 0 or await store.read_events(self.run_id, after - 1, 1):
                 return None
             # The client has read events that were lost: it gets the terminal event.
             last = await last_event(self._link, self.run_id)
-            after = last[-1].seq - 1 if last else after
-        return StoredReader(self._link, self.run_id, after)
+            if not last:
+                return None
+            after = last[-1].seq - 1
+        return StoredReader(self._link, self.run_id, after, was_going=not rests)

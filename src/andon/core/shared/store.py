@@ -9,14 +9,14 @@ processes notified. So a notification may be lost, but not the cancel. A session
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from andon.core.events import Event
 from andon.core.receipt import CancelRequest
 from andon.core.records import RequestKey, RunRecord
 from andon.core.selection import Block, BlockKind, CancelEntry, Outcomes, Selection
-from andon.core.states import RunStatus
+from andon.core.states import CancelOutcome, RunStatus
 from andon.core.store import SessionStore
 from andon.messages import Message
 
@@ -95,6 +95,28 @@ class Taken(NamedTuple):
     """When the seconds of the lease began: when its statement was sent."""
 
 
+class CallRequest(NamedTuple):
+    """A request to cancel one tool call of a run, for the process that holds the run."""
+
+    name: str
+    """No other request has it."""
+    call_id: str
+    reason: str | None
+    force: bool
+
+
+class CallAnswer(NamedTuple):
+    """What became of such a request."""
+
+    status: RunStatus
+    """Of the run."""
+    waits: bool
+    """The process that holds the run has not answered yet. If it is False and there is no outcome, none will come: no
+    process holds the run, or another one does by now.
+    """
+    outcome: CancelOutcome | None
+
+
 class KeyUse(NamedTuple):
     """The use of an idempotency key."""
 
@@ -123,6 +145,17 @@ class SecretStore(Protocol):
 
     async def secret(self, name: str) -> str:
         """Random text, the same at every call with this name. The first call creates it."""
+        ...
+
+
+@runtime_checkable
+class EventStore(Protocol):
+    """A store that can delete the events of runs that have ended, and keep the runs."""
+
+    async def prune_events(self, older_than: float, since: float) -> tuple[int, float]:
+        """Delete the events of runs that have ended more than `older_than` seconds ago, by the store's clock. Runs that
+        had ended at `since` have none any more. Returns how many events were deleted, and the next `since`.
+        """
         ...
 
 
@@ -214,6 +247,28 @@ class SharedStore(SessionStore, Protocol):
 
         A run that has ended is in the outcomes only if it was selected by its id.
         """
+        ...
+
+    async def request_call_cancel(self, run_id: str, request: CallRequest) -> CallAnswer | None:
+        """Ask the holder of the run to cancel one tool call: commit that, and then notify the holder. None if the run
+        is not known. If no process holds the run, nothing is stored.
+        """
+        ...
+
+    async def find_call_answer(self, run_id: str, name: str) -> CallAnswer | None:
+        """What became of the request of this name."""
+        ...
+
+    async def open_call_requests(self) -> Mapping[Lease, Sequence[CallRequest]]:
+        """The requests of the last minute that were not answered, by the lease whose holder is asked."""
+        ...
+
+    async def answer_call_requests(self, run_id: str, outcomes: Mapping[str, CancelOutcome]) -> None:
+        """Store what became of requests, by their names. An earlier answer is not changed."""
+        ...
+
+    async def cancelled_calls(self, run_id: str) -> Collection[str]:
+        """The ids of the calls of this run whose cancel was requested, by a process that did not hold it."""
         ...
 
     async def read_events(self, run_id: str, after: int, limit: int) -> list[Event]:

@@ -4,7 +4,8 @@ of cancels.
 
 It has a thread of its own, so that neither a busy event loop of a run nor a busy portal holds it up. Its parts run side
 by side, and none waits for another: the leases (`leases.py`), the writing (`writer.py`), the watching of runs of other
-processes (`news.py`), the end of runs that other workers have left behind (`orphans.py`), and the pruning of old rows.
+processes (`news.py`), the end of runs that other workers have left behind (`orphans.py`), the pruning of old rows, and
+the text that goes through an event channel, if there is one (`relay.py`).
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from andon.core.fork import start_over_after_fork
 from andon.core.portal import portal
-from andon.core.records import SessionKey
+from andon.core.records import RunRecord, SessionKey
 from andon.core.run.run import LocalRun
 from andon.core.selection import Block, BlockKind, CancelEntry, Selection
 from andon.core.session import Session
+from andon.core.shared.claim import given_back
 from andon.core.shared.clock import ClockWatch
+from andon.core.shared.event_channel import EventChannel
 from andon.core.shared.leased_run import LeasedRun
 from andon.core.shared.leases import Leases
 from andon.core.shared.link import EndOrphan, StoreLink
 from andon.core.shared.orphans import Orphans
-from andon.core.shared.remote import StoredReader
-from andon.core.shared.store import Glance, SharedStore
+from andon.core.shared.pruning import EventPruning
+from andon.core.shared.relay import ChannelLink, Receiver, Relay
+from andon.core.shared.remote import RemoteRun, StoredReader
+from andon.core.shared.store import EventStore, Glance, SharedStore
 from andon.core.shared.writer import Writer
 from andon.errors import StoreError, describe
 
@@ -46,9 +51,16 @@ class Worker:
     copies_conversations = True
 
     def __init__(
-        self, store: SharedStore, seconds: float, end_orphan: EndOrphan, keep_days: float | None = None
+        self,
+        store: SharedStore,
+        seconds: float,
+        end_orphan: EndOrphan,
+        keep_days: float | None = None,
+        keep_event_minutes: float | None = None,
+        channel: EventChannel | None = None,
     ) -> None:
-        self._keep_days, self._clock = keep_days, ClockWatch(store.clock)
+        self._keep_days, self._clock, self._channel = keep_days, ClockWatch(store.clock), channel
+        self._keep_event_minutes = keep_event_minutes
         self.link = StoreLink(store, seconds, self._serve, end_orphan)
         self._make_parts()
         start_over_after_fork(self)
@@ -60,8 +72,11 @@ class Worker:
         self._make_parts()
 
     def _make_parts(self) -> None:
+        channel = None if self._channel is None else ChannelLink(self.link, self._channel)
         self.leases = Leases(self.link)
-        self.writer = Writer(self.link, self.look)
+        self.relay = Relay(channel)
+        self._receiver = None if channel is None else Receiver(channel, self.link.cache)
+        self.writer = Writer(self.link, self.look, self.relay)
         self.orphans = Orphans(self.link, self._clock)
 
     @property
@@ -79,6 +94,20 @@ class Worker:
 
     def check_blocked(self, run: LocalRun) -> None:
         """The store refuses the run when it is entered."""
+
+    async def find_record(self, run_id: str) -> RunRecord | None:
+        return await self.store.find(run_id)
+
+    async def list_records(
+        self, which: Selection, limit: int, before: tuple[float, str] | None = None
+    ) -> list[RunRecord]:
+        return await self.store.list_runs(which, limit, before)
+
+    def remote_run(self, record: RunRecord) -> RemoteRun:
+        return RemoteRun(self.link, record)
+
+    async def given_back(self, run_id: str, seconds: float) -> bool:
+        return await given_back(self.link, run_id, seconds)
 
     @property
     def lag(self) -> float:
@@ -129,7 +158,7 @@ class Worker:
     async def _serve(self) -> None:
         listening = self.store.listen(self.look, self.link.news.tell, self.leases.on_cancel)
         self.look()  # what was told before that was not heard
-        parts = (
+        parts: list[Callable[[], Awaitable[None]]] = [
             self.leases.renew,
             self.leases.watch_clock,
             self.leases.look_again,
@@ -137,11 +166,17 @@ class Worker:
             self._watch_news,
             self.orphans.serve,
             self._prune,
-        )
+        ]
+        if self._keep_event_minutes is not None and isinstance(self.store, EventStore):
+            parts.append(EventPruning(self.link, self.store, self._clock, self._keep_event_minutes).serve)
+        if self._channel is not None and self._receiver is not None:
+            parts += [self.relay.serve, self._receiver.receive, self._receiver.interrupt]
         try:
             await asyncio.gather(*map(self._mended, parts))
         finally:
             listening.close()
+            if self._channel is not None:
+                await self._channel.close()
 
     async def _mended(self, part: Callable[[], Awaitable[None]]) -> None:
         """Do this until the end. A part that breaks is a defect of ours, and no reason to let go of every run."""

@@ -3,7 +3,8 @@
 
 A run that has something new is marked as changed. The next round of writing looks only at the changed runs. If a round
 finds nothing new in a run, that run is not looked at until the next event of its journal. So a silent run costs
-nothing. Text is written in larger batches than other events, because each batch is a row.
+nothing. Text is written in larger batches than other events, because each batch is a row. While an event channel
+carries it to readers as well (`relay.py`), the batches are larger still.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Protocol
 from andon.core.receipt import CancelRequest
 from andon.core.selection import Selection
 from andon.core.shared.link import StoreLink
+from andon.core.shared.relay import Relay, RelayedRun
 from andon.core.shared.store import Lease, Progress
 from andon.core.waiters import Waiters
 from andon.errors import StoreError
@@ -28,7 +30,7 @@ AWAY_SECONDS = 0.5
 """How long to wait before the next try while the store can't be reached."""
 
 
-class WrittenRun(Protocol):
+class WrittenRun(RelayedRun, Protocol):
     """A run that this worker holds, as its writer sees it."""
 
     cancel_seen: bool
@@ -41,15 +43,6 @@ class WrittenRun(Protocol):
     def lease(self) -> Lease | None: ...
 
     @property
-    def is_closing(self) -> bool: ...
-
-    @property
-    def is_settled(self) -> bool: ...
-
-    @property
-    def is_held(self) -> bool: ...
-
-    @property
     def has_waiting_text(self) -> bool:
         """It has text that will be written a little later."""
         ...
@@ -59,7 +52,7 @@ class WrittenRun(Protocol):
         """The cancel of the run, if the store must be told of it and does not know it."""
         ...
 
-    def progress(self, now: float, *, hurried: bool) -> Progress | None:
+    def progress(self, now: float, *, hurried: bool, relayed: bool) -> Progress | None:
         """What the run has done since the last round. None if nothing is new."""
         ...
 
@@ -77,8 +70,8 @@ class WrittenRun(Protocol):
 class Writer:
     """Writes for one worker, on the worker's thread."""
 
-    def __init__(self, link: StoreLink, look: Callable[[Sequence[str]], None]) -> None:
-        self._link, self._look = link, look
+    def __init__(self, link: StoreLink, look: Callable[[Sequence[str]], None], relay: Relay) -> None:
+        self._link, self._look, self._relay = link, look, relay
         self._changed: dict[WrittenRun, None] = {}
         self._urgent: dict[object, WrittenRun] = {}
         self._work_available, self._written = Waiters(), Waiters()
@@ -123,8 +116,13 @@ class Writer:
     async def _write_news(self) -> bool:
         """False if there was nothing to write."""
         runs = self._to_look_at()
-        now, hurried = time.monotonic(), set(self._urgent.copy().values())
-        news = [(run, progress) for run in runs if (progress := run.progress(now, hurried=run in hurried)) is not None]
+        now, hurried, relayed = time.monotonic(), set(self._urgent.copy().values()), self._relay.is_up
+        news = []
+        for run in runs:
+            self._relay.changed(run)
+            progress = run.progress(now, hurried=run in hurried, relayed=relayed)
+            if progress is not None:
+                news.append((run, progress))
         if news:
             await self._write(news)
         writing = {run for run, _ in news}

@@ -100,7 +100,7 @@ _KNOWN = frozenset(
 )
 
 
-MOST_PIECES = 1_000
+MOST_PIECES = 100
 """More pieces of a block are joined: twenty thousand of them would take megabytes."""
 
 
@@ -184,6 +184,10 @@ class MessagesAnswer:
     def go_on(self) -> None:
         """The next message of the same answer comes."""
         self._earlier = self.content
+        if self._blocks and next(reversed(self._blocks.values())).kind == "text":
+            # A block that is sent to no provider. Else the texts on both sides become one, and thinking that comes
+            # later is bound to two.
+            self._sink.reasoning("", UNSIGNED)
         self._blocks = {}
         self._spent_before = self._spent()
         self._usage = _Usage()

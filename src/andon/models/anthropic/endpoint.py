@@ -14,8 +14,6 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from andon.errors import ConfigurationError
 from andon.models.anthropic.answer import MessagesAnswer
 from andon.models.anthropic.clients import SDK, Settings, clients, secrets_of
@@ -23,7 +21,7 @@ from andon.models.anthropic.conversation import without_thinking
 from andon.models.anthropic.errors import TABLE, is_of_other_conversation, translate
 from andon.models.anthropic.limits import limit_of
 from andon.models.common.errors import report
-from andon.models.common.http import response_type
+from andon.models.common.http import response_type, write_json
 from andon.models.common.setup import (
     check_client,
     check_count,
@@ -48,14 +46,6 @@ _SDK_OPTIONS = {"timeout": "timeout", "extra_headers": "headers", "extra_query":
 """The options that are not part of the request's body, with the SDK's names for them."""
 
 
-def _plain(value: Any) -> Any:
-    """What the SDK can write besides plain JSON: pydantic models. Anything else was refused by `check_setup`."""
-    return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
-
-
-_encode = msgspec.json.Encoder(enc_hook=_plain).encode
-
-
 class Endpoint:
     """Sends the requests of one model. `options` are all of the model's options; those that are None are not sent."""
 
@@ -74,8 +64,8 @@ class Endpoint:
     def check_setup(self) -> None:
         """Raise `SetupError` for what would keep every request from being sent: no key, no package, a bad option."""
         if self._given is None:
-            settings = self._settings.resolved()
             SDK.check()
+            settings = self._settings.resolved()
             if settings.http_client is None:  # an HTTP client of the user's may have addresses of its own
                 check_url(settings.base_url)
         if not self._is_checked:
@@ -165,7 +155,7 @@ class Endpoint:
     ) -> None:
         # The SDK's way to a bare response. Its typed methods walk through the whole conversation each time. A client
         # for another platform changes the body on its way; Anthropic's own can be given the bytes, which is quicker.
-        kind = {"content": _encode(body)} if type(client) is SDK.load().AsyncAnthropic else {"body": body}
+        kind = {"content": write_json(body)} if type(client) is SDK.load().AsyncAnthropic else {"body": body}
         response = await client.post(PATH, cast_to=response_type(), options=options, stream=True, **kind)
         seen[:] = [response.request.headers]
         async with contextlib.aclosing(response):

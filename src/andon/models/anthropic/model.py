@@ -30,17 +30,17 @@ class Anthropic:
     >>> Anthropic("claude-opus-5-5", thinking=True, effort="high")
 
     Without `api_key`, `auth_token` and `base_url`, ANTHROPIC_API_KEY, ANTHROPIC_AUTH_TOKEN and ANTHROPIC_BASE_URL are
-    used, and then what else the SDK finds, such as a profile. What is left out is not sent, so the provider's defaults
-    hold, but for two. `max_tokens` is the model's own limit. `cache` is on: the provider keeps the conversation for
-    five minutes, or for `cache="1h"`, and the next request reads it at a tenth of the price. What this list does not
-    have goes into `extra_body`.
+    used, and then other sources of the SDK, such as a profile. Options that you don't set are not sent, with two
+    exceptions. `max_tokens` is the model's own limit. `cache` is on: the provider keeps the conversation for five
+    minutes, or an hour with `cache="1h"`, and the next request reads it at a tenth of the price. `extra_body` takes all
+    other options of the provider.
 
     `thinking=True` lets the model decide how much it thinks, and shows a summary of it; a dict is sent as it is.
 
     Some models refuse a conversation if what precedes their thinking has changed, as when instructions differ from run
-    to run or a context policy leaves messages out. The request is then sent once more, with the leave to drop such
-    thinking; and from then on with every request of this model. `block_binding="drop_block"` gives that leave from the
-    start, and `"error"` never.
+    to run or a context policy leaves messages out. Then the request is sent once more, and allows the provider to drop
+    such thinking. So does each later request of this model. `block_binding="drop_block"` allows it from the start, and
+    `"error"` never.
     """
 
     provider = "Anthropic"

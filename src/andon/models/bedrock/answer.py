@@ -150,8 +150,8 @@ class ConverseAnswer:
                     said = _decode_text(payload).delta.text
                     if said is not None:
                         text(said)
-                    else:
-                        self._add(_decode_delta(payload))
+                        continue
+                    self._add(_decode_delta(payload))
                 elif meaning.is_failure:
                     raise _failure(meaning, payload)
                 elif (handle := known.get(meaning.kind)) is not None:  # unknown ones are skipped: new ones are added

@@ -24,6 +24,7 @@ from andon.models.bedrock.clients import SDK, Settings, clients, secrets_of
 from andon.models.bedrock.errors import translate
 from andon.models.bedrock.frames import Frame, FrameSplitter, Meaning
 from andon.models.common.errors import report
+from andon.models.common.http import JOINED_BYTES
 from andon.models.common.setup import check_client, check_url
 from andon.models.common.stream import read_events
 
@@ -47,8 +48,8 @@ class Endpoint:
             self._check_options()
             self._is_checked = True
         if self._given is None:
-            settings = self._settings.resolved()
             SDK.check()
+            settings = self._settings.resolved()
             check_url(settings.base_url)
             settings.check()
 
@@ -93,7 +94,7 @@ class Endpoint:
 
 
 async def _reads(content: Any) -> AsyncGenerator[bytes, None]:
-    while read := await content.readany():
+    while read := await content.read(JOINED_BYTES):
         yield read
 
 
@@ -103,7 +104,7 @@ async def _reads(content: Any) -> AsyncGenerator[bytes, None]:
 def raw_content(stream: Any) -> Any:
     """What the bytes of a stream are read from, by private names of the SDK; None if they are not as expected."""
     content = getattr(getattr(stream, "_raw_stream", None), "content", None)
-    if callable(getattr(content, "readany", None)):
+    if callable(getattr(content, "read", None)):
         return content
     _warn_of_slow_way()
     return None

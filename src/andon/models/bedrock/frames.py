@@ -19,6 +19,7 @@ MAX_FRAME_BYTES = 25 * 1024 * 1024
 """AWS sends at most 24 MB of payload and 128 KB of headers."""
 
 _PRELUDE = struct.Struct(">III")
+_unpack_checksum = struct.Struct(">I").unpack_from
 _SHORTEST = _PRELUDE.size + 4
 
 MOST_REMEMBERED = 1_000
@@ -39,19 +40,23 @@ class Meaning(Struct, frozen=True, gc=False):
 Frame = tuple[Meaning, bytes]
 """What a frame is, and its payload: JSON."""
 
+Head = tuple[int, int, int, Meaning | None]
+"""How a frame begins: its size, the size of lengths and headers, their checksum so far, and what the headers say if
+they can be read."""
+
 
 class FrameSplitter:
     """Takes the bytes of each read, and returns the frames that are complete by then."""
 
-    __slots__ = ("_held", "_is_damaged", "_meanings", "_missing", "_preludes")
+    __slots__ = ("_head_size", "_heads", "_held", "_is_damaged", "_missing")
 
     def __init__(self) -> None:
         self._held: list[bytes] = []  # the pieces of a frame that has not ended yet
-        self._missing = 0  # so many bytes must come before there is something to do
+        self._missing = 0  # how many bytes must come before there is something to do
         self._is_damaged = False
-        # The first bytes of frames, and the headers, come again and again. What is in here was checked.
-        self._preludes: dict[bytes, tuple[int, int, int]] = {}
-        self._meanings: dict[bytes, Meaning] = {}
+        # Lengths and headers come again and again. What is in here was checked.
+        self._heads: dict[bytes, Head] = {}
+        self._head_size = 0  # that of the last frame: most likely that of the next one
 
     def feed(self, read: bytes) -> list[Frame]:
         """The frames that this read completes."""
@@ -65,26 +70,24 @@ class FrameSplitter:
             read = b"".join(self._held)
             self._held.clear()
         frames: list[Frame] = []
-        preludes, meanings, checksum = self._preludes, self._meanings, int.from_bytes
+        heads, head_size = self._heads, self._head_size
         start, end = 0, len(read)
         while (there := end - start) >= _SHORTEST:
-            prelude = read[start : start + 12]
-            found = preludes.get(prelude) or self._prelude(prelude)
+            found = heads.get(read[start : start + head_size]) or self._learn(read, start)
             if found is None:
                 return self._end(frames, "its lengths do not fit their checksum, or each other")
-            size, headers_size, checked = found
+            size, head_size, checked, meaning = found
             if size > there:
                 break
             stop = start + size
-            body = read[start + 12 : stop - 4]
-            if crc32(body, checked) != checksum(read[stop - 4 : stop]):
+            payload = read[start + head_size : stop - 4]
+            if (crc32(payload, checked),) != _unpack_checksum(read, stop - 4):
                 return self._end(frames, "it does not fit its checksum")
-            headers = body[:headers_size]
-            meaning = meanings.get(headers) or self._meaning(headers)
             if meaning is None:
                 return self._end(frames, "its headers can't be read")
-            frames.append((meaning, body[headers_size:]))
+            frames.append((meaning, payload))
             start = stop
+        self._head_size = head_size
         if there:
             self._held.append(read[start:])
             self._missing = (size if there >= _SHORTEST else _SHORTEST) - there
@@ -94,23 +97,24 @@ class FrameSplitter:
         """A frame that has not ended by now was cut."""
         return []
 
-    def _prelude(self, prelude: bytes) -> tuple[int, int, int] | None:
-        """The size of the frame and of its headers, and the checksum so far; None if they can't be right."""
-        size, headers_size, expected = _PRELUDE.unpack(prelude)
-        if crc32(prelude[:8]) != expected or not 16 + headers_size <= size <= MAX_FRAME_BYTES:
+    def _learn(self, read: bytes, start: int) -> Head | None:
+        """The head of the frame that begins here; None if its lengths can't be right. It is remembered only if the
+        whole frame is there and fits its checksum: nothing else may be understood.
+        """
+        size, headers_size, expected = _PRELUDE.unpack_from(read, start)
+        if crc32(read[start : start + 8]) != expected or not 16 + headers_size <= size <= MAX_FRAME_BYTES:
             return None
-        if len(self._preludes) >= MOST_REMEMBERED:
-            self._preludes.clear()
-        found = self._preludes[prelude] = (size, headers_size, crc32(prelude))
-        return found
-
-    def _meaning(self, headers: bytes) -> Meaning | None:
-        if len(self._meanings) >= MOST_REMEMBERED:
-            self._meanings.clear()
+        head_size, stop = _PRELUDE.size + headers_size, start + size
+        head = read[start : start + head_size]
+        if stop > len(read) or (crc32(read[start : stop - 4]),) != _unpack_checksum(read, stop - 4):
+            return size, head_size, crc32(head), None
         try:
-            found = self._meanings[headers] = _meaning(headers)
+            meaning = _meaning(head[_PRELUDE.size :])
         except (IndexError, KeyError, struct.error, UnicodeDecodeError):
-            return None
+            return size, head_size, crc32(head), None
+        if len(self._heads) >= MOST_REMEMBERED:
+            self._heads.clear()
+        found = self._heads[head] = (size, head_size, crc32(head), meaning)
         return found
 
     def _end(self, frames: list[Frame], why: str) -> list[Frame]:

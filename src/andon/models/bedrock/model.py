@@ -37,17 +37,17 @@ class Bedrock:
     >>> Bedrock("us.anthropic.claude-sonnet-4-5-20250929-v1:0", region="us-east-1", max_tokens=4096)
 
     `id` is the id of a model or of an inference profile, or the ARN of one. Without `region` and credentials, those of
-    AWS's environment variables and files are used. What is left out is not sent, so the service's defaults hold, but
-    for one: `cache` is on for Claude models that have a prompt cache, because each turn of a run sends again what the
-    turn before has sent. For all others it is off: many of them refuse a cache point.
+    AWS's environment variables and files are used. Options that you don't set are not sent, with one exception: `cache`
+    is on for Claude models that have a prompt cache, because each turn of a run repeats what the turn before has sent.
+    For all other models it is off, because many of them refuse a cache point.
 
     `thinking` is Claude's: True (adaptive), a number of tokens, or a dict as Claude takes it. `family` says whose model
-    it is ("anthropic", "amazon", …), for an ARN that hides it. What this list does not have goes into
-    `additional_model_request_fields`.
+    it is ("anthropic", "amazon", …), for an ARN that hides it. `additional_model_request_fields` takes all other
+    options of the model.
 
     Some models refuse a conversation if what precedes their thinking has changed, as when instructions differ from run
-    to run. The request is then sent once more, with the leave to drop such thinking; and from then on with every
-    request of this model. With `thinking`, models that are known for it get the leave from the start.
+    to run. Then the request is sent once more, and allows the provider to drop such thinking. So does each later
+    request of this model. With `thinking`, models that are known to do this allow it from the start.
     """
 
     provider = "Amazon Bedrock"

@@ -48,7 +48,7 @@ class ErrorTable(Struct, frozen=True):
     transient: frozenset[str] = frozenset()
     """Codes of errors that come as events, after which the same request may succeed."""
     permanent: frozenset[str] = frozenset()
-    """Codes after which it can't succeed, whatever the status: an empty account is a 429 too."""
+    """Codes after which a request can't succeed, with any status: an empty account is a 429 too."""
     kinds: Mapping[str, type[ModelError]] = {}
     """Our error for a code, where the status does not say it."""
     too_long: re.Pattern[str] | None = None

@@ -24,7 +24,7 @@ _UNFINISHED = r"(?:[\\%&]\S{0,10})?"
 
 _BACKSLASH = r"\\+u005c|%5c|&#0*92;|&#x0*5c;|\\"
 BACKSLASHES = 8
-"""Up to so many may stand for one: each time that a text is quoted in JSON, their number doubles."""
+"""How many backslashes may stand for one: each time that a text is quoted in JSON, their number doubles."""
 
 SHOWN = "***"
 SHORTEST = 5
@@ -33,7 +33,7 @@ BEGINNING = 12
 """If a text has the first 12 characters of a secret or more, they are hidden: some servers quote a part of a key."""
 
 LONGEST_EXCERPT = 200
-"""So many characters of a provider's text are shown, if it was not a proper error."""
+"""How many characters of a provider's text are shown, if it was not a proper error."""
 
 HARMLESS = frozenset(
     {

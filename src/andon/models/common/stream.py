@@ -19,10 +19,10 @@ from andon.models.common.http import join_chunks
 from andon.models.common.sse import SseSplitter
 
 REST_SECONDS = 0.25
-"""After the answer, the rest of the stream is read for so long. Only a connection read to its end can be used again."""
+"""How long the rest of the stream is read after the answer. Only a connection read to its end can be used again."""
 
 EVENTS_PER_TURN = 64
-"""After so many events the event loop runs its other tasks, even if the next events are there already."""
+"""After how many events the event loop runs its other tasks, even if the next events are there already."""
 
 EXCERPT_BYTES = 4096
 

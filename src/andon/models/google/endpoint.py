@@ -40,8 +40,8 @@ class Endpoint:
     def check_setup(self) -> None:
         """Raise `SetupError` for what would keep every request from being sent: no key, no project, no package."""
         if self._given is None:
-            settings = self._settings.resolved()
             SDK.check()
+            settings = self._settings.resolved()
             if settings.http_client is None:  # an HTTP client of the user's may have addresses of its own
                 check_url(settings.base_url)
 

@@ -43,8 +43,8 @@ class Gemini:
 
     Without `api_key` and `base_url`, GOOGLE_API_KEY (or GEMINI_API_KEY) and GOOGLE_GEMINI_BASE_URL are used. Vertex is
     chosen by GOOGLE_GENAI_USE_VERTEXAI too, and uses GOOGLE_CLOUD_PROJECT, GOOGLE_CLOUD_LOCATION and Google's usual
-    credentials. What is left out is not sent, so the provider's defaults hold, but for one: Gemini 3 and later models
-    are asked to show their thoughts (`include_thoughts`). What this list does not have goes into `extra_body`.
+    credentials. Options that you don't set are not sent, with one exception: Gemini 3 and later models are asked to
+    show their thoughts (`include_thoughts`). `extra_body` takes all other options of the provider.
     """
 
     provider = "Google"

@@ -29,7 +29,7 @@ def find_wire(client: Any) -> Any:
         return None
     try:
         request = api._build_request("post", "models/any:streamGenerateContent?alt=sse", {})
-    except Exception:  # noqa: BLE001 - the boundary: whatever it is, the public way reports it better
+    except Exception:  # noqa: BLE001 - the boundary: the public way reports each error better
         return None
     return api if all(hasattr(request, name) for name in _FIELDS) else None
 

@@ -30,8 +30,8 @@ class OpenAIChat:
 
     >>> OpenAIChat("llama3.3", base_url="http://localhost:11434/v1")
 
-    Without `api_key` and `base_url`, OPENAI_API_KEY and OPENAI_BASE_URL are used. What is left out is not sent, so the
-    provider's defaults hold; what this list does not have goes into `extra_body`.
+    Without `api_key` and `base_url`, OPENAI_API_KEY and OPENAI_BASE_URL are used. Options that you
+    don't set are not sent. `extra_body` takes all other options of the provider.
     """
 
     provider = "OpenAI"

@@ -38,9 +38,9 @@ class OpenAIResponses:
 
     >>> OpenAIResponses("gpt-5.2", reasoning_effort="low", reasoning_summary="auto")
 
-    Without `api_key` and `base_url`, OPENAI_API_KEY and OPENAI_BASE_URL are used. What is left out is not sent, so the
-    provider's defaults hold, but for two: `store` is False, and models that reason are asked to `include` their
-    encrypted reasoning, which goes back to them. What this list does not have goes into `extra_body`.
+    Without `api_key` and `base_url`, OPENAI_API_KEY and OPENAI_BASE_URL are used. Options that you
+    don't set are not sent, with two exceptions: `store` is False, and models that reason are asked to `include` their
+    encrypted reasoning, which goes back to them. `extra_body` takes all other options of the provider.
 
     With `background`, the provider goes on with an answer whose connection is lost, and the answer is resumed. A cancel
     then also cancels the response at the provider. Such a response is stored there: `store` is True.

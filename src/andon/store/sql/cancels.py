@@ -19,7 +19,7 @@ from andon.core.receipt import CancelRequest, Receipt
 from andon.core.records import SessionKey
 from andon.core.selection import CancelEntry, Outcomes, Selection
 from andon.core.states import CancelMode, CancelOutcome
-from andon.store.sql import clocks, queries
+from andon.store.sql import call_cancels, clocks, queries
 from andon.store.sql.codec import LOOK_AT, dump, dump_names, dump_notice, read_request
 from andon.store.sql.tables import LIVE, cancels, runs
 from andon.store.sql.transaction import Tx, chunks
@@ -127,7 +127,7 @@ def request_of(receipt: Receipt) -> CancelRequest:
 
 
 def cancel_log(tx: Tx, which: Selection, limit: int) -> list[CancelEntry]:
-    wanted = select(cancels).where(*queries.fits(which, cancels))
+    wanted = select(cancels).where(*queries.fits(which, cancels), call_cancels.IS_RUN)
     if which.statuses:
         wanted = wanted.where(cancels.c.run_id.in_(select(runs.c.run_id).where(*queries.has_status(which))))
     found = tx.execute(wanted.order_by(cancels.c.id.desc()).limit(limit))

@@ -42,7 +42,7 @@ def wall(postgres: bool) -> ColumnElement[float]:
 
 
 def lease(postgres: bool, seconds: float) -> dict[str, Any]:
-    """The columns of a run that is held for so many seconds from now."""
+    """The columns of a run whose lease ends in this number of seconds."""
     return {"lease_until": now(postgres) + seconds, "lease_seconds": seconds}
 
 
@@ -57,11 +57,12 @@ def expired(postgres: bool) -> ColumnElement[bool]:
 
 
 def unowned(postgres: bool) -> ColumnElement[bool]:
-    """A run without a holder that would end it: it is paused, or its lease is over."""
-    return or_(runs.c.status.not_in(HELD), expired(postgres))
+    """A run without a holder that would end it: it is paused, it waits for a worker process, or its lease is over."""
+    return or_(runs.c.owner.is_(None), runs.c.status.not_in(HELD), expired(postgres))
 
 
 SERVER_UNOWNED = (
-    f"(status NOT IN {HELD} OR lease_until < {SERVER_CLOCK} OR lease_until - lease_seconds > {SERVER_CLOCK} + {SLACK})"
+    f"(owner IS NULL OR status NOT IN {HELD} OR lease_until < {SERVER_CLOCK}"
+    f" OR lease_until - lease_seconds > {SERVER_CLOCK} + {SLACK})"
 )
 """The same, as SQL for Postgres."""

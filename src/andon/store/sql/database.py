@@ -65,8 +65,18 @@ RETRY_SECONDS = 10.0
 RETRY_PAUSE = 0.002
 ANSWER_SECONDS = 15.0
 """For how long a caller waits."""
+SERVER_SHARE = 0.9
+"""The part of that time in which Postgres may still begin what is committed by the statement itself. Its clock begins
+when the statement arrives, so the rest is for the way there: what it begins after its caller has given up was told to
+have failed.
+"""
 CHECKPOINT_CHANGES = 100
-"""After so many changes, SQLite's log is copied into the file, which waits for the disk."""
+"""After how many changes SQLite's log is copied into the file, which waits for the disk."""
+
+
+def server_deadline() -> float:
+    """Until when, by `time.monotonic()`, Postgres may begin what a caller asks for now."""
+    return time.monotonic() + SERVER_SHARE * ANSWER_SECONDS
 
 
 def _mode(autocommit: bool, *, early: bool) -> TxMode:

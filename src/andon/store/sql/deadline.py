@@ -27,7 +27,7 @@ class Deadline:
         self._shown, self._over, self.began = shown, False, time.monotonic()
 
     async def wait_for(self, answer: Awaitable[T], seconds: float | None) -> T:
-        """Wait so long for the answer. Work that has not begun by then is withdrawn."""
+        """Wait at most this time for the answer. Work that has not begun by then is withdrawn."""
         try:
             async with asyncio.timeout(seconds) as bound:
                 return await answer

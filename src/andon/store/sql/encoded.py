@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from andon.core.events import Event
 from andon.core.records import RunRecord
+from andon.core.shared.run_queue import QueuedStart
 from andon.core.shared.store import Lease, Progress
 from andon.core.states import RunStatus
 from andon.messages import Message
@@ -16,7 +17,7 @@ from andon.store.sql.batches import write_rows
 from andon.store.sql.codec import dump
 
 PART = 2_000_000
-"""About so many characters are written in one transaction."""
+"""About how many characters one transaction writes."""
 
 
 class EncodedEnd(NamedTuple):
@@ -41,6 +42,25 @@ class EncodedEnd(NamedTuple):
     @property
     def last_seq(self) -> int | None:
         return self.rows[-1][0] if self.rows else None
+
+
+class EncodedStart(NamedTuple):
+    """A run that is put into the queue."""
+
+    record: RunRecord
+    text: str
+    messages: str | None
+    rows: list[tuple[int, str]]
+    """Its first event."""
+    request: str
+    timeout: float | None
+    goes_on: bool
+
+    @classmethod
+    def of(cls, start: QueuedStart) -> EncodedStart:
+        record, said = start.record, dump(list(start.messages)) if start.messages else None
+        rows = write_rows(record.run_id, [start.first])
+        return cls(record, dump(record), said, rows, start.request.decode(), start.timeout, start.goes_on)
 
 
 class EncodedProgress(NamedTuple):

@@ -18,7 +18,7 @@ from andon.core.shared.store import Granted, Lease, Renewal, Taken
 from andon.core.states import CancelCause, RunStatus
 from andon.errors import LeaseLostError, RunIdTakenError, SessionBusyError
 from andon.store.sql import cancels, clocks, keys, sessions
-from andon.store.sql.codec import CHANGED, LOOK_AT, dump_names, read_block, read_messages, read_request
+from andon.store.sql.codec import CHANGED, LOOK_AT, dump_names, read_block, read_messages, read_record, read_request
 from andon.store.sql.encoded import EncodedEnd, EncodedProgress
 from andon.store.sql.tables import HELD, LIVE, Id, blocks, events, records, runs
 from andon.store.sql.transaction import Tx, chunks
@@ -28,30 +28,45 @@ from andon.store.sql.transaction import Tx, chunks
 
 def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float, on_busy: OnBusy) -> Granted:
     """`text` is the record as JSON."""
+    head, ahead = line_up(tx, record)
+    for other in ahead:
+        if other.run_id == record.run_id:
+            if (other.owner, other.created) != (owner, record.created_at) or other.status not in HELD:
+                raise taken_id(record)
+            # The same call again: the answer to the first one was lost.
+            has_turn = other.status == RunStatus.running.value
+            return Granted.of(record.run_id, other.epoch, tx.began, has_turn=has_turn)
+    check_admission(tx, record, ahead, on_busy)
+    status = RunStatus.pending if ahead else RunStatus.running
+    columns = {"status": status.value, "epoch": 1, "owner": owner, **clocks.lease(tx.postgres, seconds)}
+    if not sessions.insert_run(tx, record, text, head.id, **columns):
+        raise taken_id(record)
+    return Granted.of(record.run_id, 1, tx.began, has_turn=not ahead, is_fresh=not ahead and not head.begun)
+
+
+def line_up(tx: Tx, record: RunRecord) -> tuple[Row[Any], Sequence[Row[Any]]]:
+    """The session of a run that is to be entered, and the runs in its queue. Both are locked."""
     tx.lock_blocks()
     if record.request_key is not None:  # first: a repeated request raises KeyUsedError, not SessionBusyError
         keys.take(tx, record.request_key, record.session, record.run_id)
     head = sessions.lock_or_create(tx, record.session, record.created_at)
-    queue = select(runs, records.c.record, clocks.unowned(tx.postgres).label("unowned"))
+    has_no_end, is_lost = clocks.unowned(tx.postgres), clocks.expired(tx.postgres)
+    queue = select(runs, records.c.record, has_no_end.label("unowned"), is_lost.label("lost"))
     queue = queue.join(records, records.c.number == runs.c.number).where(runs.c.session == head.id, LIVE)
-    ahead = tx.execute(queue.order_by(runs.c.number).with_for_update(of=runs, key_share=True)).all()
-    for other in ahead:
-        if other.run_id == record.run_id:
-            if (other.owner, other.created) != (owner, record.created_at) or other.status not in HELD:
-                raise _taken(record)
-            # The same call again: the answer to the first one was lost.
-            has_turn = other.status == RunStatus.running.value
-            return Granted.of(record.run_id, other.epoch, tx.began, has_turn=has_turn)
+    return head, tx.execute(queue.order_by(runs.c.number).with_for_update(of=runs, key_share=True)).all()
+
+
+def check_admission(tx: Tx, record: RunRecord, ahead: Sequence[Row[Any]], on_busy: OnBusy) -> bool:
+    """Raise if the run may not enter behind these; or, if `on_busy` says so, cancel them. True if some of those have no
+    worker that ends them.
+    """
     _check_blocks(tx, record)
     if on_busy == "reject":
         _check_free(ahead)
-    elif on_busy == "cancel":
-        cancels.apply(tx, ahead, CancelRequest.make(CancelCause.superseded, f"run {record.run_id} takes over"))
-    status = RunStatus.pending if ahead else RunStatus.running
-    columns = {"status": status.value, "epoch": 1, "owner": owner, **clocks.lease(tx.postgres, seconds)}
-    if not sessions.insert_run(tx, record, text, head.id, **columns):
-        raise _taken(record)
-    return Granted.of(record.run_id, 1, tx.began, has_turn=not ahead, is_fresh=not ahead and not head.begun)
+    if on_busy != "cancel":
+        return False
+    request = CancelRequest.make(CancelCause.superseded, f"run {record.run_id} takes over")
+    return cancels.apply(tx, ahead, request).has_orphans
 
 
 class Busy(Exception):  # noqa: N818 - not an error yet: `refusal` makes one, after the transaction
@@ -65,11 +80,11 @@ class Busy(Exception):  # noqa: N818 - not an error yet: `refusal` makes one, af
 def _check_free(ahead: Sequence[Row[Any]]) -> None:
     """Raise if a run is ahead. A run that is being cancelled, or has lost its worker, does not count: it ends soon."""
     for other in ahead:
-        if other.cancel is None and not (other.unowned and other.status in HELD):
+        if other.cancel is None and not other.lost:
             raise Busy(other)
 
 
-def _taken(record: RunRecord) -> RunIdTakenError:
+def taken_id(record: RunRecord) -> RunIdTakenError:
     return RunIdTakenError.of(record.run_id)
 
 
@@ -236,7 +251,10 @@ class TakenRow(NamedTuple):
     def read(self) -> Taken:
         row, kept = self.row, self.kept
         messages = [] if kept.messages is None else read_messages(kept.messages)
-        record = sessions.with_status(kept.record, RunStatus(row.status))
+        record = read_record(kept.record)
+        # A paused run that was answered, and waits for a worker process, is still as it paused.
+        if not (record.status is RunStatus.paused and row.status == RunStatus.pending.value):
+            record = sessions.with_status(kept.record, RunStatus(row.status))
         record = msgspec.structs.replace(record, continues=row.continues)
         cancel = None if row.cancel is None else read_request(row.cancel)
         return Taken(Lease(row.run_id, self.epoch), record, messages, cancel, self.last_seq, self.since)
@@ -252,12 +270,12 @@ def take(tx: Tx, found: Sequence[Row[Any]], owner: str, seconds: float) -> list[
             .where(runs.c.number == row.number)
             .values(epoch=row.epoch + 1, owner=owner, status=status.value, **clocks.lease(tx.postgres, seconds))
         )
-        taken.append(_taken_over(tx, row, row.epoch + 1))
+        taken.append(taken_over(tx, row, row.epoch + 1))
     tx.notify(dump_names(LOOK_AT, [row.run_id for row in found]))
     return taken
 
 
-def _taken_over(tx: Tx, row: Row[Any], epoch: int) -> TakenRow:
+def taken_over(tx: Tx, row: Row[Any], epoch: int) -> TakenRow:
     kept = tx.execute(select(records).where(records.c.number == row.number)).one()
     return TakenRow(row, kept, epoch, tx.execute(_LAST, {"of": row.number}).scalar_one(), tx.began)
 
@@ -274,7 +292,7 @@ def take_up(tx: Tx, run_id: str, owner: str, seconds: float, request_key: Reques
             fresh = request_key, whose
     row = sessions.lock_run(tx, run_id)
     if row is not None and row.status in HELD and row.owner == owner:  # the same call again: the answer was lost
-        return _taken_over(tx, row, row.epoch)
+        return taken_over(tx, row, row.epoch)
     waits = row is not None and row.status == RunStatus.paused.value and row.cancel is None
     # If the run was resumed since, and has paused again, the key belongs to the earlier pause.
     if row is not None and waits and after in (None, tx.execute(_LAST, {"of": row.number}).scalar_one()):
@@ -285,7 +303,7 @@ def take_up(tx: Tx, run_id: str, owner: str, seconds: float, request_key: Reques
 
 
 def _orphans(tx: Tx, limit: int) -> Select[Any]:
-    stopped = and_(runs.c.status == RunStatus.paused.value, runs.c.cancel.is_not(None))
+    stopped = and_(runs.c.owner.is_(None), runs.c.cancel.is_not(None))  # paused, or waiting for a worker process
     return select(runs).where(LIVE, or_(clocks.expired(tx.postgres), stopped)).order_by(runs.c.number).limit(limit)
 
 

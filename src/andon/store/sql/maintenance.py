@@ -34,6 +34,8 @@ from andon.store.sql.transaction import Tx
 SESSIONS_AT_ONCE = 50
 RUNS_AT_ONCE = 200
 EVENTS_AT_ONCE = 5_000
+LATE_SECONDS = 60.0
+"""A run's end may be committed so long after the time that it bears."""
 SECRET_BYTES = 32
 
 
@@ -110,11 +112,12 @@ _COUNT = select(func.coalesce(func.sum(runs.c.last_seq), 0))
 """How many events these runs have, which have ended. Events are numbered from 1, and a row has many of them."""
 
 
-def prune_events(tx: Tx, before: float) -> dict[str, int]:
-    """Events of runs that ended long ago, whose sessions are still in use."""
+def prune_events(tx: Tx, before: float, since: float = 0.0) -> dict[str, int]:
+    """Events of runs that ended long ago, whose sessions are still in use. Runs that ended before `since` have none."""
     old = select(runs.c.number, runs.c.last_seq).where(runs.c.ended < before, runs.c.last_seq > 0)
+    old = old.where(runs.c.ended >= since).order_by(runs.c.ended).limit(RUNS_AT_ONCE)
     numbers, weight = [], 0
-    for row in tx.execute(old.order_by(runs.c.ended).limit(RUNS_AT_ONCE)):
+    for row in tx.execute(old.with_for_update(skip_locked=True)):  # other processes prune too
         numbers.append(row.number)
         weight += row.last_seq
         if weight >= EVENTS_AT_ONCE:

@@ -2,7 +2,7 @@
 """Only its owner can read or write a database file: it contains conversations.
 
 SQLite gives its log and its index (`-wal`, `-shm`) the permissions of the file. So the file is created with mode 600
-before SQLite opens it. What must stay true: no file that we create is open to others at any moment, whatever the umask.
+before SQLite opens it. What must stay true: no file that we create is open to others at any moment, with any umask.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ from andon.store.sql.schema import LOCK
 from andon.store.sql.tables import HELD, Id
 from andon.store.sql.transaction import Tx
 
-_EARLY = "set_config('synchronous_commit', 'off', TRUE)"
+EARLY = "set_config('synchronous_commit', 'off', TRUE)"
 """Commits without waiting for the disk. The caller waits for the disk afterwards."""
-_NEWS = f"pg_notify('{CHANNEL}', %(news)s), {_EARLY}"
+_NEWS = f"pg_notify('{CHANNEL}', %(news)s), {EARLY}"
 
 
 # -- cancelling a run -------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ WITH target AS (
   INSERT INTO andon_cancels (run_id, agent_id, user_id, session_id, at, request)
   SELECT run_id, agent_id, user_id, session_id, {SERVER_CLOCK}, cancel FROM asked
 )
-SELECT {SERVER_UNOWNED}, {_EARLY},
+SELECT {SERVER_UNOWNED}, {EARLY},
   pg_notify('{CHANNEL}', coalesce(%(before)s::text || owner || %(after)s::text, %(look)s::text))
 FROM asked
 """
@@ -78,26 +78,29 @@ def enter(tx: Tx, record: RunRecord, text: str, owner: str, seconds: float, dead
 
     Four statements, because each must see what was committed while the one before it waited for a lock.
     """
+    values = entering_values(record, text, deadline) | {"owner": owner, "seconds": seconds}
+    steps = [(statement, values) for statement in (_LOCK_BLOCKS, _MAKE_HEAD, LOCK_HEAD, _ENTER)]
+    for (begun,) in tx.execute_pipeline(*steps):
+        return Granted.of(record.run_id, 1, tx.began, has_turn=True, is_fresh=not begun)
+    return None
+
+
+def entering_values(record: RunRecord, text: str, deadline: float) -> dict[str, Any]:
+    """What the statements need that enter a run. `text` is the record."""
     key = record.session
     Id.check(*key)
     Id.check(record.run_id)
-    values = {
+    return {
         "agent_id": Id.encode(key.agent_id),
         "user_id": Id.encode(key.user_id or ""),
         "session_id": Id.encode(key.session_id),
         "run_id": Id.encode(record.run_id),
-        "owner": owner,
-        "seconds": seconds,
         "continues": Id.encode_or_none(record.continues),
         "parent": Id.encode_or_none(record.parent_run_id),
         "created": record.created_at,
         "record": text,
         "left": deadline - time.monotonic(),
     }
-    steps = [(statement, values) for statement in (_LOCK_BLOCKS, _MAKE_HEAD, _LOCK_HEAD, _ENTER)]
-    for (begun,) in tx.execute_pipeline(*steps):
-        return Granted.of(record.run_id, 1, tx.began, has_turn=True, is_fresh=not begun)
-    return None
 
 
 _IS_HEAD = "agent_id = %(agent_id)s AND user_id = %(user_id)s AND session_id = %(session_id)s"
@@ -107,16 +110,20 @@ INSERT INTO andon_sessions (agent_id, user_id, session_id, begun, created, updat
 VALUES (%(agent_id)s, %(user_id)s, %(session_id)s, FALSE, %(created)s::float8, {SERVER_CLOCK})
 ON CONFLICT DO NOTHING
 """
-_LOCK_HEAD = f"SELECT FROM andon_sessions WHERE {_IS_HEAD} FOR UPDATE"
-_ENTER = f"""
-WITH head AS (
-  SELECT id, begun FROM andon_sessions WHERE {_IS_HEAD}
+LOCK_HEAD = f"SELECT FROM andon_sessions WHERE {_IS_HEAD} FOR UPDATE"
+IS_FREE = f"""
+{_IS_HEAD}
     AND clock_timestamp() < now() + %(left)s::float8 * interval '1 second'
     AND NOT EXISTS (SELECT FROM andon_runs WHERE session = andon_sessions.id AND ended IS NULL)
     AND NOT EXISTS (
       SELECT FROM andon_blocks
       WHERE (kind = 'agent' AND id = %(agent_id)s) OR (kind = 'user' AND id = %(user_id)s)
     )
+"""
+"""A session in which a run may begin: no other run is live there, and neither its agent nor its user is blocked."""
+_ENTER = f"""
+WITH head AS (
+  SELECT id, begun FROM andon_sessions WHERE {IS_FREE}
 ), run AS (
   INSERT INTO andon_runs (run_id, session, agent_id, user_id, session_id, status, owner, epoch, lease_until,
     lease_seconds, continues, parent, last_seq, created)
@@ -199,7 +206,7 @@ WITH mine AS (
 )
 UPDATE andon_runs SET lease_until = {SERVER_CLOCK} + %(seconds)s::float8, lease_seconds = %(seconds)s::float8
 FROM mine WHERE andon_runs.number = mine.number
-RETURNING run_id, epoch, {_EARLY}
+RETURNING run_id, epoch, {EARLY}
 """
 _STATES = f"""
 SELECT run_id, epoch, status IN {HELD}, cancel FROM andon_runs JOIN {_LEASES} USING (run_id, epoch) WHERE ended IS NULL
@@ -253,7 +260,7 @@ WITH run AS (
 ), told AS MATERIALIZED (
   SELECT pg_notify('{CHANNEL}', said) FROM unnest(%(news)s::text[]) AS said
 )
-SELECT place, {_EARLY}, (SELECT count(*) FROM told) FROM run
+SELECT place, {EARLY}, (SELECT count(*) FROM told) FROM run
 """
 """A run that is locked is skipped: the worker that ends it writes its events together with its end."""
 

@@ -15,7 +15,7 @@ from sqlalchemy import Row, and_, bindparam, collate, delete, func, or_, select,
 
 from andon.core.records import RunRecord, SessionKey, SessionRecord
 from andon.core.session import still_busy
-from andon.core.states import RunStatus
+from andon.core.states import RunStatus, StopReason
 from andon.errors import NotContinuableError, RunIdTakenError, UnknownRunError
 from andon.messages import Message
 from andon.store.sql.codec import CHANGED, dump_names, read_messages, read_record
@@ -46,13 +46,18 @@ def key_of(row: Row[Any]) -> SessionKey:
 
 
 def status_of(row: Row[Any]) -> RunStatus:
-    """A run that has a cancel request, and has not ended, is `cancelling`, whatever its column says."""
+    """A run that has a cancel request, and has not ended, is `cancelling`, whichever status its column has."""
     return RunStatus.cancelling if row.cancel is not None and row.ended is None else RunStatus(row.status)
 
 
 def record_of(row: Row[Any]) -> RunRecord:
-    """The record as it was stored, with the current status."""
-    return with_status(row.record, status_of(row))
+    """The record as it was stored, with the current status. If the run has gone on after a pause, it has no open
+    questions.
+    """
+    record = with_status(row.record, status_of(row))
+    if record.stop_reason is StopReason.interrupt and row.status != RunStatus.paused.value:
+        return msgspec.structs.replace(record, interrupts=[], stop_reason=None)
+    return record
 
 
 def with_status(kept: str, status: RunStatus) -> RunRecord:

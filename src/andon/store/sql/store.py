@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -22,8 +22,12 @@ from andon.core.receipt import CancelRequest
 from andon.core.records import RequestKey, RunRecord, SessionKey, SessionRecord, brought
 from andon.core.selection import Block, CancelEntry, Outcomes, Selection
 from andon.core.session import OnBusy
+from andon.core.shared.overview import StoredRun
+from andon.core.shared.run_queue import RunQueue
 from andon.core.shared.store import (
     Asked,
+    CallAnswer,
+    CallRequest,
     Changed,
     Glance,
     Granted,
@@ -35,14 +39,17 @@ from andon.core.shared.store import (
     Renewal,
     Taken,
 )
-from andon.errors import StartError, StoreError
+from andon.core.states import CancelOutcome
+from andon.errors import ConfigurationError, StartError, StoreError
 from andon.messages import Message
 from andon.store.sql import (
+    call_cancels,
     cancels,
     database,
     histories,
     keys,
     maintenance,
+    overview,
     postgres_fast,
     queries,
     sessions,
@@ -54,6 +61,7 @@ from andon.store.sql.codec import dump, read_messages, read_state
 from andon.store.sql.database import Database
 from andon.store.sql.encoded import EncodedEnd, encode_progress, in_parts
 from andon.store.sql.faults import LockedError
+from andon.store.sql.run_queue import SQLRunQueue
 from andon.store.sql.session_locks import SessionLocks
 from andon.store.sql.transaction import Tx
 from andon.store.state import MAX_STATE, check_size, checked_limit
@@ -187,7 +195,7 @@ class SQLStore:
             return usual or run_leases.enter(tx, record, text, owner, seconds, on_busy)
 
         if self._postgres_fast and record.request_key is None:
-            deadline = time.monotonic() + database.ANSWER_SECONDS
+            deadline = database.server_deadline()
             usual = await self._db.change(
                 lambda tx: postgres_fast.enter(tx, record, text, owner, seconds, deadline), autocommit=True
             )
@@ -270,6 +278,21 @@ class SQLStore:
                     raise StoreError(str(error)) from None
             await asyncio.sleep(LOCKED_SECONDS)  # meanwhile other cancels can use the thread
 
+    async def request_call_cancel(self, run_id: str, request: CallRequest) -> CallAnswer | None:
+        return await self._db.cancel(lambda tx: call_cancels.ask(tx, run_id, request))
+
+    async def find_call_answer(self, run_id: str, name: str) -> CallAnswer | None:
+        return await self._db.read(lambda tx: call_cancels.find_answer(tx, run_id, name))
+
+    async def open_call_requests(self) -> Mapping[Lease, Sequence[CallRequest]]:
+        return await self._db.look(call_cancels.list_open)
+
+    async def answer_call_requests(self, run_id: str, outcomes: Mapping[str, CancelOutcome]) -> None:
+        await self._db.cancel(lambda tx: call_cancels.answer(tx, run_id, outcomes))
+
+    async def cancelled_calls(self, run_id: str) -> Collection[str]:
+        return await self._db.read(lambda tx: call_cancels.list_cancelled(tx, run_id))
+
     async def read_events(self, run_id: str, after: int, limit: int) -> list[Event]:
         rows = await self._db.read(lambda tx: queries.list_events(tx, run_id, after, limit))
         return queries.read_events(rows, run_id, after, limit)
@@ -283,8 +306,39 @@ class SQLStore:
     async def glance(self, run_ids: Sequence[str]) -> dict[str, Glance]:
         return await self._db.read(lambda tx: queries.glance(tx, run_ids))
 
+    # -- all runs, for a board ----------------------------------------------------------------------------------------
+
+    # Large results are parsed in a thread, so that the event loop does not wait for that.
+
+    async def live_runs(self, limit: int) -> list[StoredRun]:
+        found = await self._db.read(lambda tx: overview.live_runs(tx, limit))
+        return await asyncio.to_thread(overview.read, found)
+
+    async def ended_runs(self, since: float, until: float, limit: int) -> list[StoredRun]:
+        found = await self._db.read(lambda tx: overview.ended_runs(tx, since, until, limit))
+        return await asyncio.to_thread(overview.read, found)
+
+    async def run_tree(self, run_id: str, limit: int) -> list[StoredRun]:
+        return overview.read(await self._db.read(lambda tx: overview.run_tree(tx, run_id, limit)))
+
+    async def owners(self, run_ids: Sequence[str]) -> Mapping[str, str]:
+        return await self._db.read(lambda tx: overview.owners(tx, run_ids))
+
+    async def new_events(self, after: Mapping[str, int], limit: int) -> dict[str, list[Event]]:
+        found = await self._db.read(lambda tx: overview.new_rows(tx, after, limit))
+        return await asyncio.to_thread(overview.read_new, found, after, limit)
+
     def listen(self, look: Look, changed: Changed | None = None, asked: Asked | None = None) -> Listening:
         return self._db.hub.listen(look, changed, asked)
+
+    def run_queue(self) -> RunQueue:
+        """The queue of runs that worker processes execute. Raises for SQLite, which one machine uses alone."""
+        if not self._db.postgres:
+            raise ConfigurationError(
+                f"worker processes need Postgres, and this is {self.shown}. With SQLite, the server executes its runs "
+                "itself: use `andon serve` without --no-execute, with --workers for several processes"
+            )
+        return SQLRunQueue(self._db, fast_path=self._fast_path)
 
     # -- the service --------------------------------------------------------------------------------------------------
 
@@ -319,6 +373,12 @@ class SQLStore:
             while done := await self._db.sweep(partial(step, before=before), writes=True):
                 counts.update(done)
         return {name: counts[name] for name in ("sessions", "runs", "events")}
+
+    async def prune_events(self, older_than: float, since: float) -> tuple[int, float]:
+        before, count = await self.clock() - older_than, 0
+        while done := await self._db.sweep(partial(maintenance.prune_events, before=before, since=since), writes=True):
+            count += done["events"]
+        return count, before - maintenance.LATE_SECONDS
 
     async def clock(self) -> float:
         return await self._db.read(sessions.read_clock) if self._db.postgres else time.time()

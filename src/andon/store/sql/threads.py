@@ -77,8 +77,8 @@ class Pace:
 
 
 class ThreadPool:
-    """Up to so many threads, started when they are needed. With one of them, work is done in the order it came in, but
-    for what has a lower priority: that is done before all else that waits.
+    """Up to `size` threads, started when they are needed. With one thread, work is done in the order in which it came
+    in. Only work with a lower `priority` number is done earlier.
     """
 
     def __init__(self, name: str, size: int) -> None:

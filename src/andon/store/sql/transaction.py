@@ -105,7 +105,7 @@ class Tx:
         self._connection.commit()  # tells SQLAlchemy; for the driver nothing is left to do
 
     def _commit_early(self, driver: Any) -> None:
-        driver.execute("SET LOCAL synchronous_commit TO off")
+        driver.execute(_EARLY)
         said, self._said = self._said, []
         for each in said:
             driver.execute(_NOTIFY, (CHANNEL, each))
@@ -149,16 +149,32 @@ class Tx:
                 raise
             raise broken from error
 
-    def execute_pipeline(self, *steps: tuple[str, Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    @property
+    def connection(self) -> Connection:
+        """For what needs one: the creation of tables, and looking at those that there are."""
+        self._send()
+        return self._connection
+
+    def execute_script(self, script: str) -> None:
+        """With Postgres: execute several statements, without values."""
+        self._send()
+        self._driver.execute(script)
+
+    def execute_pipeline(self, *steps: tuple[str, Mapping[str, Any]], early: bool = False) -> list[tuple[Any, ...]]:
         """With Postgres: statements that are sent together as one transaction. Each sees what was committed before it
-        began. Returns the rows of the last one.
+        began. Returns the rows of the last one. With `early`, others see the changes before they are on the disk; when
+        this returns, they are.
         """
         driver = self._driver
         try:
             with driver.pipeline():
                 driver.execute("BEGIN")
                 *_, last = [driver.execute(statement, values) for statement, values in steps]
+                if early:
+                    driver.execute(_EARLY)
                 driver.execute("COMMIT")
+                if early:
+                    driver.execute(_WAIT_FOR_DISK)
             return cast("list[tuple[Any, ...]]", last.fetchall())
         except BaseException as error:
             if (broken := self._broken(error)) is error:
@@ -207,6 +223,7 @@ SELECT pg_notify('{CHANNEL}', '{CHANGED}' || json_build_array(ended.run_id, (
 _KEEP_NEWS, _FORGET_NEWS = "INSERT INTO andon_news (said) VALUES (?)", "DELETE FROM andon_news WHERE id <= ?"
 NEWS_KEPT = 1_000
 _NOTIFY = "SELECT pg_notify(%s, %s)"
+_EARLY = "SET LOCAL synchronous_commit TO off"
 _WAIT_FOR_DISK = "SELECT pg_logical_emit_message(true, 'andon', '')"
 """A commit waits until all earlier writes are on the disk, but only if it has written something itself. This writes a
 message to the log that no process reads. Any role may do it.

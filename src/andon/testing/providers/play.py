@@ -35,7 +35,7 @@ from andon.testing.providers.script import (
     words,
 )
 from andon.testing.providers.served import Served
-from andon.testing.providers.server import head
+from andon.testing.providers.server import head, pause
 
 BATCH = 64 * 1024
 """Pieces without a pace are sent together, about so many bytes in one chunk, so that the fake is not the slow part."""
@@ -143,7 +143,7 @@ class Player:
                 writer.finish(step)
             case Pause():
                 self._served.mark("paused")
-                await asyncio.sleep(step.seconds)
+                await pause(step.seconds)
             case Until():
                 self._served.mark("held")
                 await _set(step.event)
@@ -169,7 +169,7 @@ class Player:
         marked = False
         for batch in _batches(events, 1 if pace else BATCH):
             if marked and pace:
-                await asyncio.sleep(pace)
+                await pause(pace)
             await self._send(b"".join(batch))
             self._served.pieces_sent += len(batch)
             if not marked:

@@ -4,23 +4,46 @@
 So it serves blocking and async clients alike, and notices a disconnect even while the client's own loop is busy. What
 must stay true: an answer is one task, and is cancelled when its connection is lost. So nothing is sent to a client that
 has left, wherever the answer waits.
+
+A client may have a virtual clock. It asks the server whether there is something to wait for (`testing/neighbours`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import socket
 import struct
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import count
 
+from andon.testing import neighbours
+
 MAX_REQUEST = 64 * 1024 * 1024
 
 ACCEPTING_TURNS = 4
 """The most turns of the loop between accepting a connection and `connection_made`."""
+
+ANSWERING_TURNS = 20
+"""More turns of the loop than there are between a request, or a word of an answer, and the next bytes that are sent."""
+
+_pauses: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[float]] = weakref.WeakKeyDictionary()
+"""When the answers that pause go on, by the loop of their server."""
+
+
+async def pause(seconds: float) -> None:
+    """Pause an answer, in real time."""
+    loop = asyncio.get_running_loop()
+    due, pauses = loop.time() + seconds, _pauses.setdefault(loop, [])
+    pauses.append(due)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        pauses.remove(due)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +208,11 @@ class Server:
         self._ready.wait()
         if self._failed is not None:
             raise self._failed
+        neighbours.add(self)
 
     def stop(self) -> None:
         """Closes every connection, and waits until the thread has ended. May be called twice."""
+        neighbours.remove(self)
         if self._thread is None or self._loop is None or self._stop is None:
             return
         try:
@@ -196,9 +221,28 @@ class Server:
             pass
         self._thread.join()
 
+    def look(self, seconds: float) -> float | None:
+        """Let it send all that it can send now. See `Neighbour.look`."""
+        loop, found = self._loop, concurrent.futures.Future[float | None]()
+        if loop is None or self._thread is None or not self._thread.is_alive():  # in a forked child it is not
+            return None
+
+        def turn(left: int) -> None:
+            if left:
+                loop.call_soon(turn, left - 1)
+            else:
+                pauses = _pauses.get(loop)
+                found.set_result(max(0.0, min(pauses) - loop.time()) if pauses else None)
+
+        try:
+            loop.call_soon_threadsafe(turn, ANSWERING_TURNS)
+            return found.result(seconds)
+        except (RuntimeError, TimeoutError):  # it has ended, or its thread is blocked
+            return None
+
     def _run(self) -> None:
         try:
-            # Always asyncio's own loop, whatever the program's policy: the work with sockets here relies on it.
+            # Always asyncio's own loop, also with another policy: the work with sockets here relies on it.
             with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(self._main())
         except BaseException as error:  # noqa: BLE001 - raised by start(), which waits for it

@@ -4,7 +4,7 @@
 A cut cancels that task. The task then tells the server, and ends when it has: with `notifications/cancelled`, or over
 HTTP from version 2026-07-28 on by closing the stream of the call. The run waits for that `TELL_SECONDS`; until it is
 done the call counts as running, and the receipt names it. A server that takes nothing for `UNHEARD_SECONDS` is
-disconnected, and a program is ended: so the call can't go on unheard.
+disconnected, and a program is ended: so the call can't go on unheard. It counts as running until that is done.
 """
 
 from __future__ import annotations
@@ -34,7 +34,18 @@ _WITHDRAWN = object()
 class RemoteCall:
     """A call in flight. For the run it is a held resource."""
 
-    __slots__ = ("_answers", "_internals", "_questions", "_scope", "_session", "_task", "_unheard", "_wake", "name")
+    __slots__ = (
+        "_answers",
+        "_gave_up",
+        "_internals",
+        "_questions",
+        "_scope",
+        "_session",
+        "_task",
+        "_unheard",
+        "_wake",
+        "name",
+    )
 
     def __init__(self, session: Session, tool: str, internals: CallInternals | None) -> None:
         self._session, self._internals = session, internals
@@ -46,6 +57,8 @@ class RemoteCall:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
         self._unheard: asyncio.TimerHandle | None = None
+        self._gave_up = False
+        """The server could not be told of the cut."""
 
     async def run(self, tool: str, arguments: dict[str, Any]) -> Any:
         """Make the call, and return the SDK's result. Raises `ToolInterrupted` if the server asks a person."""
@@ -81,7 +94,8 @@ class RemoteCall:
             self._task.cancel()
 
     def _disconnect(self) -> None:
-        self._session.break_off(f"it did not take the cancellation of a call within {UNHEARD_SECONDS:g} s")
+        self._gave_up = True
+        self._session.give_up(f"it did not take the cancellation of a call within {UNHEARD_SECONDS:g} s")
 
     def _end(self, task: asyncio.Task[Any]) -> None:
         if self._unheard is not None:
@@ -91,6 +105,12 @@ class RemoteCall:
                 answer.set_result(_WITHDRAWN)  # only now: the server knows that the call was cancelled
         if not task.cancelled():
             task.exception()  # it is raised where the call is awaited; after a cut it is of no interest
+        if self._gave_up:
+            self._session.when_closed(self._release)
+        else:
+            self._release()
+
+    def _release(self) -> None:
         if self._scope is not None:
             self._scope.release(self)
 

@@ -2,8 +2,8 @@
 """The connection to a server on one event loop. It opens a session at the first use, and again when that has broken.
 
 What must stay true: one task, the owner, opens a session and closes it. It belongs to the loop and to no run, so no
-cancel of a run reaches it. But nothing is opened for nobody: while a session is being opened, the owner ends when the
-last caller that waits for it was cancelled.
+cancel of a run reaches it. But a session is only opened for a caller: if the last caller that waits for it is
+cancelled, the owner ends.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Connection:
         raise AssertionError  # the last attempt returns or raises
 
     def _failure(self, session: Session, error: Exception, broken: str | None) -> ToolSourceError:
-        why = broken or describe_errors(error)
+        why = broken or session.describe_refusal(describe_errors(error))
         if isinstance(error, TimeoutError):
             why = f"it did not answer within {self._behaviour.connect_seconds:g} s"
         said = "".join(f"\n  {line}" for line in session.tail)
@@ -189,6 +189,6 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _retrieve(opening: asyncio.Future[Any]) -> None:
-    """It may be that nobody waits any more."""
+    """Read its error: the callers that waited for it may be gone."""
     if not opening.cancelled():
         opening.exception()

@@ -165,6 +165,8 @@ class ServerProcess:
         """Raises `OSError` if the server has closed its input."""
         self._stdin.write(line)  # all of it, or nothing: a cancellation of the wait leaves no half of a line
         await self._stdin.drain()
+        if self._stdin.is_closing():
+            raise BrokenPipeError("the input was closed before it had taken the line")
 
     async def follow_stderr(self) -> None:
         """Keep the last lines, for errors. The others go to our log, at level DEBUG."""
@@ -187,7 +189,7 @@ class ServerProcess:
         return f"it closed its {closed}" if code is None else f"it ended (exit code {code})"
 
     async def exit_code(self, seconds: float) -> int | None:
-        """How it has ended; None if it has not within so many seconds."""
+        """How it has ended; None if it has not ended within this time."""
         try:
             async with asyncio.timeout(seconds):
                 await self._gone.wait()
@@ -269,12 +271,16 @@ class Writer:
 
 @contextlib.asynccontextmanager
 async def stdio(
-    address: Address, tail: deque[str], on_end: Callable[[str], object], hurry: Callable[[], bool]
+    address: Address,
+    tail: deque[str],
+    on_end: Callable[[str], object],
+    hurry: Callable[[], bool],
+    unheard: asyncio.Event,
 ) -> AsyncIterator[tuple[Any, Any]]:
     """The transport of the SDK's client: a stream of messages from the server, and one to it.
 
     `on_end` is told, with the reason, when the server ends by itself. `hurry` says at the end whether there is no time
-    to wait for the end of the server.
+    to wait for the end of the server. `unheard` is set when the server takes no messages: then it is ended at once.
     """
     import anyio
     from mcp.shared.message import SessionMessage
@@ -301,9 +307,13 @@ async def stdio(
             return
         on_end(await process.describe_end("output"))
 
+    async def end_unheard() -> None:
+        await unheard.wait()
+        process.let_go()
+
     try:
         async with anyio.create_task_group() as group:
-            for work in (read, process.follow_stderr):
+            for work in (read, process.follow_stderr, end_unheard):
                 group.start_soon(work)
             try:
                 yield from_server, to_server

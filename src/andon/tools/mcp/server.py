@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from andon.core.run.tool_call import ToolCallScope
 from andon.errors import ConfigurationError, ToolSourceError, UnknownToolError
-from andon.tools.base import Tool, ToolOutput, Traits
+from andon.tools.base import Tool, ToolContext, ToolOutput, Traits, internals_of
+from andon.tools.internals import CallInternals
 from andon.tools.mcp import sdk
 from andon.tools.mcp.connections import Connections
 from andon.tools.mcp.content import describe_errors
@@ -35,8 +38,8 @@ class MCPServer:
     >>> agent = Agent("Helper", model, tools=[MCPServer(url="https://example.com/mcp", headers={"Authorization": …})])
 
     The server is connected when the first run begins, once for each event loop, and is shared by all agents that have
-    this object. It is disconnected, and a program is ended with all its processes, by `aclose()`, when this object is
-    garbage, when the event loop ends, and when the process ends. As a context manager it is connected at once:
+    this object. It is disconnected by `aclose()`, when this object is no longer used, when the event loop ends, and
+    when the process ends. Then a program ends with all its processes. As a context manager it is connected at once:
 
     >>> async with MCPServer("uvx mcp-server-time") as server:
     ...     names = [tool.name for tool in await server.tools()]
@@ -46,8 +49,8 @@ class MCPServer:
     `prefix` goes before the names of the tools; `only` and `without` choose among them, by name or with a function.
     `timeout` limits each call. `approval` asks a person before each call, or before those of the tools that it names.
     `elicitation=False` refuses the server's questions to a person. `sampling` is an async function that answers the
-    server's questions to a model; without it they are refused. `protocol="legacy"` skips the newer way to agree on a
-    version, for servers that don't answer it.
+    server's questions to a model; without it they are refused. `protocol="legacy"` is for servers that don't answer the
+    way in which newer versions begin.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class MCPServer:
         self._name = name or _name_of(self._address.command, url)
         self._connections = Connections(self._name, self._address, self._behaviour)
         self._made: weakref.WeakKeyDictionary[Session, tuple[list[Any], list[Tool]]] = weakref.WeakKeyDictionary()
+        """For each session its tools as listed, and those of them that agents get."""
         self._entered = 0
         weakref.finalize(self, self._connections.leave).atexit = False  # then its loops end, and do it
 
@@ -100,19 +104,23 @@ class MCPServer:
 
     async def tools(self) -> list[Tool]:
         """Its tools, as agents get them. Connects first. Raises `ToolSourceError` if they can't be had."""
+        return self._make(*await self._list())
+
+    async def _list(self) -> tuple[Session, list[Any]]:
+        """An open session, and all tools that the server has."""
         self.check_setup()
         session = await self._connections.here().open()
         try:
             async with asyncio.timeout(self._behaviour.connect_seconds):
                 listed = await session.list_tools()
-        except Exception as error:  # noqa: BLE001 - the boundary: whatever the SDK raises for what a server sends
-            why = describe_errors(error)
+        except Exception as error:  # noqa: BLE001 - the boundary: a server may send anything, and the SDK raise anything for it
+            why = session.describe_refusal(describe_errors(error))
             if session.broken:
                 why = session.describe_break()
             elif isinstance(error, TimeoutError):
                 why = f"it did not answer within {self._behaviour.connect_seconds:g} s"
             raise ToolSourceError(f"the MCP server {self._name} does not list its tools: {why}") from None
-        return self._make(session, listed)
+        return session, listed
 
     def known_tools(self) -> list[Tool] | None:
         """Its tools as last listed on this loop, also if the connection broke since; None if they have changed."""
@@ -134,13 +142,19 @@ class MCPServer:
                 continue
             if behaviour.without is not None and chosen(behaviour.without, each.name):
                 continue
-            name = local_name(behaviour.prefix, each.name)
-            if name in made:
-                raise ToolSourceError(f"two tools of the MCP server {self._name} are named {name!r}: leave one out")
-            made[name] = MCPTool(self, each, name, self._traits(each), self._opener)
+            tool = self._tool(each)
+            if tool.name in made:
+                raise ToolSourceError(
+                    f"two tools of the MCP server {self._name} are named {tool.name!r}: leave one out"
+                )
+            made[tool.name] = tool
         tools = list(made.values())
         self._made[session] = listed, tools
         return tools
+
+    def _tool(self, listed: Any) -> MCPTool:
+        name = local_name(self._behaviour.prefix, listed.name)
+        return MCPTool(self, listed, name, self._traits(listed), self._opener)
 
     def _check_choice(self, listed: list[Any]) -> None:
         names = [each.name for each in listed]
@@ -164,14 +178,24 @@ class MCPServer:
     def _opener(self) -> Any:
         return self._connections.here().open
 
-    # -- without an agent ---------------------------------------------------------------------------------------------
+    # -- calls of your own --------------------------------------------------------------------------------------------
 
-    async def call(self, tool: str, arguments: Mapping[str, Any] | None = None) -> str | ToolOutput:
-        """Call one of its tools, by the name that agents know. Raises `ToolError` if the call fails."""
-        for each in await self.tools():
-            if each.name == tool and isinstance(each, MCPTool):
-                return await each.call(dict(arguments or {}))
-        raise UnknownToolError(f"the MCP server {self._name} has no tool {tool!r}")
+    async def call(
+        self, tool: str, arguments: Mapping[str, Any] | None = None, ctx: ToolContext | None = None
+    ) -> str | ToolOutput:
+        """Call one of its tools, by the name that agents know, also if `only` or `without` hides it from agents.
+
+        In an async tool of your own, pass that tool's `ctx`: then this call is a part of the tool's call. Progress is
+        shown, a question of the server pauses the run, and after a cut the receipt names the call until the server was
+        told. Raises `ToolError` if the call fails.
+        """
+        _, listed = await self._list()
+        tools = [self._tool(each) for each in listed]
+        for each in tools:
+            if each.name == tool:
+                return await each.call(dict(arguments or {}), None if ctx is None else _internals_here(ctx))
+        has = ", ".join(each.name for each in tools) or "none"
+        raise UnknownToolError(f"the MCP server {self._name} has no tool {tool!r}; it has: {has}")
 
     async def aclose(self) -> None:
         """Disconnect. A program is ended, with all its processes. The next use connects again."""
@@ -194,9 +218,17 @@ class MCPServer:
             await self.aclose()
 
 
+def _internals_here(ctx: ToolContext) -> CallInternals | None:
+    """The call that this code is part of, if it is on this loop. An undo function and a process have none."""
+    internals = internals_of(ctx)
+    scope: object = internals.scope
+    here = isinstance(scope, ToolCallScope) and scope.run.loop is asyncio.get_running_loop()
+    return internals if here else None
+
+
 def _name_of(command: Sequence[str], url: str | None) -> str:
     if url is not None:
         return urlsplit(url).hostname or url
-    words = [word for word in command[1:] if not word.startswith("-")]
+    words = [word for word in command[1:] if re.fullmatch(r"[\w@./:][\w@./:+-]*", word)]  # no option, and no code
     first = os.path.basename(command[0])
     return f"{first} {os.path.basename(words[0])}" if words else first

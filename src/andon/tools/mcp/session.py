@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from andon.errors import AndonError, ToolSourceError, describe
@@ -30,6 +31,9 @@ HURRY_SECONDS = 0.2
 MAX_PAGES = 100
 MODERN = "2026-07-28"
 """From this version on, changes of the list are told only to those that have asked."""
+
+ANSWERED_BADLY = "Server returned an error response"
+"""The SDK's text for a status of HTTP that it has no text for."""
 
 TERMINATED = ("Session terminated", "Session not found")
 """What SDKs say when the server knows nothing of the session: it was started again, for example."""
@@ -62,16 +66,20 @@ class Session:
         "_behaviour",
         "_changes",
         "_client",
+        "_closed",
         "_http",
         "_listed",
         "_listener",
+        "_status",
         "_types",
+        "_when_closed",
         "broken",
         "calls",
         "hurry",
         "name",
         "over",
         "tail",
+        "unheard",
     )
 
     def __init__(self, name: str, address: Address, behaviour: Behaviour) -> None:
@@ -79,6 +87,10 @@ class Session:
         self.over = asyncio.Event()
         self.broken: str | None = None
         """Why it can't be used any more."""
+        self.unheard = asyncio.Event()
+        """The server takes no messages: a program is ended at once, and nothing more is written to it."""
+        self._closed = False
+        self._when_closed: list[Callable[[], None]] = []
         self.hurry = False
         """The loop is ending: there is no time to wait for the end of the server."""
         self.calls: dict[CallInFlight, None] = {}
@@ -89,6 +101,8 @@ class Session:
         self._types: Any = None
         self._listener: asyncio.Task[None] | None = None
         self._changes = 0
+        self._status = ""
+        """The last status of HTTP that was an error."""
         self._listed: list[Any] | None = None
 
     # -- opening and closing it, in the task that owns it -------------------------------------------------------------
@@ -99,7 +113,7 @@ class Session:
         from mcp.client.client import Client
 
         behaviour = self._behaviour
-        transport: Any = stdio(self._address, self.tail, self.break_off, lambda: self.hurry)
+        transport: Any = stdio(self._address, self.tail, self.break_off, lambda: self.hurry, self.unheard)
         if self._address.url is not None:
             transport = await self._http_transport(self._address.url)
         self._client = Client(
@@ -124,8 +138,20 @@ class Session:
         limits = httpx2.Timeout(30.0, read=None)
         headers = dict(self._address.headers)
         self._http = await asyncio.to_thread(create_mcp_http_client, headers, limits)  # it reads certificates
+        self._http.event_hooks["response"].append(self._note_status)
         await self._http.__aenter__()
         return streamable_http_client(url, http_client=self._http)
+
+    async def _note_status(self, response: Any) -> None:
+        if response.status_code >= 400:
+            self._status = f"{response.status_code} {response.reason_phrase}".strip()
+
+    def describe_refusal(self, why: str) -> str:
+        """The SDK's text for a refusal, or the status of HTTP if that says more."""
+        if why != ANSWERED_BADLY or not self._status:
+            return why
+        hint = " Does it need another token, headers={…}?" if self._status[:3] in ("401", "403") else ""
+        return f"it answered {self._status}.{hint}"
 
     async def close(self) -> None:
         """Close it. Bounded: a server that does not answer is left."""
@@ -142,8 +168,25 @@ class Session:
         except TimeoutError:
             log.warning("the session with the MCP server %s did not close in time", self.name)
         finally:
-            if self._http is not None:
-                await self._http.__aexit__(None, None, None)
+            try:
+                if self._http is not None:
+                    await self._http.__aexit__(None, None, None)
+            finally:
+                self._closed = True
+                for callback in self._when_closed:
+                    callback()
+
+    def when_closed(self, callback: Callable[[], None]) -> None:
+        """Call it when the session is closed: a program has ended by then. Now, if it is closed."""
+        if self._closed:
+            callback()
+        else:
+            self._when_closed.append(callback)
+
+    def give_up(self, why: str) -> None:
+        """The server takes no messages. Its owner closes the session, without a word to the server."""
+        self.unheard.set()
+        self.break_off(why)
 
     def break_off(self, why: str) -> None:
         """It can't be used any more. Its owner closes it."""
@@ -151,9 +194,9 @@ class Session:
             self.broken = why
         self.over.set()
 
-    def describe_break(self) -> str:
+    def describe_break(self, more: str = "") -> str:
         said = "".join(f"\n  {line}" for line in self.tail)
-        return f"{self.broken or 'the connection was closed'}{'. It wrote last:' + said if said else ''}"
+        return f"{self.broken or 'the connection was closed'}{more}{'. It wrote last:' + said if said else ''}"
 
     # -- its tools ----------------------------------------------------------------------------------------------------
 
@@ -215,10 +258,12 @@ class Session:
                 raise NotDeliveredError(f"the MCP server {self.name} does not know its session any more") from None
             if self._is_the_end(error):
                 raise ToolSourceError(
-                    f"the connection to the MCP server {self.name} broke during the call: {self.describe_break()}."
-                    " What the call did until then is unknown"
+                    f"the connection to the MCP server {self.name} broke during the call: "
+                    + self.describe_break(". What the call did until then is unknown")
                 ) from None
-            raise ToolSourceError(f"the MCP server {self.name} refuses the call: {error.error.message}") from None
+            raise ToolSourceError(
+                f"the MCP server {self.name} refuses the call: {self.describe_refusal(error.error.message)}"
+            ) from None
         except AndonError:
             raise
         except Exception as error:  # noqa: BLE001 - the boundary: the SDK found the result invalid

@@ -7,6 +7,7 @@ What must stay true: no value of an environment variable and no header is in the
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -145,6 +146,8 @@ def check_behaviour(behaviour: Behaviour) -> Behaviour:
         value = getattr(behaviour, name)
         if not is_seconds(value) or (value is None and name == "connect_seconds"):
             raise ConfigurationError(f"{name} is {value!r}; it is a number of seconds, 0 or more")
+    if behaviour.protocol not in ("auto", "legacy") and not re.fullmatch(r"\d{4}-\d\d-\d\d", str(behaviour.protocol)):
+        raise ConfigurationError(f'protocol is {behaviour.protocol!r}; it is "auto", "legacy" or a version, as a date')
     for name in ("only", "without"):
         if isinstance(getattr(behaviour, name), str):
             raise ConfigurationError(f"{name} is a list of names, or a function that takes a name")

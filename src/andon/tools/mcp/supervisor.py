@@ -109,7 +109,7 @@ def _reap(server: int) -> int | None:
 
 
 def _end_all(server: int, how: int, seconds: float) -> bool:
-    """Send a signal to all that is left. True if nothing is left after so many seconds."""
+    """Send a signal to all processes that are left. True if none is left after this number of seconds."""
     until = time.monotonic() + seconds
     told: set[int] = set()
     while True:
@@ -132,11 +132,27 @@ def _group(server: int) -> list[int]:
 
 def _children(server: int) -> list[int]:
     """The children of this program outside the server's group: those that were left by a parent that died."""
+    if not LINUX:
+        return []
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as listed:
-            return [int(pid) for pid in listed.read().split() if os.getpgid(int(pid)) != server]
-    except OSError:  # not Linux, or one has just ended
-        return []
+            children = [int(pid) for pid in listed.read().split()]
+    except OSError:  # a kernel that does not list them
+        children = _children_one_by_one()
+    return [pid for pid in children if os.getpgid(pid) != server]
+
+
+def _children_one_by_one() -> list[int]:
+    children = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+        except OSError:  # it ended just now
+            continue
+        if parent == os.getpid():
+            children.append(int(pid))
+    return children
 
 
 def _send(send: Callable[[int, int], None], pid: int, how: int) -> bool:

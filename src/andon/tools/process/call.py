@@ -46,6 +46,8 @@ class ProcessCall:
         self.gone: Gone | None = None
         self.is_over = False
         """Nothing of it is left."""
+        self._sent = False
+        """A worker was given the call, or may have been."""
         self._tried = False
         """A worker was taken that had just ended, or could not begin. Another one is taken, once."""
         scope.hold(self)
@@ -72,6 +74,7 @@ class ProcessCall:
             raise
 
     async def _attempt(self, spec: Spec, data: bytes, fresh: bool = False) -> None:
+        self._sent = False
         self._channel = await pool.take(spec, fresh)
         self._channel.listen(self._loop, self._hear, self._lose)
         if spec.module:
@@ -79,7 +82,7 @@ class ProcessCall:
         while self._channel is not None and not self._channel.greeted:
             await self._change()
         if self._channel is not None:
-            first, self._channel.unsent = self._channel.unsent, b""
+            first, self._channel.unsent, self._sent = self._channel.unsent, b"", True
             await self._channel.send(first + data)
         while not self.is_over and self._channel is not None:
             if self.can_serve_again and self._channel is not None:
@@ -145,8 +148,10 @@ class ProcessCall:
             self._wake()
 
     def _end(self) -> None:
-        if self.was_cut:
-            self._scope.stopped = Stopped.killed if self.gone is None else self.gone.stopped
+        if self.was_cut and self.gone is not None:
+            self._scope.stopped, self._sent = self.gone.stopped, self.gone.called
+        elif self.was_cut and self._sent:
+            self._scope.stopped = Stopped.killed
         self._release()
 
     def _release(self) -> None:
@@ -154,6 +159,7 @@ class ProcessCall:
             self._channel.close()
             self._channel = None
         self.is_over = True
+        self._scope.did_nothing = not self._sent
         self._scope.release(self)
 
     def _wake(self) -> None:

@@ -73,7 +73,7 @@ class Channel:
             loop.remove_reader(self._socket.fileno())
 
     def try_to_send(self, data: bytes) -> bytes:
-        """Send what there is room for, and return the rest. A keeper that is gone is told to whoever listens."""
+        """Send as much as there is room for, and return the rest. The reader is told if the keeper is gone."""
         try:
             return data[self._socket.send(data) :]
         except BlockingIOError:

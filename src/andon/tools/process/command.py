@@ -31,14 +31,17 @@ def _limit(which: int, most: int, more: int = 0) -> None:
 
 
 def execute(spec: Spec, line: socket.socket) -> None:
-    """Become the command. Whatever prevents that is told on the line, which the command does not inherit."""
+    """Become the command. An error that prevents that is sent on the line, which the command does not inherit."""
     try:
         os.chdir(os.fsdecode(spec.cwd))
         limit(spec.limits)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         words = [os.fsdecode(each) for each in spec.arguments]
-        os.execvpe(words[0], words, spec.environment)
+        try:
+            os.execvpe(words[0], words, spec.environment)
+        except FileNotFoundError as error:  # it names the last place where it looked
+            raise FileNotFoundError(error.errno, error.strerror, words[0]) from None
     except Exception as error:  # noqa: BLE001 - the boundary: the host raises it
         text = f"{type(error).__name__}: {error}"
         line.sendall(encode(READY, Failure(type(error).__name__, str(error), text, "")))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands for `ctx.deps` in a process: the caller's objects can't be sent there."""
+"""What of a call's context does not work in a process: the caller's objects can't be sent there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from andon.errors import ToolError
 WHY = (
     "ctx.deps can't be sent to the process of a tool: make what the tool needs inside the tool, from its arguments or"
     " from ctx.metadata, which is sent as JSON"
+)
+
+
+NO_STEPS = (
+    "ctx.on_undo can't be used in the process of a tool: the step would be gone with the process. Give the tool a"
+    " function that undoes a call, @tool(on_cancel=…): it is called in your program"
 )
 
 

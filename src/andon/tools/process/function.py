@@ -13,7 +13,7 @@ import msgspec
 
 from andon.core.receipt import Interrupt
 from andon.core.states import Stopped
-from andon.errors import ToolInterrupted, ToolProcessError, ToolRaisedError, describe
+from andon.errors import BadResultError, ToolError, ToolInterrupted, ToolProcessError, ToolRaisedError, describe
 from andon.tools.base import ToolContext, ToolOutput, internals_of
 from andon.tools.process.call import ProcessCall, lost
 from andon.tools.process.definition import Place
@@ -41,6 +41,8 @@ async def call_in_process(
         ctx.deadline,
         ctx.metadata,
         internals.answers,
+        scope.run.runtime.max_result_bytes,
+        scope.run.runtime.max_attachment_bytes,
     )
     spec = _spec_of(place, limits)
     data = GRACE.pack(scope.run.runtime.bounds.kill_seconds) + msgspec.json.encode(call)
@@ -74,13 +76,16 @@ def _spec_of(place: Place, limits: Limits) -> Spec:
     )
 
 
+_OURS = {each.__name__: each for each in (BadResultError, ToolError)}
+
+
 def _rebuilt(failure: Failure, limits: Limits) -> Exception:
     """What the tool raised, as an exception of this process, with the traceback of that one as a note for the log."""
     error: Exception = ToolRaisedError(failure.text)
     if failure.kind == "MemoryError" and limits.memory is not None:
         error = MemoryError(f"the tool used more than {size(limits.memory)}, its limit")
     else:
-        kind = getattr(builtins, failure.kind, None)
+        kind = _OURS.get(failure.kind) or getattr(builtins, failure.kind, None)
         if isinstance(kind, type) and issubclass(kind, Exception):
             try:
                 same = kind(failure.said) if failure.said else kind()

@@ -27,6 +27,7 @@ from andon.tools.process.protocol import (
     GONE,
     GRACE,
     HELLO,
+    HELPERS,
     LAST,
     SPEC,
     Frames,
@@ -41,7 +42,7 @@ from andon.tools.process.worker import serve
 READ_BYTES = 256 * 1024
 LOOK_AGAIN, LOOK_LATER = 0.01, 0.1
 """After this, processes are looked for that began while their tree was being killed. The second one is for a group that
-was killed just now: its end is heard, and looking for processes is slow.
+was killed just now: its end is heard, and then they are looked for at once.
 """
 
 
@@ -78,6 +79,8 @@ class Keeper:
         self._grace = 0.0
         self._tree = self._since_call = Tree()
         self._worker = 0
+        self._helpers = set[int]()
+        """The worker, and what its module has started when it was imported: no call has left these behind."""
         self._worker_line: socket.socket | None = None
         self._output = Output(0)
         self._pipe = -1
@@ -197,6 +200,7 @@ class Keeper:
         ours.setblocking(False)
         os.set_blocking(read, False)
         self._worker_line, self._pipe = ours, read
+        self._helpers.add(self._worker)
         self.watch(ours.fileno(), self._hear_worker)
         self.watch(read, self._read_output)
 
@@ -211,16 +215,24 @@ class Keeper:
         if not data:
             self.unwatch(fd)
         for kind, body in self._from_worker.feed(data):
+            if kind == HELPERS:
+                self._helpers.update(msgspec.json.decode(body, type=list[int]))
+                continue
             if kind not in (DONE, LAST):
                 self.tell(frame(kind, body))
                 continue
             self._read_output(self._pipe)
-            left = not self._since_call.is_quiet and self._since_call.children([os.getpid(), self._worker])
-            kind = LAST if left or self._stopping else kind
+            kind = LAST if self._stopping or self._has_left_something() else kind
             self.tell(self._output.take() + frame(kind, body))
             self._called = False
             if kind == LAST:
                 self._stop()
+
+    def _has_left_something(self) -> bool:
+        """Whether there are processes that have begun during the call."""
+        if self._since_call.is_quiet:
+            return False
+        return not self._helpers.issuperset(self._since_call.children([os.getpid(), self._worker]))
 
     def _write_worker(self) -> bool:
         """Write what there is room for. False if the worker has ended."""

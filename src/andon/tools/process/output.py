@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tool prints: the end of it is kept, and pieces of it are passed on, so many a second at most."""
+"""What a tool prints: the end of it is kept, and pieces of it are passed on, with a limit for each second."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from andon.tools.process.protocol import MISSED, OUTPUT, frame
 
 PIECE_BYTES = 8 * 1024
 PIECE_SECONDS = 0.05
-"""So often at most a piece is passed on, and so long it is at most. A tool may print much more."""
+"""The shortest time between two pieces that are passed on, and the longest piece. A tool may print much more."""
 
 
 class Output:

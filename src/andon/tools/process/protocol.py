@@ -27,6 +27,11 @@ ended. `OUTPUT`: four bytes with the number of bytes left out before it, and wha
 nothing of the worker's tree is left.
 """
 
+HELPERS = b"P"
+"""From the worker to its keeper alone, before `READY`: the processes that the module has started when it was imported.
+They are no call's.
+"""
+
 KEEP_BYTES = 64 * 1024
 """How much of what a call prints is kept: the end of it."""
 
@@ -68,6 +73,9 @@ class Call(Struct, frozen=True, omit_defaults=True):
     deadline: float | None
     metadata: dict[str, Any]
     answers: list[Any] = []
+    max_result: int = 0
+    """How many bytes the answer may have; 0 sets no limit. The worker refuses more, so it is never sent."""
+    max_attachments: int = 0
 
 
 class Failure(Struct, frozen=True):

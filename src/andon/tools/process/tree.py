@@ -3,6 +3,10 @@
 
 What must stay true: a process that began after `Tree(...)` was made, below this process, is found, wherever it has
 moved: to another group, to another session, or to another parent. The kernel gives orphans to their nearest subreaper.
+One that begins or moves while they are looked for may be missed, so who kills them looks again.
+
+A look costs as much as there are processes below this one, however many there are in the system: the kernel lists the
+children of a process. On a kernel without that list, the processes that began since are looked at one by one.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ import time
 from collections.abc import Iterable
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+LISTED = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+"""Whether the kernel lists the children of a process (CONFIG_PROC_CHILDREN)."""
 FEW = 20_000
 """If not more process ids were given out, each of them is looked at. Otherwise all that exist are."""
 ROUND_SECONDS = 10.0
@@ -54,6 +60,22 @@ def parent_of(pid: int) -> int:
         return 0
 
 
+def listed_children(pid: int) -> list[int]:
+    """The children of a process, zombies too: each of its threads has a list."""
+    found = list[int]()
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/children", "rb", 0) as file:
+                found += map(int, file.read().split())
+        except OSError:  # this thread ended just now, and another one of them has its children
+            pass
+    return found
+
+
 class Tree:
     """The processes that began below this one since it was made."""
 
@@ -68,7 +90,9 @@ class Tree:
         return 0 < last_pid() == self._since and self._is_young
 
     def children(self, parents: Iterable[int]) -> list[int]:
-        """The children that these processes have got since."""
+        """The children that these processes have got since, and maybe earlier ones."""
+        if LISTED:
+            return [child for parent in parents for child in listed_children(parent)]
         wanted = set(parents)
         candidates = self._recent() if self._is_young else everyone()
         return [pid for pid in candidates if parent_of(pid) in wanted]
@@ -76,9 +100,18 @@ class Tree:
     def all(self) -> list[int]:
         """Every process below this one that began since. Each of its children must have begun since.
 
-        Asked when there are some. So if none is found, process ids have begun anew.
+        Asked when there are some. So if none is found one by one, process ids have begun anew.
         """
+        if LISTED:
+            return self._listed()
         return self._below(self._recent()) or self._below(everyone())
+
+    def _listed(self) -> list[int]:
+        found, ahead = dict[int, None](), [os.getpid()]
+        while ahead:
+            ahead = [child for pid in ahead for child in listed_children(pid) if child not in found]
+            found.update(dict.fromkeys(ahead))
+        return list(found)
 
     def _below(self, candidates: Iterable[int]) -> list[int]:
         parents = {pid: parent for pid in candidates if (parent := parent_of(pid))}

@@ -23,15 +23,17 @@ from typing import Any, NoReturn, cast
 
 import msgspec
 
-from andon.errors import ToolCancelled, ToolInterrupted, describe, say
+from andon.errors import BadResultError, ToolCancelled, ToolError, ToolInterrupted, describe
 from andon.tools.base import ToolContext, ToolOutput
 from andon.tools.function import FunctionTool, to_output
 from andon.tools.internals import CallInternals
 from andon.tools.process.command import limit
-from andon.tools.process.deps import NO_DEPS
+from andon.tools.process.deps import NO_DEPS, NO_STEPS
 from andon.tools.process.pool import pool
 from andon.tools.process.protocol import (
     DONE,
+    HELPERS,
+    KEEP_BYTES,
     LAST,
     READY,
     Answer,
@@ -42,6 +44,8 @@ from andon.tools.process.protocol import (
     Spec,
     encode,
 )
+from andon.tools.process.tree import listed_children
+from andon.tools.sizes import check_output, check_questions, cut_short
 
 MAIN = "__andon_main__"
 """The name under which a script is imported that the host runs as `__main__`."""
@@ -62,7 +66,8 @@ def serve(spec: Spec, line: socket.socket) -> NoReturn:
     except BaseException as error:  # noqa: BLE001 - the boundary: the host raises it
         line.sendall(encode(READY, _failure_of(error)))
         os._exit(1)
-    line.sendall(encode(READY, None))
+    helpers = listed_children(os.getpid()) + listed_children(os.getppid())
+    line.sendall(encode(HELPERS, helpers) + encode(READY, None))
     worker, surroundings = Worker(module), Surroundings()
     frames = Frames()
     while data := line.recv(256 * 1024):
@@ -120,6 +125,9 @@ class CallScope:
         self._callbacks[key] = callback
         return lambda: self._callbacks.pop(key, None)
 
+    def on_undo(self, step: Callable[[], object]) -> NoReturn:
+        raise ToolError(NO_STEPS)
+
     def cut(self) -> None:
         """SIGTERM came."""
         self.cancelled = True
@@ -145,19 +153,25 @@ class Worker:
                 tool = self._find(call.function, call.name)
                 arguments = tool.with_context(tool.bind(call.arguments), _context_of(call, scope))
                 result = _call(tool, arguments, scope)
-                output = to_output(tool.name, result)
+                returned = to_output(tool.name, result)
+                output = ToolOutput(returned) if isinstance(returned, str) else returned
+                check_output(tool.name, output, call.max_result, call.max_attachments)
             finally:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
         except ToolInterrupted as asked:
             question = asked.questions[0]
+            try:
+                check_questions(call.name, [question], call.max_result)
+            except BadResultError as error:
+                return Answer(failure=_failure_of(error, call.max_result))
             return Answer(question=Question(question.name, question.payload))
         except BaseException as error:  # noqa: BLE001 - the boundary: the host raises it
             if scope.cancelled:
                 _end()
-            return Answer(failure=_failure_of(error))
+            return Answer(failure=_failure_of(error, call.max_result))
         if scope.cancelled:
             _end()
-        return Answer(ToolOutput(output) if isinstance(output, str) else output)
+        return Answer(output)
 
     def _find(self, function: str, name: str) -> FunctionTool[..., Any]:
         key = function, name
@@ -207,9 +221,10 @@ def _context_of(call: Call, scope: CallScope) -> ToolContext:
     )
 
 
-def _failure_of(error: BaseException) -> Failure:
-    written = "".join(traceback.format_exception(error))
-    return Failure(type(error).__name__, say(error), describe(error), written.encode("utf-8", "replace").decode())
+def _failure_of(error: BaseException, limit: int = KEEP_BYTES) -> Failure:
+    kind, text = type(error).__name__, cut_short(describe(error), limit)
+    written = "".join(traceback.format_exception(error)).encode("utf-8", "replace").decode()
+    return Failure(kind, text.removeprefix(kind).removeprefix(": "), text, cut_short(written, limit))
 
 
 class Surroundings:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that the fake of Responses makes in the background: each is played once, whoever reads it.
+"""Answers that the fake of Responses makes in the background: each is played once, with any number of readers.
 
 A tape has the events of one answer. A player writes them, and any number of connections read them, from any event on.
 What must stay true: a lost connection does not end the answer. Only its last word does, or its cancel. So the words
@@ -21,7 +21,7 @@ from andon.testing.providers.openai import rules
 from andon.testing.providers.play import Player, Writer
 from andon.testing.providers.script import Answer, Cut, End, Fail, Pause, Silence, Until, Word, words
 from andon.testing.providers.served import Served
-from andon.testing.providers.server import Connection, Request, head
+from andon.testing.providers.server import Connection, Request, head, pause
 
 _ONE = re.compile(r"/v1/responses/(?P<id>[^/?]+)(?P<cancel>/cancel)?")
 _STREAM = {"content-type": "text/event-stream; charset=utf-8", "transfer-encoding": "chunked"}
@@ -270,7 +270,7 @@ async def _instead(connection: Connection, word: Word) -> bool:
         case Silence():
             await asyncio.get_running_loop().create_future()
         case Pause():
-            await asyncio.sleep(word.seconds)
+            await pause(word.seconds)
         case Until():
             while not word.event.is_set():  # noqa: ASYNC110 - a thread that waits would outlive the client
                 await asyncio.sleep(0.002)

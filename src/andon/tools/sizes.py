@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits for the size of a tool's result, and of its questions to a person. Both go into memory, the store and events;
-the result also goes into the model's next request.
+the result also goes into the model's next request. A tool in a process checks them there, before it sends anything.
 """
 
 from __future__ import annotations
@@ -12,9 +12,16 @@ import msgspec
 from andon.core.receipt import Interrupt
 from andon.errors import BadResultError
 from andon.messages import Media
+from andon.tools.base import ToolOutput
 
 LEAST = 2_000
-"""An error may always have so many bytes, even if the limit is lower."""
+"""An error may always have this number of bytes, even if the limit is lower."""
+
+
+def check_output(tool_name: str, output: ToolOutput, limit: int, attachments_limit: int) -> None:
+    """Raise if the text of a result is too large, or its images and files are."""
+    check_size(tool_name, output.text, limit)
+    check_attachments(tool_name, output.attachments, attachments_limit)
 
 
 def check_size(tool_name: str, text: str, limit: int) -> str:
@@ -55,7 +62,7 @@ def cut_short(text: str, limit: int) -> str:
     limit = limit and max(limit, LEAST)
     if not limit or _size(text, limit) <= limit:
         return text
-    return f"{text[: limit // 4]}… (cut here: it has {len(text):,} characters)"
+    return f"{text[: (limit - 100) // 4]}… (cut here: it has {len(text):,} characters)"
 
 
 def _size(text: str, limit: int) -> int:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -34,6 +35,7 @@ from andon import (
 from andon.models.scripted import Call, ScriptedModel
 from andon.tools.process.call import SHOWN_BYTES
 from andon.tools.process.pool import MAX_IDLE, pool
+from andon.tools.process.protocol import GONE, HELLO, READY, SPEC, Frames, Spec, encode
 from andon.tools.process.tree import ROUND_SECONDS, Tree, everyone
 from tests.support import HANG, Worker
 from tests.support.processes import agent_with, at_work, below, check_gone, eventually_gone, kill, parent_of, run_loop
@@ -392,6 +394,39 @@ def test_a_waiting_worker_that_was_killed_is_not_used() -> None:
         assert (await told_async(tools.whoami)).isdigit()
 
     run_loop(main)
+
+
+SLOW_FORK = """
+import os, socket, sys
+from andon.tools.process.keeper import keep
+
+fork = os.fork
+
+def slow_fork():
+    pid = fork()
+    if pid:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
+
+os.fork = slow_fork
+keep(socket.socket(fileno=int(sys.argv[1])), None)
+"""
+
+
+@pytest.mark.parametrize("module", ["", "no_such_module"])
+def test_the_last_word_of_a_process_is_heard_before_its_end(module: str) -> None:
+    """On a busy machine a keeper finds out both at the same moment: here it looks only when its worker has ended."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        script = [sys.executable, "-c", SLOW_FORK, str(theirs.fileno())]
+        with subprocess.Popen(script, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]):
+            theirs.close()
+            path = [os.fsencode(each) for each in sys.path]
+            ours.sendall(encode(SPEC, Spec(b"/", {}, module=module, path=path, arguments=[b"/no/such/program"])))
+            heard = b"".join(iter(lambda: ours.recv(4096), b""))
+    frames = list(Frames().feed(heard))
+    assert [kind for kind, _ in frames] == [HELLO, READY, GONE]
+    assert b"no_such_module" in frames[1][1] or b"/no/such/program" in frames[1][1]
 
 
 def test_a_change_of_the_environment_reaches_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:

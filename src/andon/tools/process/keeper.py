@@ -204,12 +204,13 @@ class Keeper:
         self.watch(ours.fileno(), self._hear_worker)
         self.watch(read, self._read_output)
 
-    def _hear_worker(self, fd: int) -> None:
+    def _hear_worker(self, fd: int) -> bool:
+        """Read what the worker says. False if there is nothing more now."""
         assert self._worker_line is not None
         try:
             data = self._worker_line.recv(READ_BYTES)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         if not data:
@@ -227,6 +228,7 @@ class Keeper:
             self._called = False
             if kind == LAST:
                 self._stop()
+        return bool(data)
 
     def _has_left_something(self) -> bool:
         """Whether there are processes that have begun during the call."""
@@ -338,6 +340,9 @@ class Keeper:
         self._look_at = now + max(LOOK_AGAIN, 2 * (time.monotonic() - now))
 
     def _finish(self) -> None:
+        """Nothing of the tree is left. What it wrote before that may not have been read yet, so that comes first."""
+        while self._worker_line is not None and self._hear_worker(self._worker_line.fileno()):
+            pass
         if self._pipe >= 0:
             self._read_output(self._pipe)
         called = self._called or not self._spec or not self._spec.module

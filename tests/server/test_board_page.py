@@ -36,10 +36,10 @@ def test_it_is_small_and_has_no_build() -> None:
 def test_all_that_it_loads_is_here_and_is_relative() -> None:
     html = TEXTS["index.html"]
     loaded = {name for name in re.findall(r'(?:src|href)="([^"]*)"', html) if name[0] not in "#?."}
-    assert {"board/main.js", "board/board.css"} <= loaded
+    assert {"board/boot.js", "board/board.css"} <= loaded
     assert {name.removeprefix("board/") for name in loaded} <= TEXTS.keys()
     for name, text in TEXTS.items():
-        for imported in re.findall(r'(?:from|import) "([^"]*)"', text):
+        for imported in re.findall(r'(?:from |import |import\()"([^"]*)"', text):
             assert imported.removeprefix("./") in TEXTS, f"{name} imports {imported}"
     addresses = {each for text in TEXTS.values() for each in re.findall(r"https?://[^\s\"')]+", text)}
     assert addresses <= {"http://www.w3.org/2000/svg"}

@@ -2,6 +2,8 @@
 // Talks to the server: requests, and streams of events that open themselves again.
 // The token is in a variable of this module and nowhere else: in no URL, no storage and no cookie.
 
+import { h, labelled, openDialog } from "./dom.js"
+
 const SILENCE = 40_000 // ms without a word of the server: the connection is dead
 const FIRST_WAIT = 500 // ms until a broken stream is opened again; it doubles each time
 const LONGEST_WAIT = 5_000
@@ -10,18 +12,14 @@ let token = null
 let asking = null // the question that is open: all requests wait for the one answer
 
 // What the server said to a request that failed. The status is 0 if it can't be reached.
-function problem(status, message) {
-  return Object.assign(new Error(message), { status })
-}
+const problem = (status, message) => Object.assign(new Error(message), { status })
 
 export const api = {
-  get: (path) => send("GET", path),
-  post: (path, body = {}) => send("POST", path, body),
-  askForToken: null, // main.js puts it here: (whether the token that was sent is wrong) -> a token
+  get: (path) => send(path),
+  post: (path, body = {}) => send(path, { method: "POST", body: JSON.stringify(body) }),
 }
 
-async function send(method, path, body) {
-  const options = { method, body: body && JSON.stringify(body) }
+async function send(path, options) {
   return (await request(path, options, { "Content-Type": "application/json" })).json()
 }
 
@@ -35,10 +33,18 @@ async function request(path, options, headers) {
     if (answer.status !== 401) throw await errorOf(answer)
     if (sent) delete headers["Last-Event-ID"] // with another token one may see other lines
     if (token !== sent) continue // another request has asked meanwhile
-    asking ||= api.askForToken(sent !== null)
-    token = await asking
-    asking = null
+    await (asking ||= askForToken(sent !== null))
   }
+}
+
+async function askForToken(wrong) {
+  const input = h("input", { type: "password", id: "token", autocomplete: "current-password", required: true, autofocus: true })
+  const why = wrong ? "The server does not accept this token." : "This page forgets it when you close or reload it."
+  // Again after Esc: there is nothing to see without a token.
+  while (!(await openDialog("This server asks for a token", h("p", { role: "alert" }, why), labelled("Token", input),
+    h("button", { class: "button primary", value: "yes" }, "Open the board"))));
+  token = input.value.trim()
+  asking = null
 }
 
 function unreachable() {
@@ -133,9 +139,7 @@ export function follow(path, { after, onEvent, onState }) {
 }
 
 // A hidden page reads nothing: a browser has few connections to one server, and other pages need them.
-function shown() {
-  return new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }))
-}
+const shown = () => new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }))
 
 // Wait, but not any longer when the network is back.
 function pause(ms) {

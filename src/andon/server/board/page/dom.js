@@ -40,17 +40,11 @@ export function span(n) {
 }
 
 /** A text at this part (in percent) of a track. On the right side it stands before it. */
-export function mark(left, text) {
-  return h("span", { class: left > 75 ? "mark before" : "mark", style: { left: `${left}%` } }, text)
-}
+export const mark = (left, text) => h("span", { class: left > 75 ? "mark before" : "mark", style: { left: `${left}%` } }, text)
 
-export function count(n) {
-  return n.toLocaleString("en")
-}
+export const count = (n) => n.toLocaleString("en")
 
-export function plural(n, one) {
-  return `${count(n)} ${one}${n === 1 ? "" : "s"}`
-}
+export const plural = (n, one) => `${count(n)} ${one}${n === 1 ? "" : "s"}`
 
 /** Tell a person, also by a screen reader. It stands at the foot of the page for a while. */
 export function say(text) {
@@ -80,14 +74,10 @@ export function button(text, work, props = {}) {
   return element
 }
 
-export function labelled(text, control) {
-  return h("label", {}, h("span", {}, text), control)
-}
+export const labelled = (text, control) => h("label", {}, h("span", {}, text), control)
 
 /** A part of the page that may have to scroll, so it can be reached by keyboard. */
-export function region(kind, name) {
-  return h("div", { class: kind, tabindex: 0, role: "region", "aria-label": name })
-}
+export const region = (kind, name) => h("div", { class: kind, tabindex: 0, role: "region", "aria-label": name })
 
 /** It is written once per frame. A reader who is at the end of `box` stays there. */
 export class GrowingText {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forms: filters, a new run, and the blocks with Unblock.
+// The forms: filters, a new run, what a paused run asks a person, and the blocks with Unblock.
 
 import { api } from "./api.js"
 import { button, guarded, h, labelled, say, setShown } from "./dom.js"
@@ -13,9 +13,7 @@ function form(props, send, ...children) {
   return element
 }
 
-function agentSelect(ids, ...first) {
-  return labelled("Agent", h("select", { name: "agent" }, first, [...ids].map((id) => h("option", {}, id))))
-}
+const agentSelect = (ids, ...first) => labelled("Agent", h("select", { name: "agent" }, first, [...ids].map((id) => h("option", {}, id))))
 
 const served = () => store.hello.agents.map(({ id }) => id)
 
@@ -74,4 +72,43 @@ export function blockList() {
   list.addEventListener("read", read)
   if (store.hello.admin) read()
   return list
+}
+
+/** Show the questions of a paused run. When each has its answer, `send(answers)` is called. A focus that goes away goes to `other`. */
+export function drawQuestions(parent, questions, send, other) {
+  const ids = questions.map(({ id }) => id).join()
+  if (ids === parent.dataset.ids) return
+  parent.dataset.ids = ids
+  setShown(parent, questions.length > 0, other)
+  const answers = {}
+  parent.replaceChildren(...questions.map((question) => drawQuestion(question, answers, async () => {
+    if (questions.every(({ id }) => id in answers)) await send(answers)
+  })))
+}
+
+function drawQuestion({ id, name, approval, call, payload }, answers, chosen) {
+  const box = h("input", { autocomplete: "off" })
+  const asked = (approval && call?.arguments) || payload
+  const choose = (answerOf) => (pressed) => {
+    answers[id] = answerOf(box.value)
+    for (const each of buttons) each.ariaPressed = each === pressed
+    return chosen()
+  }
+  const buttons = [
+    approval ? button("Approve", choose(() => true), { class: "primary" })
+      : button("Answer", choose((text) => parsed(text, payload)), { class: "primary" }),
+    button("Refuse", choose((text) => (text ? { deny: text } : false))),
+  ]
+  return h("fieldset", {}, h("legend", {}, approval ? "May it call " : "It asks: ", h("b", { class: "mono" }, name), "?"),
+    h("pre", {}, typeof asked === "string" ? asked : JSON.stringify(asked, null, 2)),
+    labelled(approval ? "Reason, if you refuse" : "Answer, or why you refuse", box), h("div", { class: "buttons" }, buttons))
+}
+
+// For a question with a schema, or if it looks like a list or an object, the answer is JSON.
+function parsed(text, payload) {
+  try {
+    return payload?.schema || /^\s*[[{]/.test(text) ? JSON.parse(text) : text
+  } catch {
+    return text
+  }
 }

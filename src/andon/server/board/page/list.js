@@ -3,7 +3,7 @@
 
 import { count, h, plural, setShown, setText } from "./dom.js"
 import { blockList, filterForm, startForm } from "./forms.js"
-import { linkToList, matching, onPlace, readPlace } from "./place.js"
+import { linkToList, matching, readPlace } from "./place.js"
 import { RunList } from "./runs.js"
 import { isLive, STATUS_WORDS, store } from "./store.js"
 
@@ -16,12 +16,15 @@ export function showList(parent) {
   const [filters, showFilters] = filterForm()
   const starter = h("details", { open: !store.all.some(isLive) }, h("summary", {}, "Start a run"), startForm())
   const rows = new Map()
+  let place // whose filters are in the form
   const now = new RunList("Runs that go now", rows)
   const endedTitle = h("h2", {}, "Ended")
   const ended = new RunList("Runs that have ended", rows)
 
   function draw() {
     const chosen = readPlace().filters
+    if (place !== location.search) showFilters()
+    place = location.search
     const isHere = (line) => isLive(line) || line.ended_at > store.now() - LINGER
     const gone = matching(store.ended, chosen).filter((line) => !isHere(line))
     const focused = document.activeElement
@@ -51,12 +54,6 @@ export function showList(parent) {
       h("div", { class: "dark" }, h("nav", { class: "wrap lamps", "aria-label": "By status" }, lamps.map(([, lamp]) => lamp))),
       h("div", { class: "wrap" }, h("div", { class: "tools" }, title, filters), starter, blockList(), now.element)),
     h("section", { class: "wrap ended" }, endedTitle, ended.element))
-  const ends = [store.subscribe(draw), onPlace(draw), onPlace(showFilters)]
-  const timer = setInterval(draw, 1000)
   draw()
-  showFilters()
-  return () => {
-    clearInterval(timer)
-    for (const end of ends) end()
-  }
+  return store.subscribe(draw)
 }

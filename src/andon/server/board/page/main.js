@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The frame: the header with Stop all, the banner of a lost connection, the question for the token. One view at a time.
+// The frame: the header with Stop all, the banner of a lost connection. One view at a time.
 
 import { api } from "./api.js"
-import { button, confirmed, count, h, labelled, openDialog, plural, say, setShown, setText, span } from "./dom.js"
+import { button, confirmed, count, h, plural, say, setShown, setText, span } from "./dom.js"
 import { showList } from "./list.js"
-import { go, matching, onPlace, readPlace } from "./place.js"
+import { go, matching, readPlace } from "./place.js"
 import { showPlots } from "./plots.js"
 import { showRun } from "./run.js"
 import { isLive, store } from "./store.js"
@@ -19,6 +19,7 @@ function showPlace() {
   const name = JSON.stringify([at.view, at.run])
   if (!store.known || shown?.name === name) return // if only the filters differ, the list sees to them
   for (const link of document.querySelectorAll("nav [data-view]")) link.ariaCurrent = link.dataset.view === at.view ? "page" : null
+  document.title = [...Object.values(at.run ?? {}), at.view === "plots" && "Plots", "Andon"].filter(Boolean).join(" · ")
   shown?.close()
   view.replaceChildren()
   if (shown) view.focus({ preventScroll: true })
@@ -36,7 +37,7 @@ function followLink(event) {
 }
 
 function drawFrame() {
-  const { live, hello, away } = store
+  const { hello, away } = store
   const { status, q, ...owners } = readPlace().filters
   showPlace()
   setText(document.getElementById("banner"), away)
@@ -44,12 +45,10 @@ function drawFrame() {
   stopAllButton.ariaLabel = ["Stop all", ...wordsFor(owners)].join(" of ")
   stopAllButton.disabled = Boolean(status || q)
   stopAllButton.title = status || q ? "Clear the filters by status and id first" : ""
-  if (live) setText(document.getElementById("server"), [hello.user_id, hello.server, hello.version].filter(Boolean).join(" · "))
+  if (hello) setText(document.getElementById("server"), [hello.user_id, hello.server, hello.version].filter(Boolean).join(" · "))
 }
 
-function wordsFor({ agent, user }) {
-  return [agent && `agent ${agent}`, user && `user ${user}`].filter(Boolean)
-}
+const wordsFor = ({ agent, user }) => [agent && `agent ${agent}`, user && `user ${user}`].filter(Boolean)
 
 async function stopAll() {
   const { filters } = readPlace()
@@ -70,18 +69,8 @@ async function stopAll() {
   document.querySelector(".blocks")?.dispatchEvent(new Event("read"))
 }
 
-async function askForToken(wrong) {
-  const input = h("input", { type: "password", id: "token", autocomplete: "current-password", required: true, autofocus: true })
-  const why = wrong ? "The server does not accept this token." : "This page forgets it when you close or reload it."
-  // Again after Esc: there is nothing to see without a token.
-  while (!(await openDialog("This server asks for a token", h("p", { role: "alert" }, why), labelled("Token", input),
-    h("button", { class: "button primary", value: "yes" }, "Open the board"))));
-  return input.value.trim()
-}
-
+view.replaceChildren()
 document.querySelector(".top .wrap").append(stopAllButton)
-api.askForToken = askForToken
 document.addEventListener("click", followLink)
-onPlace(drawFrame)
 store.subscribe(drawFrame)
 store.start()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the page is. All of it is in the URL's query, so links, back and forward work: ?agent=&user=&status=&q= is the
-// list with its filters, ?run=AGENT/RUN is a run, ?plots are the plots.
+// Where the page is, all in the URL's query: ?agent=&user=&status=&q= is the list with its filters, ?run=AGENT/RUN is a run,
+// ?plots are the plots.
 
 const FILTERS = ["agent", "user", "status", "q"]
 
@@ -13,10 +13,11 @@ export function readPlace() {
   return { view, run: run_id ? { agent_id, run_id } : null, filters }
 }
 
+/** "AGENT/RUN" of a line, in a URL. */
+export const idsOf = ({ agent_id, run_id }) => `${encodeURIComponent(agent_id)}/${encodeURIComponent(run_id)}`
+
 /** The page of a run, given its line. */
-export function linkToRun({ agent_id, run_id }) {
-  return `?run=${encodeURIComponent(agent_id)}/${encodeURIComponent(run_id)}`
-}
+export const linkToRun = (line) => `?run=${idsOf(line)}`
 
 /** The list with these filters beside those now. */
 export function linkToList(changes) {
@@ -38,10 +39,4 @@ export function go(link) {
   if (url.href === location.href) return
   history.pushState(null, "", url)
   dispatchEvent(new Event("popstate"))
-}
-
-/** `fn()` is called after each change. Returns a function that ends it. */
-export function onPlace(fn) {
-  addEventListener("popstate", fn)
-  return () => removeEventListener("popstate", fn)
 }

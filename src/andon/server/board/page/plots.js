@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What has happened in the last hours: a strip of bars for each kind of end and cause, cancel latency, tokens.
-// Each plot also says its result in words, and has its numbers in a table.
+// What has happened in the last hours. Each plot also says its result in words, and has its numbers in a table.
 
 import { api } from "./api.js"
 import { count, h, mark, plural, region, say, span } from "./dom.js"
@@ -8,10 +7,10 @@ import { count, h, mark, plural, region, say, span } from "./dom.js"
 const REFRESH = 10_000 // ms
 
 export function showPlots(parent) {
-  const plots = h("div", { class: "plots" })
-  const hours = h("select", { id: "hours", change: load },
+  const plots = h("div")
+  const hours = h("select", { change: load },
     [1, 3, 6].map((n) => h("option", { value: n }, plural(n, "hour"))))
-  parent.append(h("section", { class: "wrap page" }, h("h1", {}, h("label", { for: "hours" }, "The last"), " ", hours), plots))
+  parent.append(h("section", { class: "wrap page" }, h("h1", {}, h("label", {}, "The last ", hours)), plots))
 
   async function load() {
     const wanted = hours.value
@@ -59,6 +58,4 @@ function plot(title, rows, names, more) {
     h("details", {}, h("summary", {}, "Table"), table))
 }
 
-function sum(values) {
-  return values.reduce((total, each) => total + each, 0)
-}
+const sum = (values) => values.reduce((total, each) => total + each, 0)

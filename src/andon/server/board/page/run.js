@@ -4,9 +4,8 @@
 
 import { api, follow } from "./api.js"
 import { button, confirmed, GrowingText, h, region, say, setShown, setText, span } from "./dom.js"
-import { startForm } from "./forms.js"
+import { drawQuestions, startForm } from "./forms.js"
 import { go, linkToRun } from "./place.js"
-import { drawQuestions } from "./questions.js"
 import { drawBadge, pathOf, readRun, RunList, stopRun, tokensOf } from "./runs.js"
 import { isLive, keyOf, store } from "./store.js"
 import { makeTimeline } from "./timeline.js"
@@ -164,7 +163,7 @@ function drawRun(parent, told) {
     const mine = store.lines.get(keyOf(line))
     if (mine && mine !== seen) takeLine(mine)
     seen = mine
-    if (missed && store.live) load()
+    if (missed && !store.away) load()
     const ids = new Set([line.run_id])
     for (const each of store.all.toReversed()) {
       if (ids.has(each.parent_run_id)) below.set(keyOf(each), each)

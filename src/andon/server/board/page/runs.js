@@ -4,18 +4,14 @@
 
 import { api } from "./api.js"
 import { button, h, plural, say, setShown, setText, span } from "./dom.js"
-import { linkToRun } from "./place.js"
+import { idsOf, linkToRun } from "./place.js"
 import { isLive, keyOf, STATUS_WORDS, store } from "./store.js"
 
 /** "agents/AGENT/runs/RUN" */
-export function pathOf({ agent_id, run_id }) {
-  return `agents/${encodeURIComponent(agent_id)}/runs/${encodeURIComponent(run_id)}`
-}
+export const pathOf = ({ agent_id, run_id }) => `agents/${encodeURIComponent(agent_id)}/runs/${encodeURIComponent(run_id)}`
 
 /** The lines of a run and of those below it, what it was asked, and its receipt in words. */
-export function readRun({ agent_id, run_id }) {
-  return api.get(`board/runs/${encodeURIComponent(agent_id)}/${encodeURIComponent(run_id)}`)
-}
+export const readRun = (line) => api.get(`board/runs/${idsOf(line)}`)
 
 /** Stop a run, and say what came of it. */
 export async function stopRun(line, mode = "now") {
@@ -24,11 +20,8 @@ export async function stopRun(line, mode = "now") {
   say(`Run ${line.run_id} of ${line.agent_id}: ${runs[0].ending || "asked to stop"}`)
 }
 
-export function tokensOf({ tokens, estimated }) {
-  return tokens ? `${estimated ? "about " : ""}${plural(tokens, "token")}` : ""
-}
+export const tokensOf = ({ tokens, estimated }) => tokens ? `${estimated ? "about " : ""}${plural(tokens, "token")}` : ""
 
-/** A status is a shape, a word and a colour. */
 export function drawBadge(badge, status) {
   badge.className = `badge ${status}`
   setText(badge, STATUS_WORDS[status] || "Gone")

@@ -18,8 +18,7 @@ export const store = {
   lines: new Map(), // key -> line
   hello: null, // who serves, and for whom: {server, version, admin, user_id, agents}
   more: 0, // so many live runs are not listed
-  live: false, // whether the stream is open
-  away: "", // why it is not, in words
+  away: "", // why the stream is not open, in words
   known: false, // the lines have come once
 
   /** All lines, newest first. */
@@ -33,30 +32,30 @@ export const store = {
   },
 
   /** The server's time; while it is away, that of its last event, because nothing is known of later. */
-  now: () => (store.live ? Date.now() / 1000 + offset : heardAt),
+  now: () => (store.away ? heardAt : Date.now() / 1000 + offset),
 
-  /** `fn()` is called after changes, at most once per frame. Returns a function that ends it. */
+  /** `fn()` is called after changes and each second, at most once per frame. Returns a function that ends it. */
   subscribe(fn) {
     listeners.add(fn)
     return () => listeners.delete(fn)
   },
 
-  start: () => follow("board/events", { onEvent: take, onState: setState }),
+  start() {
+    addEventListener("popstate", schedule)
+    setInterval(schedule, 1_000)
+    follow("board/events", { onEvent: take, onState: setState })
+  },
 }
 
 /** The key of a line, which remembers it. */
-export function keyOf(line) {
-  return (line.key ??= JSON.stringify([line.agent_id, line.run_id]))
-}
+export const keyOf = (line) => (line.key ??= JSON.stringify([line.agent_id, line.run_id]))
 
-export function isLive(line) {
-  return ["PENDING", "RUNNING", "PAUSED", "CANCELLING"].includes(line.status)
-}
+export const isLive = (line) => ["PENDING", "RUNNING", "PAUSED", "CANCELLING"].includes(line.status)
 
 function take(data, name) {
   heardAt = data.now
   offset = data.now - Date.now() / 1000
-  if (name === "hello") Object.assign(store, { hello: data, live: true, away: "" })
+  if (name === "hello") Object.assign(store, { hello: data, away: "" })
   else if (name === "runs") takeRuns(data)
   schedule()
 }
@@ -72,7 +71,7 @@ function takeRuns({ reset, runs, gone = [], more = 0 }) {
 }
 
 function setState(state, error) {
-  Object.assign(store, { live: false, away: state === "done" ? error.message : "The server can't be reached. Trying again…" })
+  store.away = state === "done" ? error.message : "The server can't be reached. Trying again…"
   schedule()
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tool calls of a run on a time line that is drawn to scale. It is a list: each call says in words when it began,
-// how long it took and how it ended, and opens to show its arguments, output and result. The bars repeat that.
+// The tool calls of a run, drawn to scale. Each also says in words when it began, how long it took and how it ended, and opens
+// to show its arguments, output and result.
 
 import { button, GrowingText, h, mark, setShown, setText, span } from "./dom.js"
 import { isLive } from "./store.js"
@@ -57,8 +57,8 @@ export function makeTimeline(stopCall) {
     const percent = (at) => (100 * (at - from)) / Math.max(now - from, 0.001)
     setShown(element, calls.size > 0)
     for (const call of calls.values()) call.draw(line, { from, now, percent, asked })
-    const known = [[asked, "cancel asked at"], [end, "ended at"]].filter(([at]) => at)
-    marks.replaceChildren(...known.map(([at, text]) => mark(percent(at), `${text} ${span(at - from)}`)))
+    const known = [[asked, "cancel asked"], [now, end ? "ended" : "now"]].filter(([at]) => at)
+    marks.replaceChildren(...known.map(([at, text]) => mark(percent(at), `${text} at ${span(at - from)}`)))
     list.classList.toggle("pulled", asked !== undefined)
     list.style.setProperty("--asked", `${percent(asked)}%`)
   }

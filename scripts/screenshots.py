@@ -24,6 +24,13 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 FOLDER = Path(__file__).parent.parent / "docs" / "img"
 WIDTH, HEIGHT = 1080, 720
+MOST_MS = 60_000
+# The demo, but its tools take longer than a slow machine needs for a picture.
+DEMO = """
+from andon.cli import demo_agents, main
+demo_agents.SEARCH_SECONDS = demo_agents.ARCHIVE_SECONDS = 600.0
+raise SystemExit(main(["serve", "--demo", "--port", "0", "--drain", "0"]))
+"""
 
 RUNS = [
     ("storyteller", "tide", "ada", "Tell me about the tide."),
@@ -41,8 +48,7 @@ ENDED = [
 
 @contextmanager
 def demo(folder: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "andon", "serve", "--demo", "--port", "0"]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen([sys.executable, "-c", DEMO], cwd=folder, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         found = re.search(r"http://\S+$", server.stdout.readline().strip())
         if found is None:
@@ -64,7 +70,9 @@ def start(url: str, agent: str, run_id: str, user_id: str, message: str) -> None
 
 
 def take(browser: Browser, url: str, folder: Path) -> None:
+    expect.set_options(timeout=MOST_MS)
     page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light", device_scale_factor=1.5)
+    page.set_default_timeout(MOST_MS)
     page.goto(url)
     for run in ENDED:
         start(url, *run)

@@ -22,7 +22,7 @@ def test_it_takes_the_pictures_that_the_docs_show(tmp_path: Path) -> None:
         pytest.skip("there is no chromium: `make browser` installs it")
     script = ROOT / "scripts" / "screenshots.py"
     with network_at_rest():
-        subprocess.run([sys.executable, str(script), str(tmp_path)], cwd=tmp_path, check=True, timeout=HANG)
+        subprocess.run([sys.executable, str(script), str(tmp_path)], cwd=tmp_path, check=True, timeout=1.5 * HANG)
     taken = {path.name for path in tmp_path.glob("*.png")}
     assert taken == {path.name for path in (ROOT / "docs" / "img").glob("*.png")}
     for path in tmp_path.glob("*.png"):

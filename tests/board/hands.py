@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from andon import Agent, tool
 from andon.models.scripted import Call, Say, ScriptedModel, Stall, Think
 from tests.server.live import Live, serving
-from tests.support import forever
+from tests.support import eventually, forever
 from tests.support.browser import MS, opened
 from tests.support.till import DELETE, Till
 
@@ -44,6 +44,7 @@ def agents() -> list[Agent]:
         Agent("Going", ScriptedModel(["One. ", Stall()], "Two.", then="More.")),
         Agent("Parent", ScriptedModel(Call("helper", {"prompt": "look"}, id="c")), tools=[helper.as_tool()]),
         Agent("Writer", ScriptedModel(then=Say("word " * 400, pace=0.01))),
+        Agent("Novelist", ScriptedModel(then=Say("word " * 20_000, pace=0.01))),
     ]
 
 
@@ -55,6 +56,12 @@ def start(live: Live, agent: str, run_id: str, **fields: Any) -> None:
 
 def status(live: Live, agent: str, run_id: str) -> str:
     return str(live.client.get(f"/agents/{agent}/runs/{run_id}").json()["status"])
+
+
+def ends_as(live: Live, agent: str, run_id: str, wanted: str) -> None:
+    """A run ends a moment after its last text."""
+    eventually(lambda: status(live, agent, run_id) not in ("RUNNING", "CANCELLING"), every=0.05)
+    assert status(live, agent, run_id) == wanted
 
 
 @contextmanager

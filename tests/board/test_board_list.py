@@ -41,6 +41,17 @@ def test_a_run_is_started_on_the_page(browser: Browser) -> None:
         shows(page, "1 run now")
 
 
+def test_its_title_says_what_it_shows(browser: Browser) -> None:
+    with board(browser) as (live, page):
+        start(live, "teller", "r1")
+        row(page, "r1").get_by_role("link").click()
+        expect(page).to_have_title("teller · r1 · Andon", timeout=MS)
+        page.get_by_role("link", name="Plots").click()
+        expect(page).to_have_title("Plots · Andon", timeout=MS)
+        page.get_by_role("link", name="Now").click()
+        expect(page).to_have_title("Andon", timeout=MS)
+
+
 def test_filters_are_in_the_address(browser: Browser) -> None:
     with board(browser) as (live, page):
         start(live, "teller", "r1", user_id="ada")

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from andon import Runtime
 from andon.server.board import stream
-from tests.board.hands import agents, board, open_run, press, row, said, shows, shows_not, start, status
+from tests.board.hands import agents, board, ends_as, open_run, press, row, said, shows, shows_not, start, status
 from tests.board.test_board_access import give
 from tests.server.live import Live
 from tests.server.people import SECRETS, client_of, guarded
@@ -197,6 +197,7 @@ def test_a_stop_of_a_run_that_has_ended_meanwhile_says_so(browser: Browser) -> N
         eventually(lambda: _one_more(page, held))
         press(page, "Approve")
         shows(page, "So be it.")
+        ends_as(live, "asker", "r1", "COMPLETED")
         held.pop().continue_()
         shows(page.locator("#announcer"), re.compile("completed"))
         assert status(live, "asker", "r1") == "COMPLETED"

@@ -8,7 +8,7 @@ import re
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.board.hands import MARKUP, board, open_run, press, said, shows, start, status
+from tests.board.hands import MARKUP, board, ends_as, open_run, press, said, shows, start, status
 from tests.support.browser import MS
 
 pytestmark = pytest.mark.no_cover  # the page shows what other tests cover
@@ -39,7 +39,7 @@ def test_one_call_is_stopped_and_the_run_goes_on(browser: Browser) -> None:
         assert status(live, "worker", "r1") == "RUNNING"
         press(page, "Stop call other")
         shows(page, "Done.")
-        assert status(live, "worker", "r1") == "COMPLETED"
+        ends_as(live, "worker", "r1", "COMPLETED")
 
 
 def test_a_stop_after_its_tools(browser: Browser) -> None:
@@ -63,8 +63,9 @@ def test_an_approval(browser: Browser) -> None:
         shows(page, re.compile('"name": "all"'))
         press(page, "Approve")
         shows(page, "So be it.")
-        output = live.client.get("/agents/asker/runs/r1").json()
-        assert (output["status"], output["tools"][0]["result"]) == ("COMPLETED", "deleted all")
+        ends_as(live, "asker", "r1", "COMPLETED")
+        (call,) = live.client.get("/agents/asker/runs/r1").json()["tools"]
+        assert call["result"] == "deleted all"
 
 
 def test_a_refusal_with_a_reason(browser: Browser) -> None:
@@ -74,6 +75,7 @@ def test_a_refusal_with_a_reason(browser: Browser) -> None:
         page.get_by_label(re.compile("Reason")).fill("not today")
         press(page, "Refuse")
         shows(page, "So be it.")
+        ends_as(live, "asker", "r1", "COMPLETED")
         (call,) = live.client.get("/agents/asker/runs/r1").json()["tools"]
         assert call["outcome"] == "refused"
         assert "not today" in call["result"]

@@ -17,7 +17,7 @@ from andon.core.states import ToolOutcome
 from andon.models.scripted import Call, ScriptedModel
 from andon.tools.base import internals_of
 from andon.tools.shell import Shell
-from tests.board.hands import open_run, press, shows, slow, start
+from tests.board.hands import open_run, press, shows, shows_not, slow, start
 from tests.server.live import Live, serving
 from tests.support import forever
 from tests.support.browser import MS, opened
@@ -130,8 +130,11 @@ def test_it_is_drawn_to_scale(browser: Browser) -> None:
         start(live, "worker", "r1")
         open_run(page, live, "worker", "r1")
         ends_as(page, "broken")
+        shows(page, re.compile("^now at"))
         press(page, "Stop")
         shows(page, "Receipt")
+        shows(page, re.compile("^ended at"))
+        shows_not(page, re.compile("^now at"))
         with live.watch("/agents/worker/runs/r1/events") as events:
             told = [each.data for each in events]
         begin, end = told[0]["timestamp"], told[-1]["timestamp"]

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from playwright.sync_api import Error as PlaywrightError
 
 from tests.support import HANG
@@ -25,6 +25,7 @@ def chromium() -> Iterator[Browser]:
     found = shutil.which("chromium")
     if found is None:
         pytest.skip("there is no chromium: `make browser` installs it")
+    expect.set_options(timeout=MS)
     with tempfile.TemporaryDirectory(prefix="andon-") as folder, sync_playwright() as playwright:
         environment: dict[str, str | float | bool] = {"HOME": folder, "TMPDIR": folder}
         launched = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"], env=environment)

@@ -8,7 +8,7 @@ import { idsOf, linkToRun } from "./place.js"
 import { isLive, keyOf, STATUS_WORDS, store } from "./store.js"
 
 /** "agents/AGENT/runs/RUN" */
-export const pathOf = ({ agent_id, run_id }) => `agents/${encodeURIComponent(agent_id)}/runs/${encodeURIComponent(run_id)}`
+export const pathOf = (line) => `agents/${idsOf(line).replace("/", "/runs/")}`
 
 /** The lines of a run and of those below it, what it was asked, and its receipt in words. */
 export const readRun = (line) => api.get(`board/runs/${idsOf(line)}`)
@@ -27,19 +27,18 @@ export function drawBadge(badge, status) {
   setText(badge, STATUS_WORDS[status] || "Gone")
 }
 
-// Pairs of line and depth: each run, and below it those that it has started, oldest first.
+// Line -> depth: each run, and below it those that it has started, oldest first.
 function asTree(lines) {
   const ids = new Set(lines.map((line) => line.run_id))
   const below = Map.groupBy(lines.toReversed(), (line) => line.parent_run_id)
-  const left = new Set(lines)
-  const pairs = []
+  const depths = new Map()
   const add = (line, depth) => {
-    if (!left.delete(line)) return
-    pairs.push([line, depth])
+    if (depths.has(line)) return
+    depths.set(line, depth)
     for (const child of below.get(line.run_id) || []) add(child, depth + 1)
   }
   for (const line of [...lines.filter((each) => !ids.has(each.parent_run_id)), ...lines]) add(line, 0)
-  return pairs
+  return depths
 }
 
 class Row {
@@ -82,7 +81,7 @@ export class RunList {
   /** Show these runs, as they are now. */
   draw(lines) {
     const list = this.element
-    const wanted = new Set(asTree(lines).map(([line, depth]) => this.rowOf(line).draw(line, depth)))
+    const wanted = new Set([...asTree(lines)].map(([line, depth]) => this.rowOf(line).draw(line, depth)))
     for (const child of [...list.children]) if (!wanted.has(child)) child.remove()
     let next = list.firstChild
     for (const element of wanted) {

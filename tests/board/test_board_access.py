@@ -73,6 +73,10 @@ def test_the_question_for_it_is_accessible_and_fits(browser: Browser, scheme: st
         expect(page.get_by_role("dialog")).to_be_visible(timeout=MS)
         check_accessible(page)
         check_fits(page)
+        links, cord = (page.locator(part).bounding_box() for part in (".top nav", ".top .cord"))
+        assert links is not None
+        assert cord is not None
+        assert links["x"] + links["width"] <= cord["x"], "the cord runs through no word"
 
 
 def test_a_user_sees_what_is_their_own(browser: Browser) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.board.hands import board, shows
 from tests.support.browser import MS, Wire, opened
@@ -39,12 +39,17 @@ def test_a_file_that_did_not_come_is_loaded_again(browser: Browser, name: str) -
 
 
 def test_it_waits_for_a_server_that_is_away(browser: Browser) -> None:
-    with board(browser) as (live, _), Wire(live.port) as wire, without(browser, wire.url, "store.js") as page:
+    with board(browser) as (live, _), Wire(live.port) as wire, opened(browser, "about:blank") as page:
+
+        def cut(route: Route) -> None:
+            wire.cut()
+            route.abort("connectionreset")
+
+        page.route("**/store.js", cut)
+        with page.expect_event("requestfailed", lambda request: request.url == f"{wire.url}/"):
+            page.goto(wire.url)
         tries_again(page)
         page.unroute("**/store.js")
-        with page.expect_event("requestfailed", lambda request: request.url == f"{wire.url}/", timeout=MS):
-            wire.cut()
-        tries_again(page)
         wire.mend()
         shows(page, "0 runs now")
 

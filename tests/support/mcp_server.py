@@ -125,6 +125,7 @@ async def do(ctx: Any, params: Any, text: str) -> Any:
             answer = await ctx.session.create_message([message], max_tokens=5)
             return said(answer.content.text)
         case "die":
+            os.write(2, b"no licence\n")
             os._exit(3)
         case "once_more" | "die once":
             if die_once(FLAGS[FLAGS.index("--died") + 1]):

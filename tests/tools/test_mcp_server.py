@@ -39,7 +39,7 @@ from andon.tools.base import ToolOutput
 from andon.tools.mcp import MCPServer, SamplingRequest, supervisor
 from andon.tools.mcp.process import CHUNK, ServerProcess
 from andon.tools.mcp.settings import make_address
-from tests.support import mcp_warm, play, until
+from tests.support import HANG, mcp_warm, play, until
 from tests.support.mcp_witness import Witness
 from tests.support.processes import is_gone
 
@@ -295,8 +295,9 @@ def test_a_server_that_hangs_at_the_handshake(witness: Witness) -> None:
 # -- how it breaks ----------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_dies_is_started_again(witness: Witness) -> None:
-    """The calls in flight fail. The next call connects again."""
+def test_a_server_that_dies_is_started_again(witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls in flight fail, and say how it ended. The next call connects again."""
+    monkeypatch.setattr("andon.tools.mcp.process.LEARN_SECONDS", HANG)
 
     async def main() -> None:
         async with witness.stdio() as server:
@@ -307,7 +308,8 @@ def test_a_server_that_dies_is_started_again(witness: Witness) -> None:
             first, second, third = results(result)
             for text in (first, second):
                 assert "the connection to the MCP server tests broke during the call" in text
-                assert "exit code 3" in text or "connection was closed" in text
+                assert "it ended (exit code 3)" in text
+                assert "\n  no licence" in text
                 assert "What the call did until then is unknown" in text
             assert third == "echo x"
             assert len(witness.find("start")) == 2

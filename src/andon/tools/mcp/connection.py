@@ -9,7 +9,6 @@ cancelled, the owner ends.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import logging
 from typing import Any
@@ -24,9 +23,6 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 3
 CLOSED = "Connection closed"
 """What the SDK says when the server has gone."""
-
-EXIT_SECONDS = 1.0
-"""How long we wait to learn how a server has ended."""
 
 FIRST_DELAY = 0.2
 """Seconds before the second attempt to connect. It doubles with each further one."""
@@ -150,9 +146,6 @@ class Connection:
                     await session.open()
                 return session
             except BaseException as error:
-                with contextlib.suppress(TimeoutError):
-                    if isinstance(error, Exception) and describe_errors(error) == CLOSED:
-                        await asyncio.wait_for(session.over.wait(), EXIT_SECONDS)  # then it is known how it ended
                 why, session.hurry = session.broken, not isinstance(error, Exception)
                 await self._close(session)
                 if isinstance(error, AndonError) or not isinstance(error, Exception):

@@ -33,6 +33,9 @@ EXIT_SECONDS = 0.5
 GRACE = 0.5
 """How long it may take after SIGTERM, before SIGKILL."""
 
+LEARN_SECONDS = 1.0
+"""How long it may take to be gone once it has closed a pipe, and then to be read to its end: then it is known how."""
+
 KILL_SECONDS = 5.0
 """How long the supervisor may take to end all processes."""
 
@@ -83,11 +86,22 @@ class ServerProcess:
     Not one of asyncio's: those are killed when their object is freed, and the supervisor must outlive this one.
     """
 
-    __slots__ = ("_gone", "_left", "_lifeline", "_process", "_stderr", "_stdin", "_stdout", "_transports", "tail")
+    __slots__ = (
+        "_followed",
+        "_gone",
+        "_left",
+        "_lifeline",
+        "_process",
+        "_stderr",
+        "_stdin",
+        "_stdout",
+        "_transports",
+        "tail",
+    )
 
     def __init__(self, process: subprocess.Popen[bytes], lifeline: Lifeline, tail: deque[str]) -> None:
         self._process, self._lifeline, self.tail = process, lifeline, tail
-        self._gone = asyncio.Event()
+        self._gone, self._followed = asyncio.Event(), asyncio.Event()
         self._stdout, self._stderr = asyncio.StreamReader(), asyncio.StreamReader()
         self._stdin: asyncio.StreamWriter
         self._left = False
@@ -177,6 +191,7 @@ class ServerProcess:
                 self.note(line)
             left = b"" if len(left) > CHUNK else left
         self.note(left)
+        self._followed.set()
 
     def note(self, line: bytes) -> None:
         if text := line.decode("utf-8", "replace").strip():
@@ -184,9 +199,14 @@ class ServerProcess:
             log.debug("an MCP server says: %s", text[:TAIL_CHARACTERS])
 
     async def describe_end(self, closed: str) -> str:
-        """Why the connection is over. A server that has just ended says how in a moment."""
-        code = await self.exit_code(GRACE)
-        return f"it closed its {closed}" if code is None else f"it ended (exit code {code})"
+        """Why the connection is over. If the server has just ended, that is known in a moment, with its last lines."""
+        code = await self.exit_code(LEARN_SECONDS)
+        if code is None:
+            return f"it closed its {closed}"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEARN_SECONDS):
+                await self._followed.wait()
+        return f"it ended (exit code {code})"
 
     async def exit_code(self, seconds: float) -> int | None:
         """How it has ended; None if it has not ended within this time."""
@@ -291,8 +311,8 @@ async def stdio(
     to_server = Writer(process, on_end)
 
     async def read() -> None:
-        try:
-            async with to_session:
+        async with to_session:  # closed last: it fails the calls in flight, and by then it is known why
+            try:
                 async for line in process.lines():
                     try:
                         message = jsonrpc_message_adapter.validate_json(line, by_name=False)
@@ -300,12 +320,12 @@ async def stdio(
                         process.note(line)
                         continue
                     await to_session.send(SessionMessage(message))
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return  # the session is being closed
-        except LineTooLongError:
-            on_end(f"it wrote more than {MAX_LINE // 2**20} MB without the end of a line")
-            return
-        on_end(await process.describe_end("output"))
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                return  # the session is being closed
+            except LineTooLongError:
+                on_end(f"it wrote more than {MAX_LINE // 2**20} MB without the end of a line")
+                return
+            on_end(await process.describe_end("output"))
 
     async def end_unheard() -> None:
         await unheard.wait()

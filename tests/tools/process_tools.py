@@ -188,6 +188,24 @@ def keep_child(apart: bool) -> str:
 
 
 @tool(isolation="process")
+def note_call(path: str, leaves: str) -> str:
+    """Note this call in a file, and leave something behind."""
+    with open(path, "a") as file:
+        file.write("called\n")
+    if leaves == "a thread":
+        keep_thread()
+    if leaves == "a process":
+        keep_child(apart=False)
+    return "noted"
+
+
+@tool(isolation="process", limits=Limits(cpu=60))
+def note_limited_call(path: str, leaves: str) -> str:
+    """Note this call in a file."""
+    return note_call(path, leaves)
+
+
+@tool(isolation="process")
 def flood(count: int) -> int:
     """Print a lot."""
     for number in range(count):
@@ -457,6 +475,15 @@ def book_back(call_id: str) -> None:
 @tool(isolation="process", on_cancel=book_back)
 def book() -> str:
     """Book something, at once."""
+    return "booked"
+
+
+@tool(isolation="process", on_cancel=book_back)
+def book_at_the_cancel() -> str:
+    """Book something when the cancel comes, and answer then."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    up()
+    signal.sigwait([signal.SIGTERM])
     return "booked"
 
 

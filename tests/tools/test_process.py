@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from andon import (
@@ -33,9 +35,24 @@ from andon import (
     tool,
 )
 from andon.models.scripted import Call, ScriptedModel
+from andon.tools.base import ToolOutput
 from andon.tools.process.call import SHOWN_BYTES
+from andon.tools.process.channel import Channel
 from andon.tools.process.pool import MAX_IDLE, pool
-from andon.tools.process.protocol import GONE, HELLO, READY, SPEC, Frames, Spec, encode
+from andon.tools.process.protocol import (
+    CALL,
+    DONE,
+    GONE,
+    HELLO,
+    READY,
+    SPEC,
+    Answer,
+    Frames,
+    Gone,
+    Spec,
+    encode,
+    frame,
+)
 from andon.tools.process.tree import ROUND_SECONDS, Tree, everyone
 from tests.support import HANG, Worker
 from tests.support.processes import agent_with, at_work, below, check_gone, eventually_gone, kill, parent_of, run_loop
@@ -352,6 +369,43 @@ def test_a_call_that_completes_leaves_nothing_behind(each: Any, arguments: dict[
     run_loop(main)
 
 
+@pytest.mark.parametrize(
+    ("each", "leaves"),
+    [
+        (tools.note_call, "nothing"),
+        (tools.note_call, "a thread"),
+        (tools.note_call, "a process"),
+        (tools.note_limited_call, "nothing"),
+    ],
+)
+def test_a_call_is_made_once_also_if_its_process_serves_no_other(each: Any, leaves: str, tmp_path: Path) -> None:
+    assert told(each, {"path": str(tmp_path / "calls"), "leaves": leaves}) == "noted"
+    assert (tmp_path / "calls").read_text() == "called\n"
+
+
+def test_a_call_is_made_once_also_if_its_process_ends_right_after_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer and the end of its process are heard at the same moment."""
+    ours, theirs = socket.socketpair()
+
+    def answer_and_end() -> None:
+        with theirs:
+            theirs.sendall(frame(HELLO))
+            frames = Frames()
+            while CALL not in [kind for kind, _ in frames.feed(theirs.recv(2**20))]:
+                pass
+            gone = Gone(status=-signal.SIGKILL, called=False)
+            theirs.sendall(encode(DONE, Answer(ToolOutput("once"))) + encode(GONE, gone))
+
+    async def take(spec: Spec, fresh: bool = False) -> Channel:
+        assert not fresh, "it is made again"
+        return Channel(ours)
+
+    monkeypatch.setattr(pool, "take", take)
+    keeper = Worker(answer_and_end)
+    assert told(tools.whoami) == "once"
+    keeper.done()
+
+
 def test_what_a_module_has_started_is_not_left_by_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANDON_TEST_HELPER", "1")
     assert told(tools.use_helper) == told(tools.use_helper)
@@ -396,6 +450,33 @@ def test_a_waiting_worker_that_was_killed_is_not_used() -> None:
     run_loop(main)
 
 
+def frames_of(script: str, sent: bytes) -> list[tuple[bytes, bytes]]:
+    """What the keeper says, which this script is, if it is sent this; or the end, if that is nothing."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-c", script, str(theirs.fileno())]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]):
+            theirs.close()
+            ours.sendall(sent)
+            if not sent:
+                ours.shutdown(socket.SHUT_WR)
+            return list(Frames().feed(b"".join(iter(lambda: ours.recv(4096), b""))))
+
+
+KEEPER = """
+import socket, sys
+from andon.tools.process.keeper import keep
+
+keep(socket.socket(fileno=int(sys.argv[1])), None)
+"""
+
+
+def test_a_keeper_that_was_given_nothing_to_do_says_so() -> None:
+    frames = frames_of(KEEPER, b"")
+    assert [kind for kind, _ in frames] == [HELLO, GONE]
+    assert not msgspec.json.decode(frames[1][1], type=Gone).called
+
+
 SLOW_FORK = """
 import os, socket, sys
 from andon.tools.process.keeper import keep
@@ -416,15 +497,9 @@ keep(socket.socket(fileno=int(sys.argv[1])), None)
 @pytest.mark.parametrize("module", ["", "no_such_module"])
 def test_the_last_word_of_a_process_is_heard_before_its_end(module: str) -> None:
     """On a busy machine a keeper finds out both at the same moment: here it looks only when its worker has ended."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        script = [sys.executable, "-c", SLOW_FORK, str(theirs.fileno())]
-        with subprocess.Popen(script, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]):
-            theirs.close()
-            path = [os.fsencode(each) for each in sys.path]
-            ours.sendall(encode(SPEC, Spec(b"/", {}, module=module, path=path, arguments=[b"/no/such/program"])))
-            heard = b"".join(iter(lambda: ours.recv(4096), b""))
-    frames = list(Frames().feed(heard))
+    path = [os.fsencode(each) for each in sys.path]
+    spec = Spec(b"/", {}, module=module, path=path, arguments=[b"/no/such/program"])
+    frames = frames_of(SLOW_FORK, encode(SPEC, spec))
     assert [kind for kind, _ in frames] == [HELLO, READY, GONE]
     assert b"no_such_module" in frames[1][1] or b"/no/such/program" in frames[1][1]
 

@@ -464,6 +464,22 @@ def test_a_call_is_undone_here_with_the_values_that_its_annotations_say() -> Non
     run_loop(main)
 
 
+def test_a_call_that_completes_at_the_cancel_is_undone() -> None:
+    """Its answer comes too late to be kept, and it was made: so it must not count as one that never began."""
+
+    async def main() -> None:
+        async with at_work(tools.book_at_the_cancel) as (run, pids):
+            run.cancel()
+            result = await run.result()
+            check_gone(*pids)
+        assert result.receipt is not None
+        assert [(each.outcome, each.undo) for each in result.receipt.tools] == [(ToolOutcome.compensated, None)]
+
+    tools.BOOKED_BACK.clear()
+    run_loop(main)
+    assert list(tools.BOOKED_BACK) == ["c"]
+
+
 def test_never_undone_and_kept_at_once() -> None:
     """A cancel and the answer of the process come in the same instant. Each call is either kept or undone."""
     kept = set[str]()

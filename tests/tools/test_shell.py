@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from andon import Agent, Limits, RunEvent, Stopped, ToolDefinitionError, ToolOutcome
+from andon import Agent, Limits, RunEvent, Runtime, Stopped, ToolDefinitionError, ToolOutcome
 from andon.models.scripted import Call, ScriptedModel
 from andon.tools.base import Tool
 from andon.tools.shell import Shell
-from tests.support.processes import at_work, check_gone, run_loop, told
+from tests.support.processes import agent_with, at_work, check_gone, run_loop, told
 
 
 def run(command: Any, **options: Any) -> str:
@@ -122,6 +122,21 @@ def test_what_it_leaves_in_the_background_ends_with_it() -> None:
     pid, code = said.splitlines()
     assert code == "[exit code 0]"
     check_gone(int(pid))
+
+
+@pytest.mark.parametrize("apart", ["", "setsid "])
+def test_what_it_leaves_in_the_background_is_asked_to_end_before_it_is_killed(tmp_path: Path, apart: str) -> None:
+    daemon = "trap 'echo asked >end; exit' TERM; echo >ready; while true; do sleep 0.01; done"
+    command = f'{apart}sh -c "{daemon}" & until [ -e ready ]; do sleep 0.01; done'
+    shell = Shell(cwd=tmp_path)
+    runtime = Runtime(kill_seconds=20)
+
+    async def main() -> None:
+        agent = agent_with(shell, calls=[Call("shell", {"command": command})], runtime=runtime)
+        await agent.invoke_async("go")
+
+    run_loop(main)
+    assert (tmp_path / "end").read_text() == "asked\n"
 
 
 TIMED_OUT = "ToolTimeoutError: timed out after 2 s: it was cut; its outcome is unknown. It had printed:\n"

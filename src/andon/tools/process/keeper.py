@@ -225,9 +225,10 @@ class Keeper:
             self._read_output(self._pipe)
             kind = LAST if self._stopping or self._has_left_something() else kind
             self.tell(self._output.take() + frame(kind, body))
-            self._called = False
-            if kind == LAST:
+            if kind == LAST:  # the end that follows is still that of the call
                 self._stop()
+            else:
+                self._called = False
         return bool(data)
 
     def _has_left_something(self) -> bool:
@@ -273,13 +274,14 @@ class Keeper:
             return
         self._stopping = True
         if self._spec is None:
+            self.tell(encode(GONE, Gone(called=False)))
             self._over = True
             return
         if self._over:
             return
         if self._status is None:
             self._stopped = Stopped.asked
-            self._signal_group(signal.SIGTERM)
+        self._signal_group(signal.SIGTERM)  # also if the worker has ended by itself: others may be left in its group
         now = time.monotonic()
         self._kill_at = now + self._grace
         # Others, which have left the group, are looked for when the worker has ended. If it takes long, before that.

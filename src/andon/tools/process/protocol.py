@@ -112,7 +112,7 @@ class Gone(Struct, frozen=True, omit_defaults=True):
     cpu: float = 0.0
     """The seconds of processor time that the worker has used."""
     called: bool = True
-    """The call may have begun."""
+    """A call may have begun, and was not answered with `DONE`."""
     error: str = ""
     """Why it could not be started."""
     output: bytes = b""

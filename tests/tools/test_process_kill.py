@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import os
 import signal
@@ -447,6 +448,43 @@ def test_a_call_that_is_cut_before_its_process_is_there_is_not_undone() -> None:
     tools.UNDONE.clear()
     run_loop(main)
     assert tools.UNDONE == []
+
+
+SLOW = """
+import os, time
+from pathlib import Path
+from andon import tool
+
+UNDONE = []
+
+@tool(isolation="process", on_cancel=lambda call_id: UNDONE.append(call_id))
+def draw() -> str:
+    return "drawn"
+
+if file := os.environ.get("ANDON_TEST_IMPORTED"):
+    Path(file).touch()
+    time.sleep(10_000)
+"""
+
+
+def test_a_call_that_is_cut_while_its_module_is_imported_is_not_undone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    slow = importlib.import_module("slow_to_import")
+    monkeypatch.setenv("ANDON_TEST_IMPORTED", str(tmp_path / "imported"))
+
+    async def main() -> None:
+        async with agent_with(slow.draw).start("go") as run:
+            await until(lambda: (tmp_path / "imported").exists())
+            run.cancel()
+            result = await run.result()
+        assert result.receipt is not None
+        assert [(each.outcome, each.undo) for each in result.receipt.tools] == [(ToolOutcome.cut, None)]
+
+    run_loop(main)
+    assert slow.UNDONE == []
 
 
 def test_a_call_is_undone_here_with_the_values_that_its_annotations_say() -> None:

@@ -130,7 +130,8 @@ class ProcessCall:
             self.can_serve_again = kind == DONE and not self.was_cut
         elif kind == GONE:
             gone = msgspec.json.decode(body, type=Gone)
-            if self._has_begun(gone) or self.was_cut or self.failure is not None or self._tried:
+            # Without `called`, it is not this call that has ended; unless it was answered, and the worker ended then.
+            if gone.called or self.answer is not None or self.was_cut or self.failure is not None or self._tried:
                 self.gone = gone
                 self._end()
             elif self._channel is not None:
@@ -138,10 +139,6 @@ class ProcessCall:
                 self._channel.close()
                 self._channel = None
         self._wake()
-
-    def _has_begun(self, gone: Gone) -> bool:
-        """Whether the call may have begun. The keeper takes one that was answered for over, and the host maybe not."""
-        return gone.called or self.answer is not None
 
     def _lose(self) -> None:
         """The keeper is gone. If it said nothing, it was killed; then the root has killed what was left of its tree."""
@@ -154,7 +151,7 @@ class ProcessCall:
 
     def _end(self) -> None:
         if self.was_cut and self.gone is not None:
-            self._scope.stopped, self._sent = self.gone.stopped, self._has_begun(self.gone)
+            self._scope.stopped, self._sent = self.gone.stopped, self.gone.begun or self.answer is not None
         elif self.was_cut and self._sent:
             self._scope.stopped = Stopped.killed
         self._release()

@@ -29,6 +29,7 @@ from andon.tools.process.protocol import (
     HELLO,
     HELPERS,
     LAST,
+    READY,
     SPEC,
     Frames,
     Gone,
@@ -40,6 +41,7 @@ from andon.tools.process.tree import Tree, adopt_orphans, die_with_parent
 from andon.tools.process.worker import serve
 
 READ_BYTES = 256 * 1024
+NO_FAILURE = msgspec.json.encode(None)
 LOOK_AGAIN, LOOK_LATER = 0.01, 0.1
 """After this, processes are looked for that began while their tree was being killed. The second one is for a group that
 was killed just now: its end is heard, and then they are looked for at once.
@@ -91,7 +93,7 @@ class Keeper:
         self._look_at: float | None = None
         """When to look again for what is left, while the tree is being ended."""
         self._kill_at = 0.0
-        self._asked_all = self._killed_group = self._called = False
+        self._asked_all = self._killed_group = self._called = self._ready = False
         self._over = self._deaf = False
         self._is_polled = True
         """Whether the host's socket is among the polled ones."""
@@ -187,7 +189,7 @@ class Keeper:
         try:
             self._worker = os.fork()
         except OSError as error:
-            self.tell(encode(GONE, Gone(error=f"no process could be started ({error})")))
+            self.tell(encode(GONE, Gone(begun=False, error=f"no process could be started ({error})")))
             self._over = True
             return
         if not self._worker:
@@ -220,6 +222,7 @@ class Keeper:
                 self._helpers.update(msgspec.json.decode(body, type=list[int]))
                 continue
             if kind not in (DONE, LAST):
+                self._ready = self._ready or (kind == READY and body == NO_FAILURE)
                 self.tell(frame(kind, body))
                 continue
             self._read_output(self._pipe)
@@ -274,7 +277,7 @@ class Keeper:
             return
         self._stopping = True
         if self._spec is None:
-            self.tell(encode(GONE, Gone(called=False)))
+            self.tell(encode(GONE, Gone(called=False, begun=False)))
             self._over = True
             return
         if self._over:
@@ -347,9 +350,11 @@ class Keeper:
             pass
         if self._pipe >= 0:
             self._read_output(self._pipe)
-        called = self._called or not self._spec or not self._spec.module
+        is_command = not self._spec or not self._spec.module
+        called = self._called or is_command
+        begun = called and (self._ready or is_command)
         kept, missed = self._output.kept, self._output.missed
-        gone = Gone(self._stopped, self._status, self._cpu, called, output=kept, missed=missed)
+        gone = Gone(self._stopped, self._status, self._cpu, called, begun, output=kept, missed=missed)
         self.tell(self._output.take() + encode(GONE, gone))
         self._over = True
 

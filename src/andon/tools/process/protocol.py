@@ -112,7 +112,9 @@ class Gone(Struct, frozen=True, omit_defaults=True):
     cpu: float = 0.0
     """The seconds of processor time that the worker has used."""
     called: bool = True
-    """A call may have begun, and was not answered with `DONE`."""
+    """A worker was given a call, and has not answered it with `DONE`."""
+    begun: bool = True
+    """The tool's own code may have begun in that call: its module was imported."""
     error: str = ""
     """Why it could not be started."""
     output: bytes = b""

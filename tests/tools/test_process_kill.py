@@ -21,7 +21,7 @@ import pytest
 from andon import Agent, RunEvent, RunStatus, Runtime, Stopped, ToolOutcome
 from andon.core.run.handle import local_run
 from andon.models.scripted import Call, ScriptedModel
-from andon.tools.process.pool import _START, pool
+from andon.tools.process.pool import _START, Root, pool
 from andon.tools.process.tree import Tree, everyone, listed_children
 from tests.support import HANG, Worker, eventually, times, until
 from tests.support.processes import (
@@ -42,7 +42,9 @@ ROOT = Path(__file__).parents[2]
 
 
 async def check_cancel(tool: Any, arguments: dict[str, Any], stopped: Stopped, processes: int = 1) -> None:
-    async with at_work(tool, arguments) as (run, pids):
+    # Who ends when asked may take its time, on a busy machine.
+    runtime = Runtime(kill_seconds=5) if stopped is Stopped.asked else None
+    async with at_work(tool, arguments, runtime) as (run, pids):
         assert len(pids) == processes
         run.cancel("enough")
         result = await run.result()
@@ -391,6 +393,14 @@ def _roots() -> list[int]:
 
 def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_root_that_takes_long_to_end_is_buried_all_the_same() -> None:
+    root = Root()
+    pid = root._process.pid
+    root.end(0)
+    del root
+    eventually_gone(pid)
 
 
 def test_when_the_loop_of_the_call_is_closed_its_process_ends() -> None:

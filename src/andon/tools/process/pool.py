@@ -64,10 +64,13 @@ class Root:
         return self._process.poll() is not None
 
     def end(self, seconds: float) -> None:
-        """Let it end, and bury it. It outlives this if its processes do."""
+        """Let it end, and bury it, later if it takes longer than that. It outlives this if its processes do."""
         self.line.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(RuntimeError):  # no thread can be started when the interpreter exits
+                threading.Thread(target=self._process.wait, name="andon-root-reaper", daemon=True).start()
 
     def forget(self) -> None:
         """In a forked child: it belongs to the parent."""

@@ -448,7 +448,7 @@ def _pid(_: int) -> int:
     return os.getpid()
 
 
-@tool(isolation="process", timeout=0.5)
+@tool(isolation="process", timeout=2)
 def too_slow() -> None:
     """Be out of time."""
     up()

@@ -175,12 +175,13 @@ def test_an_async_tool_can_clean_up(tmp_path: Path) -> None:
 
 def test_a_tool_that_is_out_of_time_is_gone_and_the_run_goes_on() -> None:
     async def main() -> None:
+        await told(tools.whoami)  # from now on, a process waits for the call
         async with at_work(tools.too_slow) as (run, pids):
             result = await run.result()
             check_gone(*pids)
         assert result.content == "OK."
         said = result.messages[2].tool_results[0].content
-        assert said == "ToolTimeoutError: timed out after 0.5 s: it was cut; its outcome is unknown"
+        assert said == "ToolTimeoutError: timed out after 2 s: it was cut; its outcome is unknown"
 
     run_loop(main)
 

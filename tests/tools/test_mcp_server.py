@@ -567,8 +567,10 @@ def test_a_server_dies_with_its_host(witness: Witness) -> None:
     """The host is killed, and the server does not look at its input and ignores SIGTERM."""
     command = [sys.executable, "-c", HOST, *witness.command("--stubborn", "--children")]
     with subprocess.Popen(command, env=dict(os.environ)) as host:
-        witness.wait("call", text="host")
-        host.send_signal(signal.SIGKILL)
+        try:
+            witness.wait("call", text="host")
+        finally:
+            host.kill()
     witness.wait("gone", 3)
 
 

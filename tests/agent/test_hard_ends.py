@@ -17,6 +17,7 @@ import pytest
 
 from andon import (
     Agent,
+    CancelCause,
     ConfigurationError,
     MemoryStore,
     Message,
@@ -35,6 +36,25 @@ from andon.models.base import ModelRequest
 from andon.models.scripted import Call, Fail, ScriptedModel, Stall
 from andon.testing import probe, validate
 from tests.support import HANG, eventually, forever, play
+
+
+def test_a_runtime_that_is_closed_ends_its_runs() -> None:
+    async def main() -> None:
+        runtime = Runtime()
+        agent = Agent("A", ScriptedModel(["Half", Stall()], then="again"), runtime=runtime)
+        run = agent.start("go")
+        await run.begin()
+        async for event in run:
+            if event.event is RunEvent.run_content:
+                break
+        await runtime.close()
+        assert run.status is RunStatus.cancelled
+        result = await run.result()
+        assert result.receipt is not None
+        assert result.receipt.cause is CancelCause.shutdown
+        assert (await agent.invoke_async("go on")).content == "again"  # a memory store stays open
+
+    play(main)
 
 
 def test_an_on_cancel_callback_may_raise_anything() -> None:

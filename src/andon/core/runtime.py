@@ -174,15 +174,11 @@ class Runtime:
                 self.backend = self.worker
 
     async def close(self) -> None:
-        """Stop using a shared store, and close it.
+        """Cancel all running runs, with the cause `shutdown`, and close a shared store.
 
-        Running runs are cancelled first, with the cause `shutdown`. Paused runs stay paused. If the store can't be
-        reached, the ends of these runs are not stored, and another process ends them as `lost`.
+        Paused runs stay paused. If a shared store can't be reached, the ends of these runs are not stored, and another
+        process ends them as `lost`.
         """
-        if self.worker is None:
-            if self.is_shared:  # and no agent has used it
-                await cast("SharedStore", self.store).close()
-            return
         going = [run for run in self.live_runs if not run.is_paused]
         for run in going:
             if not run.may_be_elsewhere:  # one that the store is just asked to take as paused is paused in a moment
@@ -192,8 +188,10 @@ class Runtime:
         except TimeoutError:
             log.warning("the runtime is closed, though some of its runs have not ended: %s", self.runs)
         finally:
-            await self.worker.close()
-            await self.worker.store.close()
+            if self.worker is not None:
+                await self.worker.close()
+            if self.is_shared:
+                await cast("SharedStore", self.store).close()
 
     async def _wait_all_settled(self, going: list[LocalRun]) -> None:
         """Wait until these runs have ended. What a cancel lets finish has a part of that time, and is then cut."""

@@ -10,17 +10,18 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from andon import Agent, ConfigurationError, Runtime
 from andon.core.run.run import LocalRun
 from andon.core.shared import claim
-from andon.core.shared.run_queue import WINDOW
+from andon.core.shared.run_queue import WINDOW, CutOff
 from andon.errors import MissingExtraError, SchemaError
 from andon.models.openai import OpenAIResponses
 from andon.models.scripted import Fail, ScriptedModel, Stall
 from andon.scale import maintenance, service
-from andon.scale.maintenance import queue_of
+from andon.scale.maintenance import QueueMaintenance, queue_of
 from andon.scale.service import WorkerService
 from andon.store.sql import SQLStore
 from tests.scale.parts import (
@@ -540,6 +541,54 @@ def test_a_run_that_was_cut_does_not_go_on_behind_one_that_has_begun(
         assert waiting(shared_url, "e1~2") is None
         tell(shared_url, "UPDATE andon_runs SET owner = NULL, status = 'PENDING' WHERE run_id = 'e2'")
         cancel(live, "e2")
+
+
+def _continue(live: Live, run_id: str) -> httpx.Response:
+    return live.client.post(f"/agents/helper/runs/{run_id}/continue", json={"stream": False, "background": True})
+
+
+def test_a_run_that_goes_on_by_itself_is_not_continued_a_second_time(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one could only fail when it begins: a person who asks for it is told so at once."""
+    server, stalls = pair(then=["One ", Stall()], on_lost="continue")
+    _, agent = pair(then="OK.", on_lost="continue")
+    decide, decides = QueueMaintenance._decide, Flag()
+
+    async def later(looks_after: QueueMaintenance, cut: CutOff) -> None:
+        if decides.is_set():
+            await decide(looks_after, cut)
+
+    monkeypatch.setattr(QueueMaintenance, "_decide", later)
+    with accepting(shared_url, server) as live:
+        with working(shared_url, stalls):
+            start(live, "c1", session_id="c")
+            eventually(lambda: waiting(shared_url, "c1") == "taken")
+        refused = _continue(live, "c1")
+        assert (refused.status_code, "will soon go on by itself" in refused.text) == (409, True), refused.text
+        decides.set()
+        eventually(lambda: waiting(shared_url, "c1~2") == "sent")
+        refused = _continue(live, "c1")
+        assert (refused.status_code, "goes on as run 'c1~2' already" in refused.text) == (409, True), refused.text
+        with working(shared_url, agent):
+            assert ended(live, "c1~2")["content"] == "OK."
+        found = rows(shared_url, "SELECT run_id FROM andon_runs WHERE session_id = 'c'")
+        assert {run_id for (run_id,) in found} == {"c1", "c1~2"}
+
+
+def test_of_two_who_continue_a_run_at_once_one_is_refused(shared_url: str) -> None:
+    server, agent = pair(["One ", Stall()], then="OK.")
+    with accepting(shared_url, server) as live:
+        with working(shared_url, agent):
+            start(live, "w1", session_id="w")
+            eventually(lambda: waiting(shared_url, "w1") == "taken")
+            cancel(live, "w1")
+        first, second = _continue(live, "w1"), _continue(live, "w1")
+        assert (first.status_code, second.status_code) == (202, 409), second.text
+        run_id = first.json()["run_id"]
+        assert f"goes on as run '{run_id}' already" in second.text
+        with working(shared_url, agent):
+            assert ended(live, run_id)["status"] == "COMPLETED"
 
 
 def test_a_cancel_by_a_person_does_not_hold_up_the_next_run(shared_url: str) -> None:

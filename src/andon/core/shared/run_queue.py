@@ -78,6 +78,8 @@ class QueuedStart(NamedTuple):
     """For how long it may wait."""
     goes_on: bool
     """If its worker is lost, another one continues it."""
+    continues: str | None = None
+    """The run that was cut, which this one continues."""
 
 
 class QueuedAnswers(NamedTuple):

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -25,6 +26,7 @@ from andon.scale.maintenance import QueueMaintenance, queue_of
 from andon.scale.service import WorkerService
 from andon.store.sql import SQLStore
 from tests.scale.parts import (
+    Crew,
     accepting,
     cancel,
     ended,
@@ -220,30 +222,73 @@ class Noticed(dict[Any, Any]):
         return super().__iter__()
 
 
+class Slowly:
+    """Does something at once, and answers later."""
+
+    def __init__(self, do: Callable[..., Awaitable[Any]]) -> None:
+        self._do, self.done, self.go = do, Flag(), Flag()
+
+    async def __call__(self, *arguments: Any) -> Any:
+        answer = await self._do(*arguments)
+        self.done.set()
+        await self.go.arrived()
+        return answer
+
+
+@contextlib.contextmanager
+def stopping_at(crew: Crew, slowly: Slowly) -> Iterator[None]:
+    """Begin this when the crew has got there. At its end the crew has cancelled all that it knows of."""
+    slowly.done.wait()
+    cutting = crew.service._runs = Noticed()
+    crew.stop()
+    cutting.looked.wait()
+    yield
+    slowly.go.set()
+
+
 def test_a_run_that_begins_while_its_worker_stops_is_cut_too(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its claim is on its way when all the others are cancelled. It is cut at once, and holds nothing up."""
+    """It is being made when all the others are cancelled. It is cut at once, and holds nothing up."""
     monkeypatch.setattr(service, "SETTLE_SECONDS", 10 * HANG)
     server, agent = pair(then=["One ", Stall()])
     with accepting(shared_url, server) as live, working(shared_url, agent) as crew:
-        claiming, go = Flag(), Flag()
-        claim = crew.service._queue.claim
-
-        async def slowly(*arguments: Any) -> Any:
-            claimed = await claim(*arguments)
-            claiming.set()
-            await go.arrived()
-            return claimed
-
-        crew.service._queue.claim = slowly  # type: ignore[method-assign, assignment]
-        cutting = crew.service._runs = Noticed()
+        [made] = crew.service._agents.values()
+        slowly = Slowly(made.begin_queued)
+        monkeypatch.setattr(made, "begin_queued", slowly)
         start(live, "r1")
-        claiming.wait()
-        crew.stop()
-        cutting.looked.wait()
-        go.set()
+        with stopping_at(crew, slowly):
+            pass
         found = ended(live, "r1")
         assert (found["status"], found["receipt"]["cause"]) == ("CANCELLED", "shutdown")
         crew.over.wait()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_run_that_was_claimed_and_has_not_begun_when_its_worker_stops_is_handed_back(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    """Its claim is on its way when all the others are cancelled. If it was cancelled meanwhile, it ends."""
+    monkeypatch.setattr(service, "SETTLE_SECONDS", 10 * HANG)
+    run_id = f"r2-{is_cancelled}"
+    server, agent = pair()
+    with accepting(shared_url, server) as live:
+        with working(shared_url, agent) as crew:
+            slowly = Slowly(crew.service._queue.claim)
+            monkeypatch.setattr(crew.service._queue, "claim", slowly)
+            start(live, run_id)
+            with stopping_at(crew, slowly):
+                assert state(live, run_id)["status"] == "RUNNING"
+                if is_cancelled:
+                    live.client.post(f"/agents/helper/runs/{run_id}/cancel").raise_for_status()
+            crew.over.wait()
+        assert asked(agent) == []
+        if is_cancelled:
+            assert ended(live, run_id)["receipt"]["cause"] == "user"
+            assert told(live, run_id)[0].event == "RunStarted"
+        else:
+            assert (state(live, run_id)["status"], waiting(shared_url, run_id)) == ("PENDING", "sent")
+        with working(shared_url, pair()[1]):
+            assert ended(live, run_id)["status"] == ("CANCELLED" if is_cancelled else "COMPLETED")
+            eventually_forgotten(shared_url)
 
 
 def test_a_worker_that_is_asked_to_drain_ends(shared_url: str) -> None:

@@ -21,7 +21,7 @@ from msgspec import Struct
 from andon.core.events import Event
 from andon.core.records import RequestKey, RunRecord
 from andon.core.session import OnBusy
-from andon.core.shared.store import Taken
+from andon.core.shared.store import Lease, Taken
 from andon.messages import Message
 
 LISTED_SECONDS = 60.0
@@ -190,6 +190,10 @@ class RunQueue(Protocol):
 
     async def put_back(self, run_id: str) -> None:
         """This process has taken the job of a run, and does not execute the run: another one will."""
+        ...
+
+    async def hand_back(self, lease: Lease) -> None:
+        """This process has claimed a run, and has not begun it: the run waits in the queue again, for any process."""
         ...
 
     async def ended(self, run_id: str) -> None:

@@ -96,6 +96,9 @@ class SQLRunQueue:
     async def put_back(self, run_id: str) -> None:
         await self._db.change(lambda tx: waiting.put_back(tx, run_id))
 
+    async def hand_back(self, lease: Lease) -> None:
+        await self._db.change(lambda tx: waiting.hand_back(tx, lease))
+
     async def ended(self, run_id: str) -> None:
         if await self._db.read(lambda tx: waiting.has_next(tx, run_id)):  # rarely
             await self._db.change(lambda tx: waiting.ended(tx, run_id))

@@ -20,6 +20,7 @@ from andon.core.jsonable import dump
 from andon.core.records import RequestKey, SessionKey
 from andon.core.session import OnBusy
 from andon.core.shared.run_queue import TASK, WINDOW, QueuedAnswers, QueueLimits, Route
+from andon.core.shared.store import Lease
 from andon.core.states import RunStatus
 from andon.errors import FullError, NotContinuableError
 from andon.store.sql import clocks, keys, leases, schema, sessions
@@ -213,6 +214,18 @@ def _has_ahead(tx: Tx, row: Row[Any]) -> bool:
 def put_back(tx: Tx, run_id: str) -> None:
     mine = (waiting.c.run_id == run_id, waiting.c.state == SENT)
     tx.write(update(waiting).where(*mine).values(state=HELD_BACK))
+
+
+def hand_back(tx: Tx, lease: Lease) -> None:
+    row = sessions.lock_run(tx, lease.run_id)
+    if row is None or row.epoch != lease.epoch or row.owner is None or row.ended is not None:
+        return  # the same call again, or another process has taken it over
+    # If it was cancelled meanwhile, it ends like each cancelled run that nobody holds.
+    free = {"status": RunStatus.pending.value, "owner": None, "lease_until": None, "lease_seconds": None}
+    tx.write(update(runs).where(runs.c.number == row.number).values(epoch=row.epoch + 1, **free))
+    tx.write(update(waiting).where(waiting.c.number == row.number).values(state=HELD_BACK))
+    _send_due(tx, "waiting.number = :which", {"which": row.number}, Room(tx))
+    tx.notify(dump_names(LOOK_AT, [lease.run_id]))
 
 
 _HAS_NEXT = f"""

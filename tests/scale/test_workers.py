@@ -17,7 +17,7 @@ import pytest
 from andon import Agent, ConfigurationError, Runtime
 from andon.core.run.run import LocalRun
 from andon.core.shared import claim
-from andon.core.shared.run_queue import WINDOW, CutOff
+from andon.core.shared.run_queue import WINDOW, CutOff, QueuedStart
 from andon.errors import MissingExtraError, SchemaError
 from andon.models.openai import OpenAIResponses
 from andon.models.scripted import Fail, ScriptedModel, Stall
@@ -25,6 +25,7 @@ from andon.scale import maintenance, service
 from andon.scale.maintenance import QueueMaintenance, queue_of
 from andon.scale.service import WorkerService
 from andon.store.sql import SQLStore
+from andon.store.sql.run_queue import SQLRunQueue
 from tests.scale.parts import (
     Crew,
     accepting,
@@ -619,6 +620,35 @@ def test_a_run_that_goes_on_by_itself_is_not_continued_a_second_time(
             assert ended(live, "c1~2")["content"] == "OK."
         found = rows(shared_url, "SELECT run_id FROM andon_runs WHERE session_id = 'c'")
         assert {run_id for (run_id,) in found} == {"c1", "c1~2"}
+
+
+def test_a_run_that_has_gone_on_is_not_continued_a_second_time(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That was so when a server asked, and is not any more when it puts the run into the queue."""
+    put, asks, go = SQLRunQueue.put, Flag(), Flag()
+
+    async def slowly(queue: SQLRunQueue, start: QueuedStart) -> bool:
+        if not asks.is_set():
+            asks.set()
+            await go.arrived()
+        return await put(queue, start)
+
+    server, agent = pair(["One ", Stall()], then="OK.")
+    with accepting(shared_url, server) as live, working(shared_url, agent):
+        start(live, "g1", session_id="g")
+        eventually(lambda: waiting(shared_url, "g1") == "taken")
+        cancel(live, "g1")
+        monkeypatch.setattr(SQLRunQueue, "put", slowly)
+        answers: list[httpx.Response] = []
+        late = Worker(lambda: answers.append(_continue(live, "g1")))
+        asks.wait()
+        run_id = _continue(live, "g1").json()["run_id"]
+        assert ended(live, run_id)["status"] == "COMPLETED"
+        go.set()
+        late.done()
+        assert answers[0].status_code == 409
+        assert f"goes on as run '{run_id}' already" in answers[0].text
 
 
 def test_of_two_who_continue_a_run_at_once_one_is_refused(shared_url: str) -> None:

@@ -102,10 +102,15 @@ def _check_continues(tx: Tx, run_id: str, session: int) -> None:
 
 
 _GOES_ON_AS = """
-SELECT runs.run_id FROM andon_waiting AS waiting JOIN andon_runs AS runs USING (number)
-WHERE runs.session = :session AND runs.ended IS NULL AND strpos(waiting.request, :said) > 0
+SELECT runs.run_id FROM andon_runs AS runs JOIN andon_records AS records USING (number)
+LEFT JOIN andon_waiting AS waiting USING (number)
+WHERE runs.session = :session AND (
+  (runs.ended IS NULL AND strpos(waiting.request, :said) > 0)
+  OR (runs.continues = :run_id AND records.messages IS NOT NULL)
+)
 ORDER BY runs.number LIMIT 1
 """
+"""Such a run has not ended, or has the messages of the one before in its own."""
 
 
 def _share(session: SessionKey, number: int) -> str:

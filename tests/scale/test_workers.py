@@ -608,18 +608,18 @@ def test_a_run_that_goes_on_by_itself_is_not_continued_a_second_time(
     monkeypatch.setattr(QueueMaintenance, "_decide", later)
     with accepting(shared_url, server) as live:
         with working(shared_url, stalls):
-            start(live, "c1", session_id="c")
-            eventually(lambda: waiting(shared_url, "c1") == "taken")
-        refused = _continue(live, "c1")
+            start(live, "itself1", session_id="itself")
+            eventually(lambda: waiting(shared_url, "itself1") == "taken")
+        refused = _continue(live, "itself1")
         assert (refused.status_code, "will soon go on by itself" in refused.text) == (409, True), refused.text
         decides.set()
-        eventually(lambda: waiting(shared_url, "c1~2") == "sent")
-        refused = _continue(live, "c1")
-        assert (refused.status_code, "goes on as run 'c1~2' already" in refused.text) == (409, True), refused.text
+        eventually(lambda: waiting(shared_url, "itself1~2") == "sent")
+        refused = _continue(live, "itself1")
+        assert (refused.status_code, "goes on as run 'itself1~2' already" in refused.text) == (409, True), refused.text
         with working(shared_url, agent):
-            assert ended(live, "c1~2")["content"] == "OK."
-        found = rows(shared_url, "SELECT run_id FROM andon_runs WHERE session_id = 'c'")
-        assert {run_id for (run_id,) in found} == {"c1", "c1~2"}
+            assert ended(live, "itself1~2")["content"] == "OK."
+        found = rows(shared_url, "SELECT run_id FROM andon_runs WHERE session_id = 'itself'")
+        assert {run_id for (run_id,) in found} == {"itself1", "itself1~2"}
 
 
 def test_a_run_that_has_gone_on_is_not_continued_a_second_time(
@@ -634,16 +634,17 @@ def test_a_run_that_has_gone_on_is_not_continued_a_second_time(
             await go.arrived()
         return await put(queue, start)
 
-    server, agent = pair(["One ", Stall()], then="OK.")
+    streams = Flag()
+    server, agent = pair(["One ", Reach(streams), Stall()], then="OK.")
     with accepting(shared_url, server) as live, working(shared_url, agent):
-        start(live, "g1", session_id="g")
-        eventually(lambda: waiting(shared_url, "g1") == "taken")
-        cancel(live, "g1")
+        start(live, "gone1", session_id="gone")
+        streams.wait()
+        cancel(live, "gone1")
         monkeypatch.setattr(SQLRunQueue, "put", slowly)
         answers: list[httpx.Response] = []
-        late = Worker(lambda: answers.append(_continue(live, "g1")))
+        late = Worker(lambda: answers.append(_continue(live, "gone1")))
         asks.wait()
-        run_id = _continue(live, "g1").json()["run_id"]
+        run_id = _continue(live, "gone1").json()["run_id"]
         assert ended(live, run_id)["status"] == "COMPLETED"
         go.set()
         late.done()
@@ -652,13 +653,14 @@ def test_a_run_that_has_gone_on_is_not_continued_a_second_time(
 
 
 def test_of_two_who_continue_a_run_at_once_one_is_refused(shared_url: str) -> None:
-    server, agent = pair(["One ", Stall()], then="OK.")
+    streams = Flag()
+    server, agent = pair(["One ", Reach(streams), Stall()], then="OK.")
     with accepting(shared_url, server) as live:
         with working(shared_url, agent):
-            start(live, "w1", session_id="w")
-            eventually(lambda: waiting(shared_url, "w1") == "taken")
-            cancel(live, "w1")
-        first, second = _continue(live, "w1"), _continue(live, "w1")
+            start(live, "both1", session_id="both")
+            streams.wait()
+            cancel(live, "both1")
+        first, second = _continue(live, "both1"), _continue(live, "both1")
         assert (first.status_code, second.status_code) == (202, 409), second.text
         run_id = first.json()["run_id"]
         assert f"goes on as run '{run_id}' already" in second.text
@@ -668,10 +670,11 @@ def test_of_two_who_continue_a_run_at_once_one_is_refused(shared_url: str) -> No
 
 def test_a_cancel_by_a_person_does_not_hold_up_the_next_run(shared_url: str) -> None:
     """Only a run that may go on does, until that is decided."""
-    server, agent = pair(["One ", Stall()], then="OK.", on_lost="continue")
+    streams = Flag()
+    server, agent = pair(["One ", Reach(streams), Stall()], then="OK.", on_lost="continue")
     with accepting(shared_url, server) as live, working(shared_url, agent):
         start(live, "u1", session_id="u")
-        eventually(lambda: waiting(shared_url, "u1") == "taken")
+        streams.wait()
         start(live, "u2", session_id="u", on_busy="cancel")
         assert ended(live, "u2")["content"] == "OK."
         assert state(live, "u1")["receipt"]["cause"] == "superseded"

@@ -21,6 +21,7 @@ from andon.testing.providers import FakeChat
 from bench.chaos.agent import AGENT, Note, read_notes
 from bench.chaos.clients import Clients, Ledger
 from bench.chaos.cutoff import STOP_SECONDS, HeldCancel
+from bench.chaos.holders import Holders
 from bench.chaos.provider import NEXT
 from bench.chaos.servers import Member
 
@@ -52,8 +53,8 @@ FAULTS = (LOST, WORKED, UNHEARD, TWO_ENDS, DISAGREE, REJECTED, ENDLESS, VANISHED
 class Checks:
     """Finds faults, and says of each what was seen."""
 
-    def __init__(self, store: SQLStore, clients: Clients, provider: FakeChat, lease: float) -> None:
-        self._store, self._clients, self._provider = store, clients, provider
+    def __init__(self, store: SQLStore, clients: Clients, provider: FakeChat, holders: Holders, lease: float) -> None:
+        self._store, self._clients, self._provider, self._holders = store, clients, provider, holders
         self._heard_seconds = 2 * lease + 2
         """After so long, the server that holds a run has heard of its cancel, even if it was stopped for two leases."""
         self.faults: dict[str, list[str]] = {kind: [] for kind in FAULTS}
@@ -70,6 +71,7 @@ class Checks:
         await self._end_paused(url)
         await self._quiet()
         records = await read_records(self._store)
+        await asyncio.to_thread(self._holders.read)
         self.ends.update(_end_of(record) for record in records)
         for run_id in self._ledger.admitted - {record.run_id for record in records}:
             self.faults[VANISHED].append(f"{run_id} was admitted")
@@ -126,11 +128,11 @@ class Checks:
         if status.final and ends != [(len(events), status)]:
             self.faults[TWO_ENDS].append(f"{run_id} is {status.name}, and of {len(events)} events ends are {ends}")
         text = {event.seq: event.content for event in events if event.event in TEXT}
+        lost_after = self._holders.stored_when_lost(run_id)
         for seq, told in self._ledger.told[run_id].items():
-            # What a process had shown last, and had not stored when it was lost, is not there, or the end is. The cause
-            # of that end may be another one than the loss: the run may have been cancelled before.
-            if text.get(seq) != told and not (seq >= len(events) and status is RunStatus.cancelled):
-                self.faults[DISAGREE].append(f"{run_id}: event {seq} is {text.get(seq)!r}; told was {told!r}")
+            if text.get(seq) != told and (lost_after is None or seq <= lost_after):
+                held = f"{_end_of(record)}, held by {self._holders.of(run_id)}"
+                self.faults[DISAGREE].append(f"{run_id}: event {seq} is {text.get(seq)!r}; told was {told!r}; {held}")
         if self._ledger.ends[run_id] - {status.value}:
             self.faults[DISAGREE].append(f"{run_id} is {status.name}; told was {self._ledger.ends[run_id]}")
 

@@ -21,6 +21,7 @@ from bench.chaos.checks import FAULTS, Checks
 from bench.chaos.clients import Clients
 from bench.chaos.cutoff import CutOff
 from bench.chaos.forward import forwarded
+from bench.chaos.holders import Holders
 from bench.chaos.provider import make_provider
 from bench.chaos.redis_place import redis_place
 from bench.chaos.servers import Member, database, serving, working
@@ -89,14 +90,15 @@ async def hold_with_workers(
                 each |= {PROVIDER: url, CLOCK: str(chance.uniform(-WRONG_SECONDS, WRONG_SECONDS))}
             urls, homes = [way.url for way in routes], [way.home for way in routes]
             clients = Clients(max(IN_FLIGHT, runs // RUNS_PER_SESSION), seed, chance)
-            store = SQLStore(place.url)
-            checks = Checks(store, clients, provider, lease)
+            store, holders = SQLStore(place.url), Holders(place.url)
+            checks = Checks(store, clients, provider, holders, lease)
             serve = partial(serving, SERVED, place, servers, lease, options=("--no-execute",))
             try:
                 async with (
                     serve(urls=urls[:servers], homes=homes[:servers], own=own[:servers]) as fleet,
                     working(SERVED, place, lease, urls[servers:], homes[servers:], own[servers:]) as executors,
                 ):
+                    await asyncio.to_thread(holders.begin)
                     clients.servers = fleet
                     members: list[Member] = [*fleet, *executors]
                     trouble = Trouble(members, routes, place, lease, chance, redis)
@@ -128,10 +130,11 @@ async def hold(kind: str, servers: int, runs: int, seed: str, lease: float = 1.5
             urls = [way.url for way in routes]
             serve = partial(serving, SERVED, place, servers, environment=environment, urls=urls)
             clients = Clients(max(IN_FLIGHT, runs // RUNS_PER_SESSION), seed, chance)
-            store = SQLStore(place.url)
-            checks = Checks(store, clients, provider, lease)
+            store, holders = SQLStore(place.url), Holders(place.url)
+            checks = Checks(store, clients, provider, holders, lease)
             try:
                 async with serve(lease=cutoff.LEASE) as fleet:
+                    await asyncio.to_thread(holders.begin)
                     cut_off = CutOff(fleet, routes, clients, notes, chance)
                     await cut_off.hold(cuts, seed)
                 checks.note_defects(fleet)

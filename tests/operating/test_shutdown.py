@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process ends within its time, whatever its tools and its database do."""
+"""Servers and workers end within their time, whatever their tools and their database do."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from andon.cli import worker
+from andon.cli import closing, serve
 from tests.operating.processes import eventually, site
 from tests.support import HANG
 
@@ -67,25 +68,62 @@ def test_tools_that_can_not_be_stopped_hold_up_no_worker(tmp_path: Path, postgre
         assert beta.ended() == -signal.SIGTERM, "though its loop is blocked"
 
 
+class Silent:
+    """A runtime whose database does not answer."""
+
+    def __init__(self) -> None:
+        self.answers = asyncio.Event()
+
+    async def close(self) -> None:
+        try:
+            await self.answers.wait()
+        finally:  # a cancel makes it no quicker
+            await self.answers.wait()
+
+
+LEFT = "calls of the database, which does not answer"
+
+
 def test_a_database_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(closing, "CLOSE_SECONDS", 0.05)
 
     async def main() -> None:
-        answers = asyncio.Event()
-
-        class Silent:
-            async def close(self) -> None:
-                try:
-                    await answers.wait()
-                finally:  # a cancel makes it no quicker
-                    await answers.wait()
-
         silent: Any = Silent()
-        closing = asyncio.ensure_future(worker._close(silent))
-        done, _ = await asyncio.wait([closing], timeout=HANG)
-        answers.set()
+        ends = asyncio.ensure_future(closing.close_in_time(silent))
+        done, _ = await asyncio.wait([ends], timeout=HANG)
+        silent.answers.set()
         assert done
-        assert closing.result() == ["calls of the database, which does not answer"]
-        assert await worker._close(silent) == [], "it answers"
+        assert ends.result() == [LEFT]
+        assert await closing.close_in_time(silent) == [], "it answers"
 
     asyncio.run(main())
+
+
+def test_a_server_ends_at_once_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Otherwise the end of its event loop would wait for the database. But an error has to be shown first."""
+    monkeypatch.setattr(closing, "CLOSE_SECONDS", 0.05)
+
+    class Slow:
+        async def close(self) -> None:
+            await asyncio.Event().wait()
+
+    class LeftError(Exception):
+        pass
+
+    def leave(code: int) -> None:
+        raise LeftError(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    slow: Any = Slow()
+    with pytest.raises(LeftError, match="0"):
+        serve._close(slow)
+    assert capsys.readouterr().err == f"andon: still running at the end: {LEFT}\n"
+
+    def fail() -> None:
+        try:
+            raise ZeroDivisionError
+        finally:
+            serve._close(slow)
+
+    with pytest.raises(ZeroDivisionError):
+        fail()

@@ -236,6 +236,17 @@ class Machine(RuleBasedStateMachine):
         sent = sorted(row.run_id for row in self.rows() if row.state == "sent")
         self.do(self.queue.put_back(data.draw(st.sampled_from(sent))))
 
+    @precondition(lambda self: self.live(WORKING))
+    @rule(data=st.data(), twice=st.booleans())
+    def hand_back(self, data: st.DataObject, twice: bool) -> None:
+        run = self.pick(data, WORKING)
+        for _ in range(1 + twice):
+            self.do(self.queue.hand_back(Lease(run.run_id, run.epoch)))
+        asked = "SELECT cancel IS NOT NULL AS was_cancelled FROM andon_runs WHERE run_id = %s"
+        found = self.sql.execute(asked, [run.run_id]).fetchone()
+        assert found is not None
+        run.state, run.owner, run.epoch = STOPPING if found.was_cancelled else QUEUED, None, run.epoch + 1
+
     @rule(stale=st.sampled_from([0.0, 1000.0]))
     def sweep(self, stale: float) -> None:
         assert self.do(self.queue.sweep(stale)) == []

@@ -5,25 +5,29 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from andon import Agent, ConfigurationError, Runtime
 from andon.core.run.run import LocalRun
 from andon.core.shared import claim
-from andon.core.shared.run_queue import WINDOW
+from andon.core.shared.run_queue import WINDOW, CutOff, QueuedStart
 from andon.errors import MissingExtraError, SchemaError
 from andon.models.openai import OpenAIResponses
 from andon.models.scripted import Fail, ScriptedModel, Stall
 from andon.scale import maintenance, service
-from andon.scale.maintenance import queue_of
+from andon.scale.maintenance import QueueMaintenance, queue_of
 from andon.scale.service import WorkerService
 from andon.store.sql import SQLStore
+from andon.store.sql.run_queue import SQLRunQueue
 from tests.scale.parts import (
+    Crew,
     accepting,
     cancel,
     ended,
@@ -219,30 +223,73 @@ class Noticed(dict[Any, Any]):
         return super().__iter__()
 
 
+class Slowly:
+    """Does something at once, and answers later."""
+
+    def __init__(self, do: Callable[..., Awaitable[Any]]) -> None:
+        self._do, self.done, self.go = do, Flag(), Flag()
+
+    async def __call__(self, *arguments: Any) -> Any:
+        answer = await self._do(*arguments)
+        self.done.set()
+        await self.go.arrived()
+        return answer
+
+
+@contextlib.contextmanager
+def stopping_at(crew: Crew, slowly: Slowly) -> Iterator[None]:
+    """Begin this when the crew has got there. At its end the crew has cancelled all that it knows of."""
+    slowly.done.wait()
+    cutting = crew.service._runs = Noticed()
+    crew.stop()
+    cutting.looked.wait()
+    yield
+    slowly.go.set()
+
+
 def test_a_run_that_begins_while_its_worker_stops_is_cut_too(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its claim is on its way when all the others are cancelled. It is cut at once, and holds nothing up."""
+    """It is being made when all the others are cancelled. It is cut at once, and holds nothing up."""
     monkeypatch.setattr(service, "SETTLE_SECONDS", 10 * HANG)
     server, agent = pair(then=["One ", Stall()])
     with accepting(shared_url, server) as live, working(shared_url, agent) as crew:
-        claiming, go = Flag(), Flag()
-        claim = crew.service._queue.claim
-
-        async def slowly(*arguments: Any) -> Any:
-            claimed = await claim(*arguments)
-            claiming.set()
-            await go.arrived()
-            return claimed
-
-        crew.service._queue.claim = slowly  # type: ignore[method-assign, assignment]
-        cutting = crew.service._runs = Noticed()
+        [made] = crew.service._agents.values()
+        slowly = Slowly(made.begin_queued)
+        monkeypatch.setattr(made, "begin_queued", slowly)
         start(live, "r1")
-        claiming.wait()
-        crew.stop()
-        cutting.looked.wait()
-        go.set()
+        with stopping_at(crew, slowly):
+            pass
         found = ended(live, "r1")
         assert (found["status"], found["receipt"]["cause"]) == ("CANCELLED", "shutdown")
         crew.over.wait()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_run_that_was_claimed_and_has_not_begun_when_its_worker_stops_is_handed_back(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    """Its claim is on its way when all the others are cancelled. If it was cancelled meanwhile, it ends."""
+    monkeypatch.setattr(service, "SETTLE_SECONDS", 10 * HANG)
+    run_id = f"r2-{is_cancelled}"
+    server, agent = pair()
+    with accepting(shared_url, server) as live:
+        with working(shared_url, agent) as crew:
+            slowly = Slowly(crew.service._queue.claim)
+            monkeypatch.setattr(crew.service._queue, "claim", slowly)
+            start(live, run_id)
+            with stopping_at(crew, slowly):
+                assert state(live, run_id)["status"] == "RUNNING"
+                if is_cancelled:
+                    live.client.post(f"/agents/helper/runs/{run_id}/cancel").raise_for_status()
+            crew.over.wait()
+        assert asked(agent) == []
+        if is_cancelled:
+            assert ended(live, run_id)["receipt"]["cause"] == "user"
+            assert told(live, run_id)[0].event == "RunStarted"
+        else:
+            assert (state(live, run_id)["status"], waiting(shared_url, run_id)) == ("PENDING", "sent")
+        with working(shared_url, pair()[1]):
+            assert ended(live, run_id)["status"] == ("CANCELLED" if is_cancelled else "COMPLETED")
+            eventually_forgotten(shared_url)
 
 
 def test_a_worker_that_is_asked_to_drain_ends(shared_url: str) -> None:
@@ -542,12 +589,92 @@ def test_a_run_that_was_cut_does_not_go_on_behind_one_that_has_begun(
         cancel(live, "e2")
 
 
+def _continue(live: Live, run_id: str) -> httpx.Response:
+    return live.client.post(f"/agents/helper/runs/{run_id}/continue", json={"stream": False, "background": True})
+
+
+def test_a_run_that_goes_on_by_itself_is_not_continued_a_second_time(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one could only fail when it begins: a person who asks for it is told so at once."""
+    server, stalls = pair(then=["One ", Stall()], on_lost="continue")
+    _, agent = pair(then="OK.", on_lost="continue")
+    decide, decides = QueueMaintenance._decide, Flag()
+
+    async def later(looks_after: QueueMaintenance, cut: CutOff) -> None:
+        if decides.is_set():
+            await decide(looks_after, cut)
+
+    monkeypatch.setattr(QueueMaintenance, "_decide", later)
+    with accepting(shared_url, server) as live:
+        with working(shared_url, stalls):
+            start(live, "itself1", session_id="itself")
+            eventually(lambda: waiting(shared_url, "itself1") == "taken")
+        refused = _continue(live, "itself1")
+        assert (refused.status_code, "will soon go on by itself" in refused.text) == (409, True), refused.text
+        decides.set()
+        eventually(lambda: waiting(shared_url, "itself1~2") == "sent")
+        refused = _continue(live, "itself1")
+        assert (refused.status_code, "goes on as run 'itself1~2' already" in refused.text) == (409, True), refused.text
+        with working(shared_url, agent):
+            assert ended(live, "itself1~2")["content"] == "OK."
+        found = rows(shared_url, "SELECT run_id FROM andon_runs WHERE session_id = 'itself'")
+        assert {run_id for (run_id,) in found} == {"itself1", "itself1~2"}
+
+
+def test_a_run_that_has_gone_on_is_not_continued_a_second_time(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That was so when a server asked, and is not any more when it puts the run into the queue."""
+    put, asks, go = SQLRunQueue.put, Flag(), Flag()
+
+    async def slowly(queue: SQLRunQueue, start: QueuedStart) -> bool:
+        if not asks.is_set():
+            asks.set()
+            await go.arrived()
+        return await put(queue, start)
+
+    streams = Flag()
+    server, agent = pair(["One ", Reach(streams), Stall()], then="OK.")
+    with accepting(shared_url, server) as live, working(shared_url, agent):
+        start(live, "gone1", session_id="gone")
+        streams.wait()
+        cancel(live, "gone1")
+        monkeypatch.setattr(SQLRunQueue, "put", slowly)
+        answers: list[httpx.Response] = []
+        late = Worker(lambda: answers.append(_continue(live, "gone1")))
+        asks.wait()
+        run_id = _continue(live, "gone1").json()["run_id"]
+        assert ended(live, run_id)["status"] == "COMPLETED"
+        go.set()
+        late.done()
+        assert answers[0].status_code == 409
+        assert f"goes on as run '{run_id}' already" in answers[0].text
+
+
+def test_of_two_who_continue_a_run_at_once_one_is_refused(shared_url: str) -> None:
+    streams = Flag()
+    server, agent = pair(["One ", Reach(streams), Stall()], then="OK.")
+    with accepting(shared_url, server) as live:
+        with working(shared_url, agent):
+            start(live, "both1", session_id="both")
+            streams.wait()
+            cancel(live, "both1")
+        first, second = _continue(live, "both1"), _continue(live, "both1")
+        assert (first.status_code, second.status_code) == (202, 409), second.text
+        run_id = first.json()["run_id"]
+        assert f"goes on as run '{run_id}' already" in second.text
+        with working(shared_url, agent):
+            assert ended(live, run_id)["status"] == "COMPLETED"
+
+
 def test_a_cancel_by_a_person_does_not_hold_up_the_next_run(shared_url: str) -> None:
     """Only a run that may go on does, until that is decided."""
-    server, agent = pair(["One ", Stall()], then="OK.", on_lost="continue")
+    streams = Flag()
+    server, agent = pair(["One ", Reach(streams), Stall()], then="OK.", on_lost="continue")
     with accepting(shared_url, server) as live, working(shared_url, agent):
         start(live, "u1", session_id="u")
-        eventually(lambda: waiting(shared_url, "u1") == "taken")
+        streams.wait()
         start(live, "u2", session_id="u", on_busy="cancel")
         assert ended(live, "u2")["content"] == "OK."
         assert state(live, "u1")["receipt"]["cause"] == "superseded"

@@ -111,9 +111,9 @@ def queued_start(run: LocalRun, options: Mapping[str, Any], route: Route, *, wai
     record = make_record(run, RunStatus.pending, Settlement([], "", Usage(), [], []))
     # The messages of a run that continues another one are part of the session already.
     record = msgspec.structs.replace(record, continues=None)
-    timeout = run.limits.timeout
+    first, timeout = _started(record), run.limits.timeout
     return QueuedStart(
-        record, request.messages, _started(record), request.encode(), route, run.on_busy, waits, timeout, goes_on
+        record, request.messages, first, request.encode(), route, run.on_busy, waits, timeout, goes_on, earlier
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from andon.cli import event_options, serve_options
 from andon.cli.agent_import import find_agents
+from andon.cli.closing import close_in_time, leave
 from andon.cli.command_error import CommandError, command_error_of
 from andon.cli.options import count, database_of, days, duration, port
 from andon.core.runtime import Runtime
@@ -130,8 +131,15 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError(str(error)) from None
     finally:
         if not chosen:
-            asyncio.run(runtime.close())
+            _close(runtime)
     return 0
+
+
+def _close(runtime: Runtime) -> None:
+    with asyncio.Runner() as runner:
+        left = runner.run(close_in_time(runtime))
+        if sys.exception() is None:  # else its message is more important than the time
+            leave(left)
 
 
 def check_queue(runtime: Runtime) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from andon.cli import event_options
 from andon.cli.agent_import import find_agents
+from andon.cli.closing import close_in_time, leave
 from andon.cli.command_error import CommandError, Exit
 from andon.cli.logs import ShownErrorsFilter, show_log
 from andon.cli.options import add_parser, count, database_of, days, duration, port
@@ -37,9 +38,6 @@ EXAMPLES = """
   andon worker main:agent --db postgresql://andon@db/andon
   andon worker main:agents --db "$ANDON_DB" --concurrency 100 --queues fast,slow
 """
-
-CLOSE_SECONDS = 8.0
-"""How long the runtime has to close its store. A database that does not answer would take longer."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -111,9 +109,7 @@ def run(options: argparse.Namespace) -> int:
                 host, number = options.health
                 listener = stack.enter_context(bound(host, number, "--health", "--health"))
             runner = stack.enter_context(asyncio.Runner(loop_factory=_loop_factory()))
-            if left := runner.run(_serve(service, runtime, listener, options.drain)):
-                print(f"andon: still running at the end: {', '.join(left)}", file=sys.stderr, flush=True)
-                os._exit(Exit.ok)  # else the event loop would wait for them
+            leave(runner.run(_serve(service, runtime, listener, options.drain)))
     except ConfigurationError as error:
         raise CommandError(str(error)) from None
     return Exit.ok
@@ -154,16 +150,8 @@ async def _serve(service: WorkerService, runtime: Runtime, listener: socket.sock
                 _say(f"health: http://{_shown(listener)}/ready")
             await service.serve(lambda: _say(f"worker {service.name} serves {', '.join(service.queues)}"))
     finally:
-        closed = await _close(runtime)
-    return closed or await end_tasks()
-
-
-async def _close(runtime: Runtime) -> list[str]:
-    closing = asyncio.ensure_future(runtime.close())
-    if not (await asyncio.wait([closing], timeout=CLOSE_SECONDS))[0]:  # a cancel would not make it quicker
-        return ["calls of the database, which does not answer"]
-    await closing
-    return []
+        left = await close_in_time(runtime)
+    return left or await end_tasks()
 
 
 def _say(text: str) -> None:

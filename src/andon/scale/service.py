@@ -174,6 +174,10 @@ class WorkerService:
             for earlier, is_left in list(self._runs.items()):
                 if earlier.run_id == run_id:  # it has just paused here, and was answered already
                     await is_left.wait()
+            if self._is_cutting:  # its claim was on its way when the others were cancelled
+                with contextlib.suppress(StoreError):  # then it is lost when its lease expires
+                    await link.retry(lambda: self._queue.hand_back(claimed.taken.lease))
+                return
             agent = self._agents[claimed.taken.record.session.agent_id]
             try:
                 run = local_run(await agent.begin_queued(claimed))
@@ -188,7 +192,7 @@ class WorkerService:
     async def _attend(self, run: LocalRun) -> None:
         """Wait until the run has ended, or has paused. Then any process may go on with it, and this one forgets it."""
         is_left = self._runs[run] = asyncio.Event()
-        if self._is_cutting:  # its claim was on its way when the others were cancelled
+        if self._is_cutting:  # it was being made when the others were cancelled
             _cut(run)
         try:
             await run.steps.waiters.wait(lambda: run.is_settled or _is_elsewhere(run))

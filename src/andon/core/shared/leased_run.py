@@ -301,8 +301,11 @@ class LeasedRun:
         """What is new since the last round. Called on another thread than the run's."""
         if (lease := self.lease) is None:  # another process goes on with it
             return None
+        continues = self._run.continues
         news = self.written.news(now, hurried=hurried, relayed=relayed)
-        return None if news is None else Progress(lease, news.messages, news.events, self._run.continues)
+        if self._run.continues != continues:  # the messages of the earlier run have become its own at this very moment
+            return self.progress(now, hurried=hurried, relayed=relayed)
+        return None if news is None else Progress(lease, news.messages, news.events, continues)
 
     @property
     def has_waiting_text(self) -> bool:

@@ -21,7 +21,7 @@ from msgspec import Struct
 from andon.core.events import Event
 from andon.core.records import RequestKey, RunRecord
 from andon.core.session import OnBusy
-from andon.core.shared.store import Taken
+from andon.core.shared.store import Lease, Taken
 from andon.messages import Message
 
 LISTED_SECONDS = 60.0
@@ -78,6 +78,8 @@ class QueuedStart(NamedTuple):
     """For how long it may wait."""
     goes_on: bool
     """If its worker is lost, another one continues it."""
+    continues: str | None = None
+    """The run that was cut, which this one continues."""
 
 
 class QueuedAnswers(NamedTuple):
@@ -188,6 +190,10 @@ class RunQueue(Protocol):
 
     async def put_back(self, run_id: str) -> None:
         """This process has taken the job of a run, and does not execute the run: another one will."""
+        ...
+
+    async def hand_back(self, lease: Lease) -> None:
+        """This process has claimed a run, and has not begun it: the run waits in the queue again, for any process."""
         ...
 
     async def ended(self, run_id: str) -> None:

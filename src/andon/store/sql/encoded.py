@@ -55,12 +55,14 @@ class EncodedStart(NamedTuple):
     request: str
     timeout: float | None
     goes_on: bool
+    continues: str | None
 
     @classmethod
     def of(cls, start: QueuedStart) -> EncodedStart:
         record, said = start.record, dump(list(start.messages)) if start.messages else None
         rows = write_rows(record.run_id, [start.first])
-        return cls(record, dump(record), said, rows, start.request.decode(), start.timeout, start.goes_on)
+        request, timeout, goes_on, continues = start.request.decode(), start.timeout, start.goes_on, start.continues
+        return cls(record, dump(record), said, rows, request, timeout, goes_on, continues)
 
 
 class EncodedProgress(NamedTuple):

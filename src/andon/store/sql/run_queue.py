@@ -64,7 +64,7 @@ class SQLRunQueue:
 
     async def put(self, start: QueuedStart) -> bool:
         encoded, route, session = EncodedStart.of(start), start.route, start.record.session
-        is_fast = self._fast_path and start.record.request_key is None
+        is_fast = self._fast_path and start.record.request_key is None and start.continues is None
         if is_fast:
             deadline = database.server_deadline()
             if await self._db.change(lambda tx: queue_fast.put(tx, encoded, route, deadline), autocommit=True):
@@ -95,6 +95,9 @@ class SQLRunQueue:
 
     async def put_back(self, run_id: str) -> None:
         await self._db.change(lambda tx: waiting.put_back(tx, run_id))
+
+    async def hand_back(self, lease: Lease) -> None:
+        await self._db.change(lambda tx: waiting.hand_back(tx, lease))
 
     async def ended(self, run_id: str) -> None:
         if await self._db.read(lambda tx: waiting.has_next(tx, run_id)):  # rarely

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple, NoReturn
 
 from sqlalchemy import Row, delete, func, insert, select, text, update
 
+from andon.core.jsonable import dump
 from andon.core.records import RequestKey, SessionKey
 from andon.core.session import OnBusy
 from andon.core.shared.run_queue import TASK, WINDOW, QueuedAnswers, QueueLimits, Route
+from andon.core.shared.store import Lease
 from andon.core.states import RunStatus
-from andon.errors import FullError
+from andon.errors import FullError, NotContinuableError
 from andon.store.sql import clocks, keys, leases, schema, sessions
 from andon.store.sql.codec import CHANGED, LOOK_AT, dump_names
 from andon.store.sql.encoded import EncodedStart
@@ -60,6 +62,8 @@ def put(tx: Tx, start: EncodedStart, route: Route, on_busy: OnBusy, *, waits: bo
             if other.created != record.created_at or _find(tx, other.number) is None:
                 raise leases.taken_id(record)
             return False  # the same call again: the answer to the first one was lost
+    if is_new and start.continues is not None:
+        _check_continues(tx, start.continues, head.id)
     has_orphans = leases.check_admission(tx, record, ahead, on_busy)
     room = Room(tx)
     user_id, agent_id = Id.encode(record.session.user_id or ""), Id.encode(record.session.agent_id)
@@ -81,6 +85,32 @@ def put(tx: Tx, start: EncodedStart, route: Route, on_busy: OnBusy, *, waits: bo
     if counts and not ahead:
         _send_due(tx, "waiting.number = :which", {"which": number}, room)
     return has_orphans
+
+
+def _check_continues(tx: Tx, run_id: str, session: int) -> None:
+    """Raise if the run goes on as another one already, or is about to. A second one could only fail, when it begins."""
+    values = {"session": session, "run_id": Id.encode(run_id), "said": f'"continues":{dump(run_id)}'}
+    other = tx.execute(text(_GOES_ON_AS), values).scalar()
+    if other is not None:
+        raise NotContinuableError(f"run {run_id!r} goes on as run {Id.decode(other)!r} already: watch that one")
+    cut_off = f"{CUT_OFF} AND lost.session = :session AND (lost.run_id = :run_id OR strpos(cut.request, :said) > 0)"
+    if tx.execute(text(cut_off), values).first() is not None:
+        raise NotContinuableError(
+            f"run {run_id!r} was cut off with its worker, and will soon go on by itself: watch the run that continues "
+            "it. If there is none after a few seconds, ask again"
+        )
+
+
+_GOES_ON_AS = """
+SELECT runs.run_id FROM andon_runs AS runs JOIN andon_records AS records USING (number)
+LEFT JOIN andon_waiting AS waiting USING (number)
+WHERE runs.session = :session AND (
+  (runs.ended IS NULL AND strpos(waiting.request, :said) > 0)
+  OR (runs.continues = :run_id AND records.messages IS NOT NULL)
+)
+ORDER BY runs.number LIMIT 1
+"""
+"""Such a run has not ended, or has the messages of the one before in its own."""
 
 
 def _share(session: SessionKey, number: int) -> str:
@@ -189,6 +219,18 @@ def _has_ahead(tx: Tx, row: Row[Any]) -> bool:
 def put_back(tx: Tx, run_id: str) -> None:
     mine = (waiting.c.run_id == run_id, waiting.c.state == SENT)
     tx.write(update(waiting).where(*mine).values(state=HELD_BACK))
+
+
+def hand_back(tx: Tx, lease: Lease) -> None:
+    row = sessions.lock_run(tx, lease.run_id)
+    if row is None or row.epoch != lease.epoch or row.owner is None or row.ended is not None:
+        return  # the same call again, or another process has taken it over
+    # If it was cancelled meanwhile, it ends like each cancelled run that nobody holds.
+    free = {"status": RunStatus.pending.value, "owner": None, "lease_until": None, "lease_seconds": None}
+    tx.write(update(runs).where(runs.c.number == row.number).values(epoch=row.epoch + 1, **free))
+    tx.write(update(waiting).where(waiting.c.number == row.number).values(state=HELD_BACK))
+    _send_due(tx, "waiting.number = :which", {"which": row.number}, Room(tx))
+    tx.notify(dump_names(LOOK_AT, [lease.run_id]))
 
 
 _HAS_NEXT = f"""

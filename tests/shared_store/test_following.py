@@ -27,14 +27,15 @@ END = RunStatus.cancelled
 
 
 class Looked(SQLStore):
-    """Says that somebody has looked for the run."""
+    """Says that somebody has looked for the run. May show a record that the database loses again."""
 
     was_looked_for = False
+    shown: RunRecord | None = None
 
     async def find(self, run_id: str) -> RunRecord | None:
         found = await super().find(run_id)
         self.was_looked_for = True
-        return found
+        return self.shown or found
 
 
 @contextlib.asynccontextmanager
@@ -91,6 +92,26 @@ def test_who_comes_back_after_the_end_is_told_it_unless_it_was_read(tmp_path: Pa
                 assert reader is not None
                 assert [event.seq for event in await read(reader)] == [4]
             assert await distant.reader(4) is None
+
+    play(main)
+
+
+def test_an_end_that_the_database_has_lost_again_tells_nothing_twice(tmp_path: Path) -> None:
+    """It was seen before it was on the disk, and the client had read text that was never stored."""
+
+    async def main() -> None:
+        async with watching(tmp_path) as (worker, store, lease):
+            found = await store.find("r1")
+            assert found is not None
+            looked = worker.store
+            assert isinstance(looked, Looked)
+            looked.shown = msgspec.structs.replace(found, status=END)
+            back = await RemoteRun(worker.link, looked.shown).reader(9)
+            assert back is not None
+            assert await read(StoredReader(worker.link, "r1", 9, was_going=True)) == []
+            looked.shown = None
+            await end(store, lease)
+            assert [event.seq for event in await read(back)] == [4]
 
     play(main)
 

@@ -78,7 +78,7 @@ class StoredReader:
         events, record = list(look.events), look.record
         if look.at_record:
             if (record is None or record.status.final) and self._was_going and not events:
-                events = await last_event(self._link, self._run_id)  # it was not read yet, though its number was
+                events = await end_of(self._link, self._run_id)  # it was not read yet, though its number was
             self.at_end = self._is_over(record, events, limit)
         else:
             self.at_end = bool(events) and events[-1].event.terminal
@@ -110,6 +110,14 @@ async def last_event(link: StoreLink, run_id: str) -> list[Event]:
     """The last event of a run, if the store has any."""
     last = await link.retry(lambda: link.store.last_event(run_id))
     return [] if last is None else [last]
+
+
+async def end_of(link: StoreLink, run_id: str) -> list[Event]:
+    """The event with which a run has ended, or waits for a person. Empty if the last event in the store is another one:
+    a database that is killed may lose an end that it has shown for a moment.
+    """
+    last = await last_event(link, run_id)
+    return [event for event in last if event.event.terminal or event.event is RunEvent.run_paused]
 
 
 async def follow(link: StoreLink, run_id: str, *, to_pause: bool = False) -> RunRecord | None:
@@ -183,11 +191,11 @@ class RemoteRun:
         """A reader of its events after a number. None if no more events will come, or they are not kept any more."""
         store, rests = self._link.store, self.status.final or self.status is RunStatus.paused
         if rests and not await store.read_events(self.run_id, after, 1):
-            if after == 0 or await store.read_events(self.run_id, after - 1, 1):
+            if after == 0 or await store.read_events(self.run_id, after - 1, 1) or not await self.has_events():
                 return None
-            # The client has read events that were lost: it gets the terminal event.
-            last = await last_event(self._link, self.run_id)
-            if not last:
-                return None
-            after = last[-1].seq - 1
+            # The client has read events that were lost: it gets the end. If that is lost too, the run goes on.
+            if last := await end_of(self._link, self.run_id):
+                after = last[-1].seq - 1
+            else:
+                rests = False
         return StoredReader(self._link, self.run_id, after, was_going=not rests)

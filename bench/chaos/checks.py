@@ -15,6 +15,7 @@ from andon.core.records import RunRecord, SessionKey
 from andon.core.selection import Selection
 from andon.core.shared.event_channel import TEXT
 from andon.core.shared.remote import read_all
+from andon.core.shared.run_queue import RunQueue
 from andon.store.sql import SQLStore
 from andon.testing import next_prompt_accepted, validate
 from andon.testing.providers import FakeChat
@@ -53,8 +54,17 @@ FAULTS = (LOST, WORKED, UNHEARD, TWO_ENDS, DISAGREE, REJECTED, ENDLESS, VANISHED
 class Checks:
     """Finds faults, and says of each what was seen."""
 
-    def __init__(self, store: SQLStore, clients: Clients, provider: FakeChat, holders: Holders, lease: float) -> None:
+    def __init__(
+        self,
+        store: SQLStore,
+        clients: Clients,
+        provider: FakeChat,
+        holders: Holders,
+        lease: float,
+        queue: RunQueue | None = None,
+    ) -> None:
         self._store, self._clients, self._provider, self._holders = store, clients, provider, holders
+        self._queue = queue
         self._heard_seconds = 2 * lease + 2
         """After so long, the server that holds a run has heard of its cancel, even if it was stopped for two leases."""
         self.faults: dict[str, list[str]] = {kind: [] for kind in FAULTS}
@@ -101,12 +111,19 @@ class Checks:
     # -- runs ---------------------------------------------------------------------------------------------------------
 
     async def _quiet(self) -> None:
-        """Leases run out, and what nobody holds is ended: until then, wait."""
-        deadline = time.monotonic() + QUIET_SECONDS
-        while await self._store.list_runs(Selection(statuses=GOING), 1):
+        """Leases run out, and what nobody holds is ended, or goes on with another worker: until then, wait."""
+        deadline, looks = time.monotonic() + QUIET_SECONDS, 0
+        while looks < 2:  # one look is several queries, between which a run may end and go on
+            looks = 0 if await self._is_at_work() else looks + 1
             if time.monotonic() > deadline:
                 return
             await asyncio.sleep(0.2)
+
+    async def _is_at_work(self) -> bool:
+        """A run has not ended, or has ended and will go on."""
+        if self._queue is not None and await self._queue.cut_off():
+            return True
+        return bool(await self._store.list_runs(Selection(statuses=GOING), 1))
 
     async def _end_paused(self, url: str) -> None:
         """Those that nobody has answered; a cancel that was acknowledged would have ended them."""

@@ -91,7 +91,7 @@ async def hold_with_workers(
             urls, homes = [way.url for way in routes], [way.home for way in routes]
             clients = Clients(max(IN_FLIGHT, runs // RUNS_PER_SESSION), seed, chance)
             store, holders = SQLStore(place.url), Holders(place.url)
-            checks = Checks(store, clients, provider, holders, lease)
+            checks = Checks(store, clients, provider, holders, lease, store.run_queue())
             serve = partial(serving, SERVED, place, servers, lease, options=("--no-execute",))
             try:
                 async with (

@@ -392,6 +392,18 @@ def test_the_run_goes_on_without_the_component(hook: Page) -> None:
     is_now(hook, "stopped")
 
 
+def test_the_hook_is_told_an_end_that_has_no_event(hook: Page) -> None:
+    """The run's server was lost with events that this page had read."""
+    root = hook.url.partition("/hook/")[0]
+    said = {"message": "Tell me about the sea.", "session_id": "hook-6", "stream": False, "background": True}
+    run = httpx.post(f"{root}/ai/agents/storyteller/runs", json=said, verify=False).json()["run_id"]
+    httpx.post(f"{root}/ai/agents/storyteller/runs/{run}/cancel?wait=10", verify=False)
+    hook.route(f"**/runs/{run}/events", lambda route: route.fulfill(status=204))
+    open_hook(hook, "hook-6")
+    hook.evaluate("run => void window.hook.follow(run)", run)
+    is_now(hook, "stopped")
+
+
 def test_the_hook_asks_a_person(hook: Page) -> None:
     open_hook(hook, "hook-4", "janitor")
     hook.evaluate("void window.hook.start('Tidy up.')")

@@ -106,9 +106,8 @@ def _figure_rows(name: str, runs: Sequence[Json]) -> list[list[str]]:
     columns = list(dict.fromkeys(key for row in rows for key in row["values"]))
     table = [["", *map(label, columns), "goal"]]
     for row in rows:
-        goals = {goal["of"]: goal for goal in row["goals"]}
         cells = [", ".join(_cells(name, row["name"], key, runs)) if key in row["values"] else "" for key in columns]
-        table.append([row["name"], *cells, ", ".join(_goal(each) for each in goals.values())])
+        table.append([row["name"], *cells, ", ".join(map(_goal, row["goals"]))])
     return table
 
 

@@ -19,7 +19,6 @@ from bench.peers.progress import Bar
 from bench.peers.record import RECORDS, Records
 from bench.peers.situations import Situation
 
-
 QUICK = Size(attempts=1, cancels=5)
 
 
@@ -60,10 +59,14 @@ def main() -> None:
     names = [system.name for system in SYSTEMS]
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description="Andon and six others, side by side.")
     parser.add_argument("systems", nargs="*", metavar="SYSTEM", help=f"{', '.join(names)}; all of them by default")
-    parser.add_argument("--part", action="append", help="only this part: situation, fast, random, http; may be repeated")
+    parser.add_argument(
+        "--part", action="append", help="only this part: situation, fast, random, http; may be repeated"
+    )
     parser.add_argument("--again", action="store_true", help="also what was measured already, with the same version")
     parser.add_argument("--minutes", type=float, help="begin no further piece after so many minutes")
-    parser.add_argument("--quick", action="store_true", help="one attempt of each, to see that it works; needs --record")
+    parser.add_argument(
+        "--quick", action="store_true", help="one attempt of each, to see that it works; needs --record"
+    )
     parser.add_argument("--record", type=Path, default=RECORDS, help="instead of docs/peers.json; without it, no page")
     parser.add_argument("--page", action="store_true", help="only make docs/peers.md from docs/peers.json")
     options = parser.parse_args()

@@ -245,7 +245,15 @@ async def serve(driver: Driver, out: Output) -> None:
 def main(path: str) -> None:
     out = Output()
     system, seconds = load(path)
-    out({"event": "ready", "import_s": seconds, "import_mb": peak_mb(), "cancel": system.CANCEL, "child_call": system.CHILD_CALL})
+    out(
+        {
+            "event": "ready",
+            "import_s": seconds,
+            "import_mb": peak_mb(),
+            "cancel": system.CANCEL,
+            "child_call": system.CHILD_CALL,
+        }
+    )
     asyncio.run(serve(Driver(system, out), out))
 
 

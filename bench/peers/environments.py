@@ -7,11 +7,8 @@ A system that could not be installed has no environment, but a file that says wh
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +38,8 @@ class System:
     """Its adapter: bench/peers/systems/<file>.py."""
     library: str
     """The requirement of the library with OpenAI's SDK, without a server: of this, the distributions are counted."""
+    cancel: str
+    """Its official cancel."""
     anthropic: bool = True
 
     @property
@@ -82,10 +81,10 @@ class System:
             for line in distribution.requires or ():
                 further = Requirement(line)
                 extras = requirement.extras or {""}
-                if further.marker is None or any(further.marker.evaluate({"extra": extra}) for extra in extras):
-                    if normal(further.name) in found and str(further) not in seen:
-                        seen.add(str(further))
-                        ahead.append(further)
+                wanted = further.marker is None or any(further.marker.evaluate({"extra": each}) for each in extras)
+                if wanted and normal(further.name) in found and str(further) not in seen:
+                    seen.add(str(further))
+                    ahead.append(further)
         return len(needed)
 
 
@@ -94,11 +93,16 @@ def normal(name: str) -> str:
 
 
 SYSTEMS = [
-    System("andon", "andon", "andon[openai]"),
-    System("strands-agents", "strands", "strands-agents[openai]"),
-    System("agno", "agno", "agno[openai]"),
-    System("google-adk", "google_adk", "google-adk[openai]"),
-    System("openai-agents", "openai_agents", "openai-agents", anthropic=False),
-    System("pydantic-ai", "pydantic_ai", "pydantic-ai-slim[openai]"),
-    System("langgraph", "langgraph", "langgraph langchain langchain-openai"),
+    System("andon", "andon", "andon[openai]", "`run.cancel()`"),
+    System("strands-agents", "strands", "strands-agents[openai]", "`agent.cancel()`"),
+    System("agno", "agno", "agno[openai]", "`agent.acancel_run(run_id)`"),
+    System("google-adk", "google_adk", "google-adk[openai]", "the `abort_signal` of `run_async`"),
+    System("openai-agents", "openai_agents", "openai-agents", "`result.cancel()`", anthropic=False),
+    System("pydantic-ai", "pydantic_ai", "pydantic-ai-slim[openai]", "`CancellationToken.cancel()`"),
+    System(
+        "langgraph",
+        "langgraph",
+        "langgraph langchain langchain-openai",
+        "`task.cancel()` of asyncio: the library has none of its own",
+    ),
 ]

@@ -34,9 +34,12 @@ class Lines:
         self._answers: queue.Queue[Json | None] = queue.Queue()
         self._events: queue.Queue[Json | None] = queue.Queue()
         self._errors: list[str] = []
-        for target, stream in ((self._read, process.stdout), (self._listen, process.stderr)):
-            assert stream is not None
-            threading.Thread(target=target, args=(stream,), daemon=True).start()
+        self._reading = [
+            threading.Thread(target=target, args=(stream,), daemon=True)
+            for target, stream in ((self._read, process.stdout), (self._listen, process.stderr))
+        ]
+        for thread in self._reading:
+            thread.start()
 
     def ask(self, do: str, *, patience: float = 30, **arguments: Any) -> Json:
         """Give a command, and wait for its answer."""
@@ -66,6 +69,7 @@ class Lines:
             raise PeerError(f"{what}: nothing came for {patience:.0f} s. {self._last_words()}") from None
         if line is None:
             source.put(None)
+            self._reading[1].join(1)  # its last words may still be on the way
             raise PeerError(f"{what}: the process has ended. {self._last_words()}")
         return line
 

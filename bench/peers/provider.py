@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The strict fake provider, in a process of its own: `FakeChat` and `FakeAnthropic`, told what to play in lines of JSON.
+"""The strict fakes `FakeChat` and `FakeAnthropic` in a process of their own, told what to play in lines of JSON.
 
     python -m bench.peers.provider
 
@@ -27,7 +27,7 @@ class Provider:
     """The fakes, and the commands about them."""
 
     def __init__(self, chat: FakeChat, anthropic: FakeAnthropic, play: Play) -> None:
-        self._fakes = {"openai": chat, "anthropic": anthropic}
+        self._fakes: dict[str, FakeChat | FakeAnthropic] = {"openai": chat, "anthropic": anthropic}
         self._fake: FakeChat | FakeAnthropic = chat
         self._play = play
         self._from = 0

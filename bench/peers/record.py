@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was measured: docs/peers.json, a record for each part, system and name.
 
-What must stay true: each record is on the disk as soon as it is taken, so that what was broken off goes on where it was.
+What must stay true: each record is on the disk as soon as it is taken, so what was broken off goes on where it was.
 """
 
 from __future__ import annotations

@@ -42,21 +42,27 @@ class Server:
 async def serving(dialect: Dialect, url: str, file: str | None, logs: Path) -> AsyncIterator[Server]:
     """The server, once it takes connections."""
     port = free_port()
-    environment = {**QUIET, "PEERS_URL": url}
-    with logs.open("ab") as log:
-        process = subprocess.Popen(
-            dialect.command(port, file), cwd=SERVERS, env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
+    process = start(dialect.command(port, file), url, logs)
     try:
         until = time.monotonic() + STARTS_WITHIN
         while not await listens(port):
             if process.poll() is not None or time.monotonic() > until:
-                raise PeerError(f"the server did not start: {logs.read_text('utf-8')[-300:]}")
+                raise PeerError(f"the server did not start: {last_of(logs)}")
             await asyncio.sleep(0.1)
         yield Server(port, process)
     finally:
         process.kill()
         process.wait()
+
+
+def start(command: list[str], url: str, logs: Path) -> subprocess.Popen[bytes]:
+    environment = {**QUIET, "PEERS_URL": url}
+    with logs.open("ab") as log:
+        return subprocess.Popen(command, cwd=SERVERS, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+
+def last_of(logs: Path) -> str:
+    return logs.read_text("utf-8")[-300:]
 
 
 def free_port() -> int:

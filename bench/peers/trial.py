@@ -65,7 +65,11 @@ class Stage:
 def staged(system: System) -> Iterator[Stage]:
     with speaking(PROVIDER) as provider, speaking(system.driver, QUIET) as driver:
         urls = provider.event("ready")["urls"]
-        yield Stage(driver, provider, system, urls, driver.event("ready", patience=LOADING))
+        try:
+            ready = driver.event("ready", patience=LOADING)
+        except PeerError as error:
+            raise ColdError(f"it does not start: {error}") from None
+        yield Stage(driver, provider, system, urls, ready)
 
 
 def attempt(stage: Stage, situation: Situation) -> Json:
@@ -150,4 +154,3 @@ def of_next(following: Json, after: list[Json]) -> Json:
         "text_kept": "word1 " in said,
         "result_kept": "found-7" in said,
     }
-

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""agno: `agent.acancel_run(run_id)`. A conversation needs a database, here the one in memory; a child is a team's member."""
+"""agno: `agent.acancel_run(run_id)`. A conversation needs a database, here the one in memory; a child is a member."""
 
 import asyncio
 import uuid

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""openai-agents: `result.cancel()` of a streamed run, by default `immediate`. A conversation is a `SQLiteSession` in memory."""
+"""openai-agents: `result.cancel()` of a streamed run, by default `immediate`. A conversation is a `SQLiteSession`."""
 
 from agents import Agent, OpenAIChatCompletionsModel, Runner, SQLiteSession, function_tool
 from openai import AsyncOpenAI

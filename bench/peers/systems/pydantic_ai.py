@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pydantic-ai: a `CancellationToken`. The caller keeps the messages of a conversation, also those of a cancelled run."""
+"""pydantic-ai: a `CancellationToken`. The caller keeps a conversation's messages, also those of a cancelled run."""
 
 import asyncio
 

@@ -15,7 +15,9 @@ class Conversation:
     def __init__(self, at, tools, child_tools):
         offered = [tool(each) for each in tools]
         if child_tools is not None:
-            child = Agent(model_of(at, "child-model"), tools=[tool(each) for each in child_tools], callback_handler=None)
+            child = Agent(
+                model_of(at, "child-model"), tools=[tool(each) for each in child_tools], callback_handler=None
+            )
             offered.append(child.as_tool(name="child", description="A child agent."))
         self._agent = Agent(model_of(at, "parent-model"), tools=offered, callback_handler=None)
         self._before = 0

@@ -9,7 +9,7 @@ from google.adk.agents import LlmAgent
 from google.adk.integrations.openai import OpenAILlm
 
 sys.path.append(str(Path(__file__).parents[2]))
-from tools import block, slow  # noqa: E402
+from tools import block, slow
 
 model = OpenAILlm(model="parent-model", base_url=os.environ["PEERS_URL"], api_key="sk-bench")
 root_agent = LlmAgent(name="peer", model=model, tools=[slow, block])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison with other frameworks works, without one of them: with Andon, and with a system that is bad on purpose.
+"""The comparison with other frameworks works, without one of them: with Andon, and with one that is bad on purpose.
 
 How fast something was is not a test's business.
 """

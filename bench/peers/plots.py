@@ -67,6 +67,7 @@ def latency(records: Records, systems: Sequence[str], theme: str) -> None:
             xs, ys = [x for x, _ in points], [row + apart for _, row in points]
             axes.scatter(xs, ys, marker=MARKS[number], color=colors[number], s=34, label=system, zorder=3)
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_yticks(range(len(shown)), [each.title for each in shown])
         axes.invert_yaxis()
         axes.grid(axis="x", linewidth=0.6)
@@ -81,12 +82,13 @@ def throughput(records: Records, systems: Sequence[str], theme: str) -> None:
             values = records.values("fast", system, "all") or {}
             if "tokens_per_s" in values:
                 x, y = (statistics.median(values[key]) for key in ("peak_mb", "tokens_per_s"))
-                axes.scatter([x], [y], marker=MARKS[number], color=colors[number], s=60, zorder=3)
-                axes.annotate(system, (x, y), xytext=(7, 5), textcoords="offset points")
+                axes.scatter([x], [y], marker=MARKS[number], color=colors[number], s=60, label=system, zorder=3)
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.set_xlim(left=0)
-        axes.margins(0.18)
+        axes.set_ylim(bottom=1000, top=1_000_000)
         axes.grid(linewidth=0.6)
+        axes.figure.legend(loc="outside upper center", ncols=4, frameon=False)
         axes.set_xlabel("peak memory of the process, MB")
         axes.set_ylabel("tokens per second through a run")
 

@@ -6,6 +6,7 @@ What must stay true: each record is on the disk as soon as it is taken, so what 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -25,7 +26,11 @@ class Records:
 
     def __init__(self, path: Path = RECORDS) -> None:
         self._path = path
-        self._records: dict[str, Json] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        self._records = self._read()
+
+    def _read(self) -> dict[str, Json]:
+        found: dict[str, Json] = json.loads(self._path.read_text("utf-8")) if self._path.exists() else {}
+        return found
 
     def has(self, part: str, system: str, name: str, version: str) -> bool:
         """Whether this was measured with this version of the system."""
@@ -33,11 +38,17 @@ class Records:
 
     def add(self, part: str, system: str, name: str, version: str, values: Json) -> None:
         stamp = {"version": version, "date": time.strftime("%Y-%m-%d", time.gmtime()), "machine": machine()}
-        self._records[key(part, system, name)] = {**stamp, "values": values}
-        text = json.dumps(dict(sorted(self._records.items())), indent=1, ensure_ascii=False)
-        fresh = self._path.with_suffix(".new")
-        fresh.write_text(text + "\n", "utf-8")
-        fresh.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            # Several systems may be measured at the same time, by a process each.
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            self._records = {**self._read(), key(part, system, name): {**stamp, "values": values}}
+            text = json.dumps(dict(sorted(self._records.items())), indent=1, ensure_ascii=False)
+            fresh = self._path.with_suffix(".new")
+            fresh.write_text(text + "\n", "utf-8")
+            fresh.replace(self._path)
+        finally:
+            os.close(folder)
 
     def values(self, part: str, system: str, name: str) -> Json | None:
         """What was measured, or None."""

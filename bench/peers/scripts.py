@@ -39,7 +39,7 @@ ANSWERS: dict[str, Callable[[], list[Word]]] = {
     "three tools": lambda: [call("slow", {"seconds": LONGER}) for _ in range(3)],
     "two tools": lambda: [call("quick", {"number": 7}), call("slow", SLOW)],
     "mixed": lambda: [said(0, 20, 0.01), call("slow", {"seconds": 0.1}), call("quick", {"number": 7})],
-    "thinking": lambda: [reasoning("Let me think about it for a while.", pace=PACE), pause(SPEAKS_AFTER), said(0, 5)],
+    "thinking": lambda: [reasoning("Let me think. " * 50, pace=PACE), said(0, 5)],
     "held": lambda: [said(0, 5), pause(HELD), said(5, 5)],
     "long": lambda: [text(pieces=["word "] * LONG)],
     "fast": lambda: [text(pieces=["word "] * FAST)],

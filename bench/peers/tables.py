@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.peers.record import Records
 from bench.peers.situations import SITUATIONS
-from bench.report import number, percentile
+from bench.report import number
 
 Json = dict[str, Any]
 Row = list[str]
@@ -171,9 +171,6 @@ def randoms(records: Records, systems: Sequence[str]) -> str:
     rows = [["cancels", *(_cell(values, "cancels", bold=False) for values in found)]]
     for name, title in COUNTS.items():
         rows.append([title, *(_cell(values, name) for values in found)])
-    for share, title in ((0.5, "p50"), (0.99, "p99")):
-        cells = [seconds(percentile(each["seconds"], share)) if each.get("seconds") else NOTHING for each in found]
-        rows.append([f"seconds to the end, {title}", *cells])
     return table(["", *systems], rows)
 
 

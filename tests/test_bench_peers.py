@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench.peers import __main__ as program
-from bench.peers import better, environments, over_http, page, tables
+from bench.peers import better, environments, over_http, page, readme, tables
 from bench.peers.dialects import DIALECTS
 from bench.peers.environments import ROOT, SYSTEMS, System
 from bench.peers.lines import PeerError
@@ -182,8 +182,19 @@ def test_where_another_one_is_better_is_found(tmp_path: Path) -> None:
 def test_the_page_says_what_was_recorded() -> None:
     records = Records()
     assert page.PAGE.read_text("utf-8") == page.page_of(records), "python -m bench.peers --page writes it"
+    text = readme.README.read_text("utf-8")
+    assert text == readme.with_table(text, records)
     parts = {(part, system) for part, system, _, record in records.all() if "failure" not in record["values"]}
     assert {("situation", system.name) for system in SYSTEMS} <= parts
+
+
+def test_the_readme_quotes_five_figures_between_its_marks() -> None:
+    before = f"# Andon\n\n{readme.BEGIN}old\n{readme.END}\nEnd.\n"
+    after = readme.with_table(before, Records())
+    assert after.startswith(f"# Andon\n\n{readme.BEGIN}|  | andon ")
+    assert after.endswith(f". [All of it](docs/peers.md).\n{readme.END}\nEnd.\n")
+    assert after.count("\n| ") == 5 + 2, "with the head and its line"
+    assert readme.with_table("# No marks\n", Records()) == "# No marks\n"
 
 
 def test_the_driver_needs_nothing_but_python() -> None:

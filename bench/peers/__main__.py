@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench.peers import over_http, page
+from bench.peers import over_http, page, readme
 from bench.peers.environments import SYSTEMS, System
 from bench.peers.lines import PeerError
 from bench.peers.parts import PARTS, Json, Size, Step, situation, situations_of
@@ -82,6 +82,7 @@ def main() -> None:
             print("Not all was measured; the same command goes on.", file=sys.stderr)
     if options.record == RECORDS:
         page.write(records)
+        readme.write(records)
 
 
 def run(

@@ -105,7 +105,8 @@ streamed run over Chat Completions by default, also if it is not cancelled.
 RANDOM = """\
 The run says twenty words, calls two tools at once, and says twenty words more. It is cancelled at a moment that is
 drawn evenly from its normal length, the same share of it for each system, and the conversation is prompted again. A
-token counts as sent after the cancel also if it was on its way already; a run that had begun its last event when the
+tool call or a token counts as late if it began, or was sent by the provider, after the call of the cancel had returned;
+the provider needs a moment to learn that the connection is closed. A run that had only its last event to tell when the
 cancel came may go on to its normal end.
 
 """

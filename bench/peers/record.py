@@ -55,6 +55,11 @@ class Records:
         record = self._records.get(key(part, system, name))
         return None if record is None else record["values"]
 
+    def version(self, system: str) -> str | None:
+        """The version of a system that was installed."""
+        record = self._records.get(key("system", system, "all"))
+        return None if record is None or record["values"]["failure"] else record["version"]
+
     def all(self) -> Iterator[tuple[str, str, str, Json]]:
         """Part, system, name and record of each."""
         for each, record in self._records.items():

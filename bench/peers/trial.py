@@ -86,7 +86,7 @@ def attempt(stage: Stage, situation: Situation) -> Json:
     if "ended" not in report:
         raise PeerError(f"the run did not end within {PATIENCE:.0f} s of its cancel")
     facts = stage.driver.ask("facts")
-    return {**of_report(report, facts), **of_provider(stage, report["asked"])}
+    return {**of_report(report, facts), **of_provider(stage, report)}
 
 
 def reach(stage: Stage, situation: Situation) -> None:
@@ -101,7 +101,8 @@ def reach(stage: Stage, situation: Situation) -> None:
 
 def of_report(report: Json, facts: Json) -> Json:
     asked, ended = report["asked"], report["ended"]
-    later = [call for call in facts["calls"] if call["began"] > asked]
+    # What began while the command was still on its way to the event loop, no cancel could keep from it.
+    later = [call for call in facts["calls"] if call["began"] > report["answered"]]
     to_the_end = [call for call in facts["calls"] if not call["cut"] and (call["ended"] or ended + 1) > asked]
     return {
         "seconds": ended - asked,
@@ -117,11 +118,12 @@ def of_report(report: Json, facts: Json) -> Json:
     }
 
 
-def of_provider(stage: Stage, asked: float) -> Json:
+def of_provider(stage: Stage, report: Json) -> Json:
     """The next prompt, at once; and then what the provider knows of both."""
+    asked = report["asked"]
     following = stage.prompt(NEXT)
     until = time.monotonic() + PATIENCE
-    requests = finished_requests(stage, asked, PATIENCE)
+    requests = finished_requests(stage, report["answered"], PATIENCE)
     mine = [each for each in requests if NEXT not in each["messages"]]
     after = [each for each in requests if NEXT in each["messages"]]
     ends = [each["left_at"] or each["finished_at"] or until for each in mine]
@@ -134,11 +136,14 @@ def of_provider(stage: Stage, asked: float) -> Json:
     }
 
 
-def finished_requests(stage: Stage, asked: float, patience: float) -> list[Json]:
-    """All requests of this conversation, when nothing more is sent for any of them, or no patience is left."""
+def finished_requests(stage: Stage, moment: float, patience: float) -> list[Json]:
+    """All requests of this conversation, when nothing more is sent for any of them, or no patience is left.
+
+    Each says what was sent after the moment.
+    """
     until = time.monotonic() + patience
     while True:
-        requests: list[Json] = stage.provider.ask("requests", asked=asked)["requests"]
+        requests: list[Json] = stage.provider.ask("requests", asked=moment)["requests"]
         if all(each["over"] for each in requests) or time.monotonic() > until:
             return requests
         time.sleep(0.05)

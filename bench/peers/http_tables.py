@@ -11,7 +11,7 @@ from bench.peers.over_http import MOMENTS, name_of
 from bench.peers.record import Records
 from bench.peers.situations import BY_NAME
 from bench.peers.tables import NOTHING, Row, seconds, table
-from bench.report import number, percentile
+from bench.report import number
 
 Json = dict[str, Any]
 Column = tuple[str, bool]
@@ -87,7 +87,7 @@ def _many(values: Json, name: str) -> str:
         whole = values["ended"] == values["count"]
         return str(values["ended"]) if whole else f"**{values['ended']} of {values['count']}**"
     if name == "all":
-        return seconds(percentile(values["seconds"], 1.0)) if values["seconds"] else NOTHING
+        return seconds(values["seconds"][-1]) if values["seconds"] else NOTHING
     return number(values["peak_mb"])
 
 

@@ -20,12 +20,15 @@ from bench.peers.parts import Size, Step
 from bench.peers.scripts import FIRST, LONG, SPEAKS_AFTER
 from bench.peers.serving import Server, Stream, exchange, serving
 from bench.peers.trial import PROVIDER, SETTLE
+from bench.report import percentile
 
 Json = dict[str, Any]
 PATIENCE = SPEAKS_AFTER + 7
 MANY = 500
 READERS = 10
 LEAVES_AFTER = 1.0
+SHARES = (0.5, 0.99, 1.0)
+"""Of the streams that are cancelled at once: within how many seconds so many of them have ended."""
 AT_MOST = 8.0
 """Seconds. Of a run that takes longer, the tokens that came by then are counted."""
 
@@ -237,14 +240,14 @@ async def many(dialect: Dialect, size: Size, step: Step, *, sqlite: bool) -> Jso
         asked = time.monotonic()
         statuses = await asyncio.gather(*(place.cancel(stream) for stream in streams), return_exceptions=True)
         done, waiting = await asyncio.wait(reading, timeout=60)
-        taken = sorted(stream.ended_at - asked for stream in streams if stream.ended_at)
+        taken = [stream.ended_at - asked for stream in streams if stream.ended_at]
         for each in waiting:
             each.cancel()
         return {
             "count": count,
             "ended": len(done),
             "ok": sum(not isinstance(each, BaseException) and each[0] == 200 for each in statuses),
-            "seconds": taken,
+            "seconds": [percentile(taken, share) for share in SHARES] if taken else [],
             "peak_mb": place.servers[0].peak_mb,
         }
 

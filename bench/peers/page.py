@@ -85,6 +85,7 @@ def _in_process(records: Records, names: Sequence[str]) -> list[str]:
         "## Seconds from the cancel to the end of the run\n\n",
         plot("peers-latency", "Cancel latency by situation, one mark for each system"),
         tables.latencies(records, names),
+        "\nopenai-agents has no model of its own for Anthropic.\n",
         "\n## What is left behind\n\n",
         tables.aspects(records, names),
         ASPECTS_NOTE,

@@ -102,7 +102,7 @@ def randomly(system: System, size: Size, step: Step) -> Json:
             failures.append(str(error))
             if counts["failed"] > size.cancels / 10:
                 raise PeerError(f"too many failures: {error}") from None
-    return {**counts, "cancels": len(taken), "span": span, "seconds": taken, "failures": failures}
+    return {**counts, "cancels": len(taken), "span": span, "failures": failures}
 
 
 def undisturbed(stage: Stage) -> float:

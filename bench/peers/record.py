@@ -37,6 +37,7 @@ class Records:
         return self._records.get(key(part, system, name), {}).get("version") == version
 
     def add(self, part: str, system: str, name: str, version: str, values: Json) -> None:
+        values = rounded(values)
         stamp = {"version": version, "date": time.strftime("%Y-%m-%d", time.gmtime()), "machine": machine()}
         folder = os.open(self._path.parent, os.O_RDONLY)
         try:
@@ -65,6 +66,15 @@ class Records:
         for each, record in self._records.items():
             part, system, name = each.split("/", 2)
             yield part, system, name, record
+
+
+def rounded(value: Any) -> Any:
+    """With times to the microsecond."""
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, list) else value
 
 
 def key(part: str, system: str, name: str) -> str:

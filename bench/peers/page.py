@@ -108,7 +108,8 @@ The run says twenty words, calls two tools at once, and says twenty words more. 
 drawn evenly from its normal length, the same share of it for each system, and the conversation is prompted again. A
 tool call or a token counts as late if it began, or was sent by the provider, after the call of the cancel had returned;
 the provider needs a moment to learn that the connection is closed. A run that had only its last event to tell when the
-cancel came may go on to its normal end.
+cancel came may go on to its normal end. openai-agents ends a cancelled run without a word, but its `final_output` is
+None then; who looks there can tell it from a success.
 
 """
 

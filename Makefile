@@ -11,7 +11,7 @@ INSTALL := $(PIP) install --no-compile
 # sent and answer, for one.
 REST := $(addprefix --ignore tests/,agent/test_accepted.py agent/test_cancel_races.py board cli clients explorer scale shared_store \
 	models/test_each_provider.py models/test_pairs.py models/test_providers.py operating server store \
-	telemetry/test_explored.py test_bench.py test_chat.py test_docs.py test_examples.py test_layout.py test_screenshots.py \
+	telemetry/test_explored.py test_bench.py test_bench_peers.py test_chat.py test_docs.py test_examples.py test_layout.py test_screenshots.py \
 	tools/test_recipes.py) \
 	$(addprefix --ignore-glob=tests/,models/test_anthropic_* models/test_bedrock_* models/test_gemini_* models/test_openai_* \
 	testing/test_providers_* tools/test_mcp_*)
@@ -40,7 +40,7 @@ SOURCES := pyproject.toml README.md LICENSE $(shell find src ! -name __pycache__
 
 # An environment whose Python has gone is made anew. Only the first make looks: others may be making one meanwhile.
 ifeq ($(MAKELEVEL),0)
-$(shell for each in $(VENV) .venv-3.* .venv-clients/*; do test -x $$each/bin/python || rm -rf $$each; done)
+$(shell for each in $(VENV) .venv-3.* .venv-clients/* .venv-peers/*; do test -x $$each/bin/python || rm -rf $$each; done)
 endif
 
 MAKEFLAGS += --no-print-directory
@@ -48,7 +48,7 @@ unexport PYTHONPATH
 # Without bytecode on the disk, each worker of each run would translate all tests anew: 13 s of CPU time instead of 7.
 unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser redis test-live bench lint types collect unit eager uvloop others clients clean
+.PHONY: help demo test browser redis test-live bench bench-peers peers lint types collect unit eager uvloop others clients clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -93,6 +93,10 @@ test-live: $(VENV)/.core $(VENV)/.dev ## the models against real providers, wher
 bench: $(VENV)/.core $(VENV)/.dev ## every figure; writes docs/figures.md and the README's table (20 minutes)
 	@$(PYTHON) -m bench --record
 
+bench-peers: $(VENV)/.core $(VENV)/.plots peers ## Andon beside six other frameworks; writes docs/peers.md and its plots (an hour)
+	@$(PYTHON) -m bench.peers
+	@$(PYTHON) -m bench.peers.plots
+
 lint: $(VENV)/.dev ## ruff, the rules and the format
 	@echo "linting…"
 	@$(PYTHON) -m ruff check --quiet .
@@ -133,8 +137,12 @@ others: $(VENV)/.dev
 # Other frameworks' clients, which the tests drive against our server: each has an environment of its own.
 clients: .venv-clients/adk/.made .venv-clients/agno/.made .venv-clients/openapi/.made
 
+# The systems that Andon is compared with, and Andon as its users install it. Each has an environment of its own.
+PEERS := $(filter-out plots,$(basename $(notdir $(wildcard bench/peers/requirements/*.txt))))
+peers: .venv-peers/andon/.made $(foreach each,$(PEERS),.venv-peers/$(each)/.made)
+
 clean: ## remove all that make made
-	rm -rf .venv .venv-3.* .venv-clients build .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-3.* .venv-clients .venv-peers build .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples bench -name __pycache__ -prune -exec rm -rf {} +
 
 # One virtual environment per Python: .venv for the first, .venv-3.12 and so on for the others.
@@ -149,6 +157,25 @@ $(VENV)/.made:
 	@echo "installing the client of $* (a minute or two)…"
 	@rm -rf $(@D); python=$$(scripts/pythons | sed -n '1s/^[^ ]* //p'); test -n "$$python" && "$$python" -m venv --without-pip $(@D)
 	@.venv/bin/python -m pip --python $(@D)/bin/python -qq --disable-pip-version-check install --no-compile --requirement $<
+	@touch $@
+
+# One that cannot be installed keeps a file that says why, is shown as such, and is tried again the next time.
+.venv-peers/%/.made: bench/peers/requirements/%.txt | .venv/.made
+	@echo "installing the newest $* (a minute or two)…"
+	@rm -rf $(@D); python=$$(scripts/pythons | sed -n '1s/^[^ ]* //p'); test -n "$$python" && "$$python" -m venv --without-pip $(@D)
+	@if .venv/bin/python -m pip --python $(@D)/bin/python -qq --disable-pip-version-check install --requirement $< 2>$(@D)/failed; \
+		then rm $(@D)/failed; touch $@; else echo "$* cannot be installed:"; tail -n 1 $(@D)/failed; fi
+
+.venv-peers/andon/.made: build/.wheel | .venv/.made
+	@echo "installing Andon by itself…"
+	@rm -rf $(@D); python=$$(scripts/pythons | sed -n '1s/^[^ ]* //p'); test -n "$$python" && "$$python" -m venv --without-pip $(@D)
+	@.venv/bin/python -m pip --python $(@D)/bin/python -qq --disable-pip-version-check install \
+		"$$(echo build/*.whl)[openai,anthropic,server]"
+	@touch $@
+
+# For the plots alone: the tests draw none.
+$(VENV)/.plots: bench/peers/requirements/plots.txt $(VENV)/.dev
+	@$(PIP) install --requirement $<
 	@touch $@
 
 # The stamp is as old as the build's beginning: what is edited meanwhile is built the next time.

@@ -31,6 +31,22 @@ def test_a_statement_of_the_engine_is_a_transaction_and_waits_for_no_disk(postgr
     play(main)
 
 
+@pytest.mark.parametrize(("query", "timeout"), [("", "10000"), ("tcp_user_timeout=4000", "4000")])
+def test_a_database_that_has_vanished_is_noticed(postgres_url: str, query: str, timeout: str) -> None:
+    """Also while something was sent that it has not confirmed: else the listener might wait for 15 minutes."""
+
+    async def main() -> None:
+        url = f"{postgres_url}{'&' if '?' in postgres_url else '?'}{query}"
+        engine = Engine(url, ["andon:default:helper"], 1, _handle, 6.0)
+        async with engine._app.open_async(), engine.connector._get_standalone_connection() as listener:
+            settings = listener.info.get_parameters()
+            assert settings["tcp_user_timeout"] == timeout
+            assert (settings["keepalives_idle"], settings["connect_timeout"]) == ("5", "5")
+            assert settings["application_name"] == "andon-jobs"
+
+    play(main)
+
+
 def test_a_connection_that_the_server_has_closed_is_not_used(postgres_url: str) -> None:
     """Nor is the server asked each time whether it has."""
 

@@ -17,6 +17,7 @@ from typing import Any
 from andon.core.shared.run_queue import TASK
 from andon.errors import AndonError, MissingExtraError, StoreError, describe
 from andon.store.sql.address import parse
+from andon.store.sql.engine import link_settings
 from andon.store.sql.faults import translate
 
 try:
@@ -35,8 +36,6 @@ STALLED_SECONDS = 60.0
 """A process that was silent for so long is forgotten by the engine."""
 RESTART_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
-LINK_SETTINGS = {"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
-"""A database that has vanished is noticed within about ten seconds."""
 FAILING_SECONDS = 5.0
 OUTAGE_SECONDS = 60.0
 """Failures that follow each other within this time are one outage, which is logged once."""
@@ -117,7 +116,7 @@ class Engine:
             min_size=1,
             max_size=CONNECTIONS,
             timeout=CONNECT_SECONDS,
-            kwargs={"application_name": "andon-jobs", **LINK_SETTINGS},
+            kwargs=link_settings(self._address, "andon-jobs"),  # so that a database that has vanished is noticed
             configure=_configure,
             pool_factory=_make_pool,
         )

@@ -32,7 +32,6 @@ LINK_SETTINGS = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
-    "application_name": "andon",
 }
 POOL_SECONDS = 10.0
 """There is a connection for each of our threads, so no thread should wait for one. If one does, it gets an error after
@@ -55,6 +54,12 @@ LONGEST_LOG = 10_000
 """In pages. A thread of its own copies SQLite's log into the file. If that is not possible in time, the change that
 makes the log longer than this does it.
 """
+
+
+def link_settings(address: Address, name: str) -> dict[str, str | int]:
+    """What libpq is told of a connection, unless the address says otherwise. Postgres shows it under this name."""
+    settings: dict[str, str | int] = {**LINK_SETTINGS, "application_name": name}
+    return {key: value for key, value in settings.items() if key not in address.url.query}
 
 
 def make_engine(address: Address, connections: int) -> Engine:
@@ -80,10 +85,9 @@ def make_engine(address: Address, connections: int) -> Engine:
             connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
         return engine
-    link = {key: value for key, value in LINK_SETTINGS.items() if key not in address.url.query}
     engine = create_engine(
         address.url,
-        connect_args=link,
+        connect_args=link_settings(address, "andon"),
         hide_parameters=True,
         isolation_level="READ COMMITTED",
         **size,

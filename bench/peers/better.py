@@ -24,7 +24,7 @@ TENTH = 1.1
 LEAST_SECONDS = 0.0005
 
 TAKES = {
-    "latency": "The end of a run of Andon comes after the conversation, the receipt and the store are final: less of that.",
+    "latency": "A run of Andon ends when the conversation, the receipt and the store are final: less work for that.",
     "tokens_per_s": "A faster way from the provider's stream to the reader.",
     "cpu_ms_per_1000": "A cheaper way from the provider's stream to the reader.",
     "peak_mb": "Fewer modules at the first request: OpenAI's SDK is most of it.",

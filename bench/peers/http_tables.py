@@ -58,7 +58,12 @@ def routes(records: Records) -> str:
         *([f"status of a cancel {name}", *(_status(each, name) for each in found)] for name in BESIDE),
     ]
     many = [of(records, "many", column) for column in columns()]
-    rows.append(["500 streams whose models are silent, cancelled at once: ended within a minute", *(_many(each, "ended") for each in many)])
+    rows.append(
+        [
+            "500 streams whose models are silent, cancelled at once: ended within a minute",
+            *(_many(each, "ended") for each in many),
+        ]
+    )
     rows.append(["seconds until all had ended", *(_many(each, "all") for each in many)])
     rows.append(["peak memory then, MB", *(_many(each, "peak_mb") for each in many)])
     return table(head(columns()), rows)

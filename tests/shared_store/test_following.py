@@ -30,12 +30,12 @@ class Looked(SQLStore):
     """Says that somebody has looked for the run. May show a record that the database loses again."""
 
     was_looked_for = False
-    shown: RunRecord | None = None
+    showing: RunRecord | None = None
 
     async def find(self, run_id: str) -> RunRecord | None:
         found = await super().find(run_id)
         self.was_looked_for = True
-        return self.shown or found
+        return self.showing or found
 
 
 @contextlib.asynccontextmanager
@@ -105,11 +105,11 @@ def test_an_end_that_the_database_has_lost_again_tells_nothing_twice(tmp_path: P
             assert found is not None
             looked = worker.store
             assert isinstance(looked, Looked)
-            looked.shown = msgspec.structs.replace(found, status=END)
-            back = await RemoteRun(worker.link, looked.shown).reader(9)
+            looked.showing = msgspec.structs.replace(found, status=END)
+            back = await RemoteRun(worker.link, looked.showing).reader(9)
             assert back is not None
             assert await read(StoredReader(worker.link, "r1", 9, was_going=True)) == []
-            looked.shown = None
+            looked.showing = None
             await end(store, lease)
             assert [event.seq for event in await read(back)] == [4]
 

@@ -5,8 +5,6 @@ VENV := .venv
 VERSION :=
 PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip -qq --disable-pip-version-check
-# A module is translated when it is first imported. Most modules of most packages never are.
-INSTALL := $(PIP) install --no-compile
 # What is long, or about other things than Python's own doings, is tested on the first Python alone: what providers are
 # sent and answer, for one.
 REST := $(addprefix --ignore tests/,agent/test_accepted.py agent/test_cancel_races.py board cli clients explorer scale shared_store \
@@ -152,7 +150,8 @@ $(VENV)/.made:
 	rm -rf $(VENV); "$$python" -m venv $(VENV)
 	@touch $@
 
-# Without a pip of their own, which takes seconds to install: the first Python's can work for others.
+# Without a pip of their own, which takes seconds to install: the first Python's can work for others. And without
+# bytecode: most modules of these packages are never imported.
 .venv-clients/%/.made: tests/clients/%.txt | .venv/.made
 	@echo "installing the client of $* (a minute or two)…"
 	@rm -rf $(@D); python=$$(scripts/pythons | sed -n '1s/^[^ ]* //p'); test -n "$$python" && "$$python" -m venv --without-pip $(@D)
@@ -188,11 +187,11 @@ build/.wheel: $(SOURCES) | $(VENV)/.made
 # The first line brings the dependencies; the second replaces a wheel of the same version.
 $(VENV)/.core: build/.wheel $(VENV)/.made
 	@echo "installing it into $(VENV)…"
-	@$(INSTALL) build/*.whl
-	@$(INSTALL) --force-reinstall --no-deps build/*.whl
+	@$(PIP) install build/*.whl
+	@$(PIP) install --force-reinstall --no-deps build/*.whl
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.made | $(VENV)/.core
 	@echo "installing the tools into $(VENV)…"
-	@$(INSTALL) "$$(echo build/*.whl)[dev]"
+	@$(PIP) install "$$(echo build/*.whl)[dev]"
 	@touch $@

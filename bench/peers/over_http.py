@@ -17,7 +17,7 @@ from bench.gauges import Cpu
 from bench.peers.dialects import DIALECTS, Dialect
 from bench.peers.lines import Lines, PeerError, speaking
 from bench.peers.parts import Size, Step
-from bench.peers.scripts import FIRST, LONG, SPEAKS_AFTER
+from bench.peers.scripts import FAST, FIRST, SPEAKS_AFTER
 from bench.peers.serving import Server, Stream, exchange, serving
 from bench.peers.trial import PROVIDER, SETTLE
 from bench.report import percentile
@@ -29,8 +29,8 @@ READERS = 10
 LEAVES_AFTER = 1.0
 SHARES = (0.5, 0.99, 1.0)
 """Of the streams that are cancelled at once: within how many seconds so many of them have ended."""
-AT_MOST = 8.0
-"""Seconds. Of a run that takes longer, the tokens that came by then are counted."""
+AT_MOST = 60.0
+"""Seconds for all tokens. Whole runs are measured: a server may read ahead and send most of it late."""
 
 
 @dataclass
@@ -107,21 +107,24 @@ async def warm_up(place: House, port: int) -> None:
 
 
 async def speed(dialect: Dialect, size: Size, step: Step, *, sqlite: bool) -> Json:
-    """Tokens per second to one reader and to ten with a run each, and what they cost the server."""
+    """Tokens per second to one reader and to ten with a run each, and what they cost the server.
+
+    It is the same number of tokens for both.
+    """
     answer: Json = {}
-    for readers in (1, READERS):
+    for readers, now in ((1, "fast"), (READERS, "a tenth")):
         rates, costs, peaks = [], [], []
         for number in range(size.attempts):
             async with house(dialect, sqlite=sqlite) as place:
-                place.provider.ask("play", now="long")
+                place.provider.ask("play", now=now)
                 cpu, began = Cpu(place.servers[0].process.pid), time.monotonic()
                 streams = [await place.another() for _ in range(readers)]
                 reading = [asyncio.create_task(stream.read()) for stream in streams]
                 await asyncio.wait(reading, timeout=AT_MOST)
                 spent, used = time.monotonic() - began, cpu.ms
                 pieces = sum(stream.pieces for stream in streams)
-                if any(stream.ended_at and stream.pieces < LONG for stream in streams):
-                    raise PeerError(f"a run ended early: {streams[0].last} after {streams[0].pieces} tokens")
+                if pieces < FAST:
+                    raise PeerError(f"{pieces} of {FAST} tokens came within {spent:.0f} s")
                 rates.append(pieces / spent)
                 costs.append(used * 1000 / pieces)
                 peaks.append(place.servers[0].peak_mb)

@@ -19,7 +19,6 @@ SPEAKS_AFTER = 8.0
 PIECES = 200
 PACE = 0.05
 FAST = 10_000
-LONG = 50_000
 HELD = 90.0
 
 
@@ -41,7 +40,7 @@ ANSWERS: dict[str, Callable[[], list[Word]]] = {
     "mixed": lambda: [said(0, 20, 0.01), call("slow", {"seconds": 0.1}), call("quick", {"number": 7})],
     "thinking": lambda: [reasoning("Let me think. " * 50, pace=PACE), said(0, 5)],
     "held": lambda: [said(0, 5), pause(HELD), said(5, 5)],
-    "long": lambda: [text(pieces=["word "] * LONG)],
+    "a tenth": lambda: [text(pieces=["word "] * (FAST // 10))],
     "fast": lambda: [text(pieces=["word "] * FAST)],
     "short": lambda: [said(0, 5)],
 }
